@@ -59,7 +59,8 @@ def load_model(run: Run) -> tuple[Any, Loss]:
     """Return the quantized base with its trainable part, an adapter drawn from the seed, and the loss that
     it is trained with. With `train.offload: shared` each process keeps a part of the base.
     """
-    base, settings = run.base, run.settings
+    base = run.base
+    settings = run.settings
     mixture = has_experts(read_config(base))
     check_mixture(settings, mixture=mixture)
     loss = prepare_loss(base, settings, mixture=mixture)
@@ -100,13 +101,17 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     """Return the trainer by which `learner` learns over the quantized base, and the monitor of its steps."""
     import torch
 
-    run, settings, tokenizer = learner.run, learner.run.settings, learner.run.tokenizer
-    rows, held_out = load_rows(run.tokens, "train"), load_rows(run.tokens, "val")
+    run = learner.run
+    settings = learner.run.settings
+    tokenizer = learner.run.tokenizer
+    rows = load_rows(run.tokens, "train")
+    held_out = load_rows(run.tokens, "val")
     check_settings(settings, rows=len(rows), held_out=len(held_out), cuda=torch.cuda.is_available())
     model, loss = load_model(run)
     learning = learner.learning(Collator(), rows, held_out)
     questions = sequences(held_out, settings.sample_rows, wanted=True)
-    steps, journal = total_steps(settings, len(rows)), None
+    steps = total_steps(settings, len(rows))
+    journal = None
     monitor = monitor_of(steps, settings)
     monitor.restore(run.metrics_log.rows())
     if run.leads:

@@ -30,7 +30,8 @@ def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -
     """
 
     def check(aside: Path) -> None:
-        if trouble := defect(aside):
+        trouble = defect(aside)
+        if trouble:
             raise OSError(f"{checkpoint.name} does not read back as it was written: {trouble}")
 
     with publishing(checkpoint, check) as aside:

@@ -16,7 +16,8 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     run.
     """
     steps = [row for row in rows if row["kind"] == "step"]
-    tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
+    tokens = sum(row["tokens"] for row in steps)
+    seconds = sum(row["seconds"] for row in steps)
     return {
         "device": str(trainer.model.device),
         "loss": trainer.loss,

@@ -32,7 +32,8 @@ def follow(job: Job) -> None:
     from pipeline.models.tuners.scales import unchanged_in_file
     from pipeline.stages.train.assembly import make_trainer
 
-    settings, group = job.settings, job.group
+    settings = job.settings
+    group = job.group
     with ExitStack() as opened:
         nowhere = opened.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
         opened.enter_context(redirect_stdout(nowhere))

@@ -62,7 +62,8 @@ def complete_base(base: Path, quantization: Quantization) -> Check:
         for name in JSON_OBJECTS:
             if name not in missing:
                 _json_object(base / name)
-        if (is_gguf := (base / MODEL_FILE).is_file()) != (quantization == "gguf"):
+        is_gguf = (base / MODEL_FILE).is_file()
+        if is_gguf != (quantization == "gguf"):
             held = "a GGUF" if is_gguf else "no GGUF"
             finding = f"{base} holds {held}, and base.quantization is {quantization}"
             remedy = "run `snakemake base`, which makes the base that params.yaml names"

@@ -91,9 +91,13 @@ class Journal:
         max_steps: int,
         of_run: Mapping[str, Any],
     ) -> None:
-        self.metrics_log, self.board, self.monitor = metrics_log, board, monitor
-        self.max_steps, self.of_run = max_steps, of_run
-        self.began, self.first = time.monotonic(), 0
+        self.metrics_log = metrics_log
+        self.board = board
+        self.monitor = monitor
+        self.max_steps = max_steps
+        self.of_run = of_run
+        self.began = time.monotonic()
+        self.first = 0
         self.show: Callable[[int], None] | None = None
 
     @contextmanager
@@ -101,7 +105,8 @@ class Journal:
         """Count from `step` while the body runs. Only steps after it count for the estimate of the time that
         is left.
         """
-        self.began, self.first = time.monotonic(), step
+        self.began = time.monotonic()
+        self.first = step
         with terminal_bar("train", self.max_steps) as self.show:
             yield
 

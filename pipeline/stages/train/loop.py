@@ -54,13 +54,17 @@ class Loop:
     """
 
     def __init__(self, *, run: Run, model: Any, rows: Any, collate: Any) -> None:
-        self.run, self.settings = run, run.settings
-        self.model, self.rows, self.collate = model, rows, collate
+        self.run = run
+        self.settings = run.settings
+        self.model = model
+        self.rows = rows
+        self.collate = collate
         self.device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
         self.max_steps = total_steps(self.settings, len(rows))
         self.epoch_steps = steps_per_epoch(self.settings, len(rows))
         self.epoch_batches = math.ceil(len(rows) / self.settings.per_device_train_batch_size)
-        self.progress, self.stats = Progress(), StepStats()
+        self.progress = Progress()
+        self.stats = StepStats()
         self.step_batches: list[Batch] = []  # the optimizer step's micro-batches
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: Any = make_optimizer(model, self.settings)
@@ -119,14 +123,16 @@ class Loop:
         """Run one optimizer step. Return its loss, learning_rate, and grad_norm, the gradient's norm before
         clipping.
         """
-        self.step_batches, self.stats = micro_batches, StepStats()
+        self.step_batches = micro_batches
+        self.stats = StepStats()
         items = torch.tensor(self.items_of(micro_batches), device=self.device)
         total = torch.tensor(0.0, device=self.device)
         for batch in micro_batches:
             total += self.training_step(batch, items)
         self.scaler.unscale_(self.optimizer)
         norm = self.clip()
-        rate, scale = self.schedule.get_last_lr()[0], self.scaler.get_scale()
+        rate = self.schedule.get_last_lr()[0]
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.scaler.get_scale() >= scale:  # Otherwise float16 overflowed, and no step was made.
@@ -175,9 +181,12 @@ class Loop:
         """Count an evaluation of the held-out rows, if training may stop early."""
         if self.settings.early_stopping_patience is None:
             return
-        best, progress = self.progress.best_loss, self.progress
+        best = self.progress.best_loss
+        progress = self.progress
         if loss < (math.inf if best is None else best):
-            progress.best_loss, progress.best_global_step, progress.evaluations_since = loss, self.step, 0
+            progress.best_loss = loss
+            progress.best_global_step = self.step
+            progress.evaluations_since = 0
         else:
             progress.evaluations_since += 1
 
@@ -261,7 +270,8 @@ def make_optimizer(model: Any, settings: Training) -> Any:
 
 def kind_of(optim: str) -> tuple[Any, dict[str, Any]]:
     """Return the class that `train.optim` names, and its options."""
-    betas, eps = (0.9, 0.999), 1e-8
+    betas = (0.9, 0.999)
+    eps = 1e-8
     if optim == "sgd":
         return torch.optim.SGD, {}
     if optim.startswith("adamw_torch"):

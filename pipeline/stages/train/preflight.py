@@ -71,7 +71,9 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
     """Return every check of a training below `root`, in training's order. `pipeline.core.checks.refuse`
     raises.
     """
-    settings, base, card = params.training, root / "models/base", this_card()
+    settings = params.training
+    base = root / "models/base"
+    card = this_card()
     checks = [
         data(root / "data/tokens"),
         complete_base(base, settings.quantization),

@@ -92,7 +92,8 @@ def arithmetic(card: Card, settings: Training) -> Check:
     """Check the type that training computes in. It is a warning if this CPU or GPU has no instructions for
     it.
     """
-    chosen, fast = settings.bnb_4bit_compute_dtype, fast_dtype(card.device)
+    chosen = settings.bnb_4bit_compute_dtype
+    fast = fast_dtype(card.device)
     if card.device == "cpu" and chosen not in (fast, "float32"):
         finding = (
             f"train.bnb_4bit_compute_dtype is {chosen}, which this CPU has no instructions for: ten "

@@ -100,7 +100,8 @@ def check_not_repacked(model: Any) -> None:
 
 def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
     """Raise `GateError` unless every finished epoch had every row exactly once, resumed or not."""
-    if wrong := epochs_complete(steps, packed_rows):
+    wrong = epochs_complete(steps, packed_rows)
+    if wrong:
         raise GateError("Q-TRAIN-022", f"{'; '.join(wrong)}: {RESTART}")
 
 
@@ -115,7 +116,8 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
     trained = list(tuner_on(model).numbers(model))
     norms = {name: float(weight.detach().norm()) for name, weight, _ in trained}
-    if broken := [name for name, norm in norms.items() if not math.isfinite(norm)]:
+    broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
+    if broken:
         raise GateError(
             "Q-TRAIN-024",
             f"{len(broken)} of {len(norms)} trained tensors are not finite ({broken[0]}): lower "
@@ -123,7 +125,8 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
         )
     # An expert that got no token learns nothing. It would be a fault if all of a layer's learned nothing.
     moved = {together(name) for name, _, from_zero in trained if from_zero and norms[name] > 0.0}
-    if dead := [name for name, _, from_zero in trained if from_zero and together(name) not in moved]:
+    dead = [name for name, _, from_zero in trained if from_zero and together(name) not in moved]
+    if dead:
         raise GateError(
             "Q-TRAIN-025",
             f"{len(dead)} of {len(norms)} trained tensors learned nothing ({dead[0]}): raise "

@@ -55,7 +55,8 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
     """
     import torch
 
-    source, has_teacher = base / SOURCE_FILE, METHODS[settings.method].teacher
+    source = base / SOURCE_FILE
+    has_teacher = METHODS[settings.method].teacher
     if has_teacher and not source.is_file():
         raise DataError(
             "Q-TRAIN-027",

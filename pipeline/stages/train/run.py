@@ -153,7 +153,8 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
     start = checkpoints.get(given.resolve()) or checkpoints.get((folder / given).resolve())
     if start is None:
         raise ConfigError("Q-TRAIN-030", f"{given} is not a checkpoint in {folder}: {others}")
-    if trouble := defect(start):
+    trouble = defect(start)
+    if trouble:
         raise DataError("Q-TRAIN-031", f"{start} is torn ({trouble}), so no run can resume from it: {others}")
     if hard:
         raise ConfigError(

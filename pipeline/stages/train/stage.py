@@ -46,7 +46,9 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
     """
     from pipeline.stages.train.assembly import make_trainer
 
-    settings, checkpoints, group = job.settings, job.checkpoints, job.group
+    settings = job.settings
+    checkpoints = job.checkpoints
+    group = job.group
     if replay and not METHODS[settings.method].prompts:
         raise ConfigError(
             "Q-GRPO-014",
@@ -138,7 +140,8 @@ def main(
     """Run the stage on the files below `root`, together with the other processes of `group`."""
     job = Job.below(root, params.training, group)
     report = train(job, resume=resume, replay=replay)
-    rows, inputs = report.pop("metrics_log"), report.pop("inputs")
+    rows = report.pop("metrics_log")
+    inputs = report.pop("inputs")
     hashes = {"tokens": inputs["tokens_sha256"], **inputs["base"], "adapter": tree_hash(job.adapter)}
     report["run"] = run_record(root, argv=sys.argv, seeds={"train.seed": params.train.seed}, hashes=hashes)
     report["run"]["processes"] = group.count if group else 1
@@ -151,7 +154,8 @@ def main(
         f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → "
         f"{report['loss_last']:{shown}}, {report['seconds']:.0f} s"
     )
-    if rewards := report.get("rewards"):
+    rewards = report.get("rewards")
+    if rewards:
         print(
             f"train: mean reward {rewards['first']:.3f} in the first steps, {rewards['last']:.3f} in the "
             f"last; rollouts {rewards.get('gap', 0):.2g} nats a token from training"

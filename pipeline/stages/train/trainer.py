@@ -58,9 +58,12 @@ class QuenchTrainer(Sharing):
         **rest: Any,
     ) -> None:
         super().__init__(**rest)
-        self.loss, self.loss_reason = loss, loss_reason
+        self.loss = loss
+        self.loss_reason = loss_reason
         self.token_loss = fused_loss if loss == "liger" else chunked_loss
-        self.held_out, self.answer, self.journal = held_out, answer, journal
+        self.held_out = held_out
+        self.answer = answer
+        self.journal = journal
         self.pending_evaluation = False
         self.evaluated_step = -1
         self.forwards = 0
@@ -116,8 +119,10 @@ class QuenchTrainer(Sharing):
         """Turn on activation checkpointing and embedding noise as the settings ask, and restore the
         checkpoint's state.
         """
-        settings, start = self.settings, self.run.start
-        if layers := int(settings.gradient_checkpointing):
+        settings = self.settings
+        start = self.run.start
+        layers = int(settings.gradient_checkpointing)
+        if layers:
             self.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=layers)
         if settings.neftune_noise_alpha is not None:
             from transformers.integrations.neftune import activate_neftune
@@ -143,7 +148,8 @@ class QuenchTrainer(Sharing):
         best = self._best() if self.leads else None  # Only rank 0's weights are published.
         if best is None:
             return
-        if trouble := defect(best):
+        trouble = defect(best)
+        if trouble:
             raise DataError("Q-TRAIN-035", f"{best}, the best adapter, is torn ({trouble}): {RESTART}")
         tuner_in(best).load(self.model, best)
 
@@ -174,7 +180,9 @@ class QuenchTrainer(Sharing):
         """Return `eval_loss`, the mean loss over the items of all held-out rows, and the method's
         `measures`.
         """
-        total, items, measures = 0.0, sum(batch["items"] for batch in self.held_out), Measures()
+        total = 0.0
+        items = sum(batch["items"] for batch in self.held_out)
+        measures = Measures()
 
         def measure(batch: Batch) -> Figures:
             loss, sums = self.loss_over(batch, 1)
@@ -208,7 +216,8 @@ class QuenchTrainer(Sharing):
         """Publish a checkpoint of the newest optimizer step, after its journal is on the disk. Raises
         `MachineError` if the disk is full.
         """
-        step, folder = self.step, self.run.checkpoints
+        step = self.step
+        folder = self.run.checkpoints
         written = folder / WRITING / f"checkpoint-{step}"
         remove(folder / WRITING)
         try:

@@ -20,7 +20,8 @@ from pipeline.core.text import shortened
 
 RECORD = "teacher.json"
 FORMAT = 1  # Increase it when the meaning of the files changes.
-IDS, LOGS = np.dtype("<i4"), np.dtype("<f2")
+IDS = np.dtype("<i4")
+LOGS = np.dtype("<f2")
 
 Key = dict[str, Any]
 Numbers = np.ndarray[Any, Any]
@@ -85,7 +86,8 @@ def write_answers(
     `answers` yields those at the next positions, (p, k) and (p, k + 1). Return the sum of the probabilities
     of what is not kept. Raises `AssertionError` for more or fewer `positions`.
     """
-    left, rest = positions, 0.0
+    left = positions
+    rest = 0.0
     with (
         (folder / f"{split}-ids.npy").open("wb") as of_ids,
         (folder / f"{split}-logs.npy").open("wb") as of_logs,
@@ -117,9 +119,10 @@ def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teache
         return None
     try:
         record = parse_object((folder / RECORD).read_bytes())
-        if changed := [
+        changed = [
             name for name in sorted({*key, *record["key"]}) if key.get(name) != record["key"].get(name)
-        ]:
+        ]
+        if changed:
             raise ValueError(f"{', '.join(changed)} changed")
         splits = {split: _open(folder, split, counts[split], key["top_k"]) for split in ("train", "val")}
         return Teacher(**splits, figures=dict(record["figures"]))

@@ -20,7 +20,8 @@ def end_loss(run: Run) -> Check:
     """Report the divergence in the last steps, for information."""
     if not run.losses:
         return unknown("no step yet")
-    loss, weight = median(run.losses[-WINDOW:]), run.settings.sft_weight
+    loss = median(run.losses[-WINDOW:])
+    weight = run.settings.sft_weight
     mixed = f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
     return passed(f"{loss:.3g} in the last steps: nats between the level's answers and the original's{mixed}")
 

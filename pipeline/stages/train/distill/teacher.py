@@ -46,11 +46,13 @@ def ask_teacher(run: Run) -> Teacher:
     """
     from transformers import AutoConfig
 
-    folder, rows = run.checkpoints / TEACHER, {name: load_rows(run.tokens, name) for name in ("train", "val")}
+    folder = run.checkpoints / TEACHER
+    rows = {name: load_rows(run.tokens, name) for name in ("train", "val")}
     counts = {split: position_counts(dataset["seq_lengths"]) for split, dataset in rows.items()}
     config = AutoConfig.from_pretrained(run.base, local_files_only=True, trust_remote_code=False)
     key = key_of(run.record, min(TEACHER_TOP_K, config.vocab_size))
-    if (teacher := open_teacher(folder, key, counts)) is not None:
+    teacher = open_teacher(folder, key, counts)
+    if teacher is not None:
         return teacher
     make(folder, key, rows, counts, run)
     teacher = open_teacher(folder, key, counts)
@@ -60,7 +62,8 @@ def ask_teacher(run: Run) -> Teacher:
 
 def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], run: Run) -> None:
     """Compute the answers to every row and publish them in `folder`. The model is freed when this returns."""
-    top_k, positions = key["top_k"], sum(map(sum, counts.values()))
+    top_k = key["top_k"]
+    positions = sum(map(sum, counts.values()))
     size = cache_bytes(positions, top_k)
     need_disk(folder.parent, size)
     print(
@@ -109,7 +112,8 @@ def batches(rows: Any) -> Iterator[dict[str, Any]]:
         size = sum(row["seq_lengths"])
         if waiting and length + size > longest:
             yield collate(waiting)
-            waiting, length = [], 0
+            waiting = []
+            length = 0
         waiting.append(row)
         length += size
     if waiting:
@@ -139,8 +143,10 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
     Works by blocks of the vocabulary, so that neither the head nor the logits are ever whole. What is not
     kept is summed by itself: one minus the sum of the kept would be only rounding if they are nearly all.
     """
-    head, count = model.lm_head, len(states)
-    x, rule = states.to(compute_type(head)), logit_rule(model.config)
+    head = model.lm_head
+    count = len(states)
+    x = states.to(compute_type(head))
+    rule = logit_rule(model.config)
     best = torch.empty(count, 0, device=x.device)
     ids = torch.empty(count, 0, dtype=torch.long, device=x.device)
     # log of the sum of exp(logit) over what is not kept
@@ -149,7 +155,8 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
         logits, _, _ = block_logits(x, head, first, last, *rule)
         top, places = take(logits, top_k)
         others = others.logaddexp(logits.logsumexp(1))
-        merged, merged_ids = torch.cat([best, top], 1), torch.cat([ids, places + first], 1)
+        merged = torch.cat([best, top], 1)
+        merged_ids = torch.cat([ids, places + first], 1)
         best, kept = take(merged, top_k)
         ids = merged_ids.gather(1, kept)
         others = others.logaddexp(merged.logsumexp(1))

@@ -21,7 +21,8 @@ class DistillCollator:
     """
 
     def __init__(self, plain: Collator, answers: Answers) -> None:
-        self.plain, self.answers = plain, answers
+        self.plain = plain
+        self.answers = answers
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
         """Return `plain`'s batch with teacher_ids (P, k) and teacher_logs (P, k + 1). Raises `DataError` for
@@ -29,7 +30,8 @@ class DistillCollator:
         """
         batch = self.plain(examples)
         ids, logs = zip(*(self.answers.of(example["row"]) for example in examples), strict=True)
-        batch["teacher_ids"], batch["teacher_logs"] = _joined(ids), _joined(logs)
+        batch["teacher_ids"] = _joined(ids)
+        batch["teacher_logs"] = _joined(logs)
         batch.pop("weights", None)  # Distillation has no use for rewards.
         batch["trained_tokens"] = batch["items"] = len(batch["teacher_ids"])
         if int(followed(batch["position_ids"]).sum()) != batch["items"]:

@@ -44,9 +44,14 @@ class Rounds:
         *,
         replay: bool = False,
     ) -> None:
-        self.run, self.id, self.replay = run, run_id(run.record), replay
-        self.settings, self.grpo = run.settings, run.settings.grpo
-        self.source, self.rewards, self.questions = source, rewards, questions  # by split and row
+        self.run = run
+        self.id = run_id(run.record)
+        self.replay = replay
+        self.settings = run.settings
+        self.grpo = run.settings.grpo
+        self.source = source
+        self.rewards = rewards
+        self.questions = questions  # by split and row
 
     def begun(self, step: int, rows: list[int]) -> Round:
         """Return the round before `step` + 1, whose last rows are `rows`, for a run that resumes inside it.

@@ -47,7 +47,9 @@ class Rewards:
     """Rewards from measures, by their spelling in `train.grpo.rewards`, with their weights."""
 
     def __init__(self, measures: Mapping[str, Measure], weights: Mapping[str, float], seconds: float) -> None:
-        self.measures, self.weights, self.seconds = measures, weights, seconds
+        self.measures = measures
+        self.weights = weights
+        self.seconds = seconds
 
     def of(self, question: Question, answers: Sequence[Answer]) -> tuple[list[float], dict[str, list[float]]]:
         """Return the reward of each answer of a group, and its points by each scorer.

@@ -63,10 +63,12 @@ class OwnSource:
     same completions.
     """
 
-    name, same_again = "in-process", True
+    name = "in-process"
+    same_again = True
 
     def __init__(self, ends: Sequence[int], max_new_tokens: int) -> None:
-        self.ends, self.max_new_tokens = frozenset(ends), max_new_tokens
+        self.ends = frozenset(ends)
+        self.max_new_tokens = max_new_tokens
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
         """Return a completion by `model` for each request, those of one prompt together. `heed` is called
@@ -88,10 +90,12 @@ class OwnSource:
 
         chance = [torch.Generator().manual_seed(request.seed) for request in requests]
         ids = torch.tensor([request.prompt for request in requests], device=model.device)  # (G, T)
-        cache, drawn = None, [Drawn([], [], False) for _ in requests]
+        cache = None
+        drawn = [Drawn([], [], False) for _ in requests]
         for _ in range(self.max_new_tokens):
             output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            logs, cache = output.logits[:, -1].float().log_softmax(-1).cpu(), output.past_key_values
+            logs = output.logits[:, -1].float().log_softmax(-1).cpu()
+            cache = output.past_key_values
             picked = [
                 int(torch.multinomial(log.exp(), 1, generator=g)) for log, g in zip(logs, chance, strict=True)
             ]
@@ -122,7 +126,9 @@ class ServerSource:
     name = "llama-server"
 
     def __init__(self, tools: Toolchain, run: Run) -> None:
-        self.tools, self.run, self.settings = tools, run, run.settings
+        self.tools = tools
+        self.run = run
+        self.settings = run.settings
         # With more slots the requests that share a batch are not deterministic, so their rounding isn't
         # either.
         self.same_again = self.settings.grpo.parallel == 1 and self.settings.rollout_layers == 0
@@ -130,7 +136,8 @@ class ServerSource:
     @cached_property
     def model(self) -> Path:
         """The base's GGUF: its own file, otherwise one that is converted from it when it is first needed."""
-        file, folder = self.run.base / MODEL_FILE, self.run.checkpoints / ROLLOUTS
+        file = self.run.base / MODEL_FILE
+        folder = self.run.checkpoints / ROLLOUTS
         if file.is_file():
             return file
         assert self.settings.rollout_type, "None only if the base is a GGUF itself"
@@ -139,7 +146,8 @@ class ServerSource:
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
         """Return a completion for each request by `model` as it is now."""
-        grpo, drawn = self.settings.grpo, list[Drawn]()
+        grpo = self.settings.grpo
+        drawn = list[Drawn]()
         llama = Llama(self.tools, self.settings.machine.threads, self.settings.rollout_layers)
         room = max(len(request.prompt) for request in requests) + grpo.max_new_tokens + 8
         with (
@@ -172,7 +180,8 @@ class ServerSource:
 
 def as_gguf(tools: Toolchain, base: Path, folder: Path, type: FloatType, weights: str) -> Path:
     """Return the Hugging Face folder `base` as a GGUF in `folder`, converted unless it exists."""
-    file, key = folder / f"base-{type}.gguf", {"weights_sha256": weights, "llama_cpp": tools.commit}
+    file = folder / f"base-{type}.gguf"
+    key = {"weights_sha256": weights, "llama_cpp": tools.commit}
     record = folder / "made-of.json"
     if file.is_file() and record.is_file() and read_json(record, f"delete {folder}") == key:
         return file
@@ -225,7 +234,8 @@ def aligned(tokens: Sequence[int], entries: Sequence[tuple[int, float]]) -> list
 
 
 def _leftmost(tokens: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    places, place = [], -1
+    places = []
+    place = -1
     for token in wanted:
         place = next((i for i in range(place + 1, len(tokens)) if tokens[i] == token), -1)
         if place < 0:

@@ -24,7 +24,8 @@ SAME = 0.8  # share of the groups
 CUT = 0.3  # share of the completions
 LONGER = 3.0  # times the length at the start
 ENTROPY = 0.05  # nats
-DIVERGENCE, BLOWN_UP = 0.5, 2.0  # nats a token
+DIVERGENCE = 0.5  # nats a token
+BLOWN_UP = 2.0  # nats a token
 GAP = 0.1  # nats a token
 SCATTER = 2.0, 4.0  # standard deviations of a step's reward from which a fall warns, and fails
 
@@ -94,7 +95,8 @@ def entropy_collapse(run: Run) -> Check:
 
 def length_explosion(run: Run) -> Check:
     """Check that completions are not several times as long as at the start, or cut off."""
-    lengths, cut = run.measured("completion_tokens"), run.measured("truncated")
+    lengths = run.measured("completion_tokens")
+    cut = run.measured("truncated")
     if len(lengths) < 2 * WINDOW:
         return unknown(f"fewer than {2 * WINDOW} steps")
     first, now = statistics.fmean(lengths[:WINDOW]), statistics.fmean(lengths[-WINDOW:])

@@ -31,7 +31,8 @@ class GrpoTrainer(QuenchTrainer):
 
     def __init__(self, *, rounds: Rounds, **rest: Any) -> None:
         super().__init__(**rest)
-        self.rounds, self.grpo = rounds, self.settings.grpo
+        self.rounds = rounds
+        self.grpo = self.settings.grpo
         self.waiting: list[Batch] = []  # batches of the round, in order, that are not yet trained
         self.resumed = self.run.start is not None
 
@@ -42,7 +43,8 @@ class GrpoTrainer(QuenchTrainer):
         if not self.waiting:
             self.waiting = self.next_round(batches)
         count = self.settings.gradient_accumulation_steps
-        now, self.waiting = self.waiting[:count], self.waiting[count:]
+        now = self.waiting[:count]
+        self.waiting = self.waiting[count:]
         return now
 
     def items_of(self, batches: list[Batch]) -> int:

@@ -29,7 +29,8 @@ class Run:
     """History of a run: a value per step, and (step, eval loss, training loss then) per evaluation."""
 
     def __init__(self, max_steps: int, settings: Train) -> None:
-        self.max_steps, self.settings = max_steps, settings
+        self.max_steps = max_steps
+        self.settings = settings
         self.losses: list[float] = []
         self.gradients: list[float] = []
         self.speeds: list[float] = []
@@ -120,7 +121,8 @@ class Monitor:
     def _is_new(self, check: Check) -> bool:
         """Keep the check unless a worse one is known. Return True if it is a new warning or failure."""
         kept = self._found.get(check.name)
-        now, before = SEVERITY[check.verdict], SEVERITY[kept.verdict] if kept else -1
+        now = SEVERITY[check.verdict]
+        before = SEVERITY[kept.verdict] if kept else -1
         # The first of two warnings is kept, but the newest of two other findings.
         if now > before or now == before < SEVERITY["warn"]:
             self._found[check.name] = check

@@ -138,7 +138,8 @@ def gradient_range(run: Run, *, of_chats: bool = True) -> Check:
     learned, and with losses that are not `of_chats`.
     """
     low, high = USUAL_GRADIENT
-    usual, loss = median(run.gradients[-WINDOW:]), median(run.losses[-WINDOW:])
+    usual = median(run.gradients[-WINDOW:])
+    loss = median(run.losses[-WINDOW:])
     if len(run.gradients) < WINDOW or math.isnan(usual):
         return unknown(f"fewer than {WINDOW} steps with a gradient")
     text = f"gradient norm {usual:.3g} in the median of {WINDOW} steps, usual are {low:g} to {high:g}"
@@ -161,7 +162,8 @@ def spike(run: Run) -> Check:
     before = [loss for loss in run.losses[-2 * WINDOW - 1 : -1] if loss]  # 0 if all its chats have weight 0
     if len(before) < WINDOW:
         return unknown(f"fewer than {WINDOW} steps with a loss")
-    loss, usual = run.losses[-1], median(before)
+    loss = run.losses[-1]
+    usual = median(before)
     if not (loss > SPIKE * usual and loss > usual + SPIKE_NATS and loss < math.inf):
         return passed(f"no loss above {SPIKE:g} times its running median")
     text = f"loss {loss:.3g}, {loss / usual:.1f} times the median {usual:.3g} of the steps before"
@@ -174,7 +176,8 @@ def speed(run: Run) -> Check:
     """Check that tokens per second are not below a third of the usual speed."""
     if len(run.speeds) < 2 * SLOW_STEPS:
         return unknown(f"fewer than {2 * SLOW_STEPS} steps")
-    now, usual = median(run.speeds[-SLOW_STEPS:]), median(run.speeds[-SLOW_STEPS - HISTORY : -SLOW_STEPS])
+    now = median(run.speeds[-SLOW_STEPS:])
+    usual = median(run.speeds[-SLOW_STEPS - HISTORY : -SLOW_STEPS])
     if now >= usual * SLOW:
         return passed(f"about {usual:.0f} tokens per second")
     text = f"{now:.0f} tokens per second in the last {SLOW_STEPS} steps, {usual:.0f} were usual"

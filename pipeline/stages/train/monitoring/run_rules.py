@@ -29,7 +29,8 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule
     """
 
     def rule(run: Run) -> Check:
-        value, usual = getattr(run.settings, key), whose or run.settings.tuning.called
+        value = getattr(run.settings, key)
+        usual = whose or run.settings.tuning.called
         text = f"train.{key} is {value:g}, usual for {usual} are {low:g} to {high:g}"
         return passed(text) if low <= value <= high else warning(text, cause)
 
@@ -109,7 +110,8 @@ def falling(cause: str) -> Rule:
         fifth = len(run.losses) // 5
         if fifth < FEW:
             return unknown(f"{len(run.losses)} steps are too few to tell")
-        first, last = max(median(run.losses[:FEW]), median(run.losses[:fifth])), median(run.losses[-fifth:])
+        first = max(median(run.losses[:FEW]), median(run.losses[:fifth]))
+        last = median(run.losses[-fifth:])
         text = f"from {first:.3g} to {last:.3g} (medians of the first and the last steps)"
         return passed(text) if last < first * FALLEN else warning(text, cause)
 
@@ -120,7 +122,8 @@ def end_loss(run: Run) -> Check:
     """Report the loss at the end, for information: short or uniform answers end far below the usual range."""
     if not run.losses:
         return unknown("no step yet")
-    (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])
+    low, high = USUAL_LOSS
+    loss = median(run.losses[-WINDOW:])
     text = f"{loss:.3g} in the last steps, usual for chats are {low:g} to {high:g}"
     if loss < low:
         return passed(

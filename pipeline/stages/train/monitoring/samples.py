@@ -69,10 +69,12 @@ def _greedy(model: Any, prompt: list[int], eos: int, max_new_tokens: int) -> lis
     import torch
 
     answer: list[int] = []
-    ids, cache = torch.tensor([prompt], device=model.device), None  # (1, T)
+    ids = torch.tensor([prompt], device=model.device)  # (1, T)
+    cache = None
     while len(answer) < max_new_tokens and (not answer or answer[-1] != eos):
         output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        ids, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
+        ids = output.logits[:, -1:].argmax(-1)
+        cache = output.past_key_values
         answer.append(int(ids))
     return answer
 

@@ -26,8 +26,10 @@ class PreferenceCollator:
     """
 
     def __init__(self, plain: Collator, method: Method, rows: Any) -> None:
-        self.plain, self.rows = plain, rows
-        self.pairs, self.others = METHODS[method].pairs, METHODS[method].others
+        self.plain = plain
+        self.rows = rows
+        self.pairs = METHODS[method].pairs
+        self.others = METHODS[method].others
         self.longest = max(map(sum, rows["seq_lengths"]), default=0) if self.others else 0  # tokens
 
     def __call__(self, examples: list[PackedRow]) -> Batch:
@@ -62,11 +64,13 @@ class PreferenceCollator:
         otherwise from the rows after it. Return the sequence itself if there is no other prompt.
         """
         prompt = _prompt(sequence)
-        if nearest := next((other for other in near if _prompt(other) != prompt), None):
+        nearest = next((other for other in near if _prompt(other) != prompt), None)
+        if nearest:
             return nearest
         for step in range(1, len(self.rows)):
             follower = unpacked(self.rows[(number + step) % len(self.rows)])
-            if nearest := next((other for other in follower if _prompt(other) != prompt), None):
+            nearest = next((other for other in follower if _prompt(other) != prompt), None)
+            if nearest:
                 return nearest
         return sequence
 
@@ -85,8 +89,10 @@ def _prompt(sequence: Labelled) -> list[int]:
 
 def _with_answer(sequence: Labelled, other: Labelled) -> Labelled:
     """Return the prompt of one sequence with the answer of another."""
-    (ids, labels), (other_ids, other_labels) = sequence, other
-    start, begin = _answer_start(labels), _answer_start(other_labels)
+    ids, labels = sequence
+    other_ids, other_labels = other
+    start = _answer_start(labels)
+    begin = _answer_start(other_labels)
     return ids[:start] + other_ids[begin:], [IGNORED] * start + other_labels[begin:]
 
 
@@ -94,7 +100,8 @@ def _shortened(sequences: list[Labelled], originals: list[Labelled], longest: in
     """Return the sequences with `longest` tokens together at most, like the `originals`. The excess is cut
     off the ends of those that are longer than their own original.
     """
-    over, shortened = sum(len(ids) for ids, _ in sequences) - longest, []
+    over = sum(len(ids) for ids, _ in sequences) - longest
+    shortened = []
     for (ids, labels), (before, _) in zip(sequences, originals, strict=True):
         end = len(ids) - max(0, min(over, len(ids) - len(before)))
         over -= len(ids) - end

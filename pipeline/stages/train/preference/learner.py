@@ -85,7 +85,8 @@ class PreferenceLearner(Learner):
         from pipeline.stages.train.preference.collator import PreferenceCollator
         from pipeline.stages.train.preference.trainer import PreferenceTrainer, Reference
 
-        run, method = self.run, self.run.settings.method
+        run = self.run
+        method = self.run.settings.method
         reference = None
         if METHODS[method].reference:
             # With a sharded base no process can rely on its own cache, because all must run the layers

@@ -56,7 +56,8 @@ class Reference:
 
         Each packed row is computed by itself, so that its numbers don't depend on what else is in the batch.
         """
-        logps, start = [], 0
+        logps = []
+        start = 0
         for answers, tokens in zip(batch["row_answers"], batch["row_tokens"], strict=True):
             row = {part: batch[part][:, start : start + tokens] for part in PARTS}
             logps += self._of_row(tuned, model, row, answers)
@@ -99,19 +100,22 @@ class PreferenceTrainer(QuenchTrainer):
         self, *, reference: Reference | None, weights: tuple[float, float] = (1.0, 1.0), **rest: Any
     ) -> None:
         super().__init__(**rest)
-        self.reference, self.weights = reference, weights
+        self.reference = reference
+        self.weights = weights
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """Return the sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of its
         measures.
         """
-        roles, settings = inputs["roles"], self.settings
+        roles = inputs["roles"]
+        settings = self.settings
         # The reference runs before the forward that keeps activations. KTO's other answers run after it,
         # because autocast would keep copies of the adapter's weights that were made without a gradient.
         reference = self.asked(model, inputs)
         logps, tokens = likelihoods(model, inputs, len(roles))
         answers = Likelihoods(logps, torch.zeros_like(logps) if reference is None else reference, tokens)
-        chosen, rejected = answers.of(roles == CHOSEN), answers.of(roles == REJECTED)
+        chosen = answers.of(roles == CHOSEN)
+        rejected = answers.of(roles == REJECTED)
         if settings.method == "kto":
             divergence = self.divergence(model, inputs)
             losses, margins = kto_losses(answers, roles == CHOSEN, divergence, settings.beta, self.weights)

@@ -32,7 +32,12 @@ PATIENCE = timedelta(hours=12)
 LEAVE_SECONDS = 30.0
 # PyTorch has no exception class of its own for Gloo's errors.
 OF_AN_EXCHANGE = re.compile(r"gloo|NCCL|Connection (closed|reset)|Timed out waiting", re.IGNORECASE)
-OVER, BEGIN, READY, TROUBLE, LEFT, FAILED = "over", "begin", "ready", "trouble", "left", "failed"
+OVER = "over"
+BEGIN = "begin"
+READY = "ready"
+TROUBLE = "trouble"
+LEFT = "left"
+FAILED = "failed"
 
 
 class Lost(MachineError):
@@ -51,7 +56,9 @@ class Group:
     """Group of all processes of a training. `rank` is this one's. Use `open_group`."""
 
     def __init__(self, rank: Rank, store: Any) -> None:
-        self.rank, self.count, self.leads = rank, rank.count, rank.leads
+        self.rank = rank
+        self.count = rank.count
+        self.leads = rank.leads
         self._store = store
         self._threads = 0  # threads of all processes on this machine together; 0: never shared
         self._begun = False  # True once rank 0 has begun a training, as far as this process knows
@@ -74,7 +81,8 @@ class Group:
         self._note(BEGIN, json.dumps(plan))
         for number in range(1, self.count):
             self._await(f"{READY}/{number}", TROUBLE)
-            if trouble := self._read(TROUBLE):
+            trouble = self._read(TROUBLE)
+            if trouble:
                 raise ConfigError("Q-TRAIN-038", trouble)
 
     def follow(self, record: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
@@ -84,14 +92,17 @@ class Group:
         Raises `ConfigError` if the records differ.
         """
         self._await(BEGIN, OVER)
-        if not (text := self._read(BEGIN)):
+        text = self._read(BEGIN)
+        if not text:
             return None
         self._begun = True
         plan: dict[str, Any] = json.loads(text)
-        mine, theirs = record(), plan["alike"]
+        mine = record()
+        theirs = plan["alike"]
         # The number of threads belongs to this machine. Each micro-batch is the work of one process.
         theirs["threads"] = mine["threads"]
-        if differing := [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]:
+        differing = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
+        if differing:
             sentence = (
                 f"process {self.rank.number} of {self.count} has another {', '.join(differing)} than process "
                 "0: give all the same files, libraries and kind of device"

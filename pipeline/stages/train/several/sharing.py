@@ -37,7 +37,8 @@ class Sharing(Loop):
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
         self.group: Group | None = self.run.group
-        self.leads, self.interruption = self.run.leads, self.run.interruption
+        self.leads = self.run.leads
+        self.interruption = self.run.interruption
         self.sharded = self.settings.shares_base and self.group is not None
         self._told = False  # True once the others know of the signal that stops the run
         self._stopped: Stopped | None = None
@@ -53,7 +54,8 @@ class Sharing(Loop):
         assert self.group is not None
         with self.interruption.deferred():
             rows = self._say(self.interruption.received or 0, *numbers)
-        if signals := [number for number in rows[:, 0].tolist() if number]:
+        signals = [number for number in rows[:, 0].tolist() if number]
+        if signals:
             self._told = True
             self.interruption.hear(signals[0])
             self.save_and_stop()
@@ -84,7 +86,8 @@ class Sharing(Loop):
         raise self._stopped
 
     def _stop(self) -> Stopped:
-        step, number = self.step, self.interruption.received
+        step = self.step
+        number = self.interruption.received
         assert number is not None, "no signal has come"
         with suppress(Lost):  # A process that is gone needs no message.
             if self.group is not None and not self._told:
@@ -131,8 +134,10 @@ class Sharing(Loop):
         up.
         """
         assert self.group is not None and self.gradients is not None
-        batches, mine = self.step_batches[start : start + self.group.count], self.group.rank.number
-        stats, self.stats = self.stats, StepStats(start + mine)
+        batches = self.step_batches[start : start + self.group.count]
+        mine = self.group.rank.number
+        stats = self.stats
+        self.stats = StepStats(start + mine)
         try:
             figures: list[Figures] = []
             if mine < len(batches):
@@ -175,7 +180,8 @@ class Sharing(Loop):
         with self.interruption.deferred():
             losses, measures = self.meet(len(figures[0][0]) if figures else 0, len(names))
             names = names or [str(number) for number in range(measures)]
-            width, share = losses + 2 * measures, -(-count // self.group.count)
+            width = losses + 2 * measures
+            share = -(-count // self.group.count)
             # float64 represents every float32 and count exactly.
             sent = torch.zeros(share, width, dtype=torch.float64)
             for row, (batch_losses, sums) in enumerate(figures):
@@ -213,7 +219,8 @@ class GradientSum:
     """Sum of the gradients of `parameters`, float32 and on one device, over the micro-batches of a step."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
-        self.parameters, self.group = list(parameters), group
+        self.parameters = list(parameters)
+        self.group = group
         numbers = sum(parameter.numel() for parameter in self.parameters)
         self.size = -(-numbers // group.count) * group.count
         self.part: Any = None  # this process's part of the sum, (size ÷ processes,)
@@ -225,7 +232,8 @@ class GradientSum:
         for place, (parameter, piece) in enumerate(self._pieces(flat)):
             if parameter.grad is not None:
                 piece.copy_(parameter.grad.view(-1))
-                parameter.grad, self.reached[place] = None, True
+                parameter.grad = None
+                self.reached[place] = True
         for gradient in self.group.dealt(flat):
             self.part = gradient.clone() if self.part is None else self.part.add_(gradient)
 
@@ -236,7 +244,8 @@ class GradientSum:
         for (parameter, piece), any_reached in zip(self._pieces(flat), reached, strict=True):
             # A copy has the same memory layout as a gradient from autograd.
             parameter.grad = piece.clone().view_as(parameter) if any_reached else None
-        self.part, self.reached = None, [False] * len(self.parameters)
+        self.part = None
+        self.reached = [False] * len(self.parameters)
 
     def _pieces(self, flat: torch.Tensor) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
         sizes = [parameter.numel() for parameter in self.parameters]
