@@ -130,9 +130,12 @@ def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:
     values = values_of(params)
     stage = table().stages[name]
     of_job = values.of(dict(items_of(stage.each, values)).get(item))
-    outputs = [root / of_job.fill(path) for path in stage.written]
-    files = [file for path in outputs for file in (path.rglob("*") if path.is_dir() else [path])]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    size = 0
+    for output in stage.written:
+        path = root / of_job.fill(output)
+        files = path.rglob("*") if path.is_dir() else [path]
+        size += sum(file.stat().st_size for file in files if file.is_file())
+    return size
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -179,9 +182,10 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
 
             settings = partial(load_params, arguments.params or arguments.root / "params.yaml")
             run_rank(rank, arguments.stage, arguments.root, settings, work)
-        elif (count := wanted_processes(arguments.stage, arguments.processes)) > 1:
-            return launch(words, count)
         else:
+            count = wanted_processes(arguments.stage, arguments.processes)
+            if count > 1:
+                return launch(words, count)
             with printing():
                 work()
     except (QuenchError, Stopped) as error:
