@@ -289,7 +289,8 @@ def summary(stats: Mapping[str, Any]) -> Iterator[str]:
             f"{', '.join(f'{rows:,} {code}' for code, rows in most(rejected))}"
         )
     yield from unused_sentences(unused(stats), stats["method"])
+    scored = train["rewards"]["sequences"]
     if REWARD in METHODS[stats["method"]].settings:
         yield from sentences(train["rewards"])
-    elif scored := train["rewards"]["sequences"]:
+    elif scored:
         yield f"{plural(scored, 'row')} with a reward: train.method {stats['method']} has no use for it"

@@ -58,10 +58,7 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
                 "are",
             )
         expected = _joined(expected)
-        if not (
-            len(seen) == len(expected)
-            and all(a[0] == b[0] and same(a[1], b[1], base) for a, b in zip(seen, expected, strict=True))
-        ):
+        if not _same_stretches(seen, expected, base):
             raise DataError("Q-PREPROCESS-012", _difference(where, seen, expected))
         if ends > turns:
             raise DataError(
@@ -69,6 +66,15 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
                 f"{where} trains {ends} ends of turn in {turns} turns: the template writes "
                 f"{base.tokenizer.eos_token} inside a turn",
             )
+
+
+def _same_stretches(seen: list[Stretch], expected: list[Stretch], base: Base) -> bool:
+    if len(seen) != len(expected):
+        return False
+    for (seen_trained, seen_text), (trained, text) in zip(seen, expected, strict=True):
+        if seen_trained != trained or not same(seen_text, text, base):
+            return False
+    return True
 
 
 def _stretches(ids: Any, labels: Any) -> list[tuple[bool, list[int]]]:
@@ -108,9 +114,8 @@ def _drops_a_space(plain: Any) -> bool:
 
 def _difference(where: str, seen: list[Stretch], wanted: list[Stretch]) -> str:
     """Return the first difference in words."""
-    trained, should = (
-        "".join(text for is_trained, text in stretches if is_trained) for stretches in (seen, wanted)
-    )
+    trained = "".join(text for is_trained, text in seen if is_trained)
+    should = "".join(text for is_trained, text in wanted if is_trained)
     if trained != should:
         at = common_start(trained, should)
         if len(trained) > len(should):
@@ -122,7 +127,8 @@ def _difference(where: str, seen: list[Stretch], wanted: list[Stretch]) -> str:
             f"a token of the assistant's is not trained in {where}: {short(should[at:])} should be, "
             f"{short(trained[at:])} is"
         )
-    shown, right = ("".join(text for _, text in stretches) for stretches in (seen, wanted))
+    shown = "".join(text for _, text in seen)
+    right = "".join(text for _, text in wanted)
     at = common_start(shown, right)
     return (
         f"{where} has a masked text that is not the template's, a system prompt perhaps: "
@@ -256,11 +262,10 @@ def of_segments(segments: list[Any], base: Base) -> list[Stretch]:
     """
     tokenizer = base.tokenizer
     stretches = [(segment["train"], segment["text"]) for segment in segments]
-    said = [text for _, text in stretches if text]
-    if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not said[0].startswith(
-        tokenizer.bos_token
-    ):
+    texts = [text for _, text in stretches if text]
+    adds_bos = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    if adds_bos and not texts[0].startswith(tokenizer.bos_token):
         stretches.insert(0, (False, tokenizer.bos_token))
-    if segments[-1]["train"] and not said[-1].endswith(tokenizer.eos_token):
+    if segments[-1]["train"] and not texts[-1].endswith(tokenizer.eos_token):
         stretches.append((True, tokenizer.eos_token))
     return stretches

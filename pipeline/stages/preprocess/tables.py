@@ -129,12 +129,14 @@ class Written:
         column = {name: table[name].combine_chunks() for name in table.column_names}
         self.lengths = column["input_ids"].value_lengths().to_numpy()
         sizes = column["seq_lengths"].flatten().to_numpy()
-        self.ids, self.labels = (column[name].flatten().to_numpy() for name in ("input_ids", "labels"))
+        self.ids = column["input_ids"].flatten().to_numpy()
+        self.labels = column["labels"].flatten().to_numpy()
         self.starts = np.concatenate(([0], np.cumsum(sizes)))
         self.row_ids: list[str] = column["row_ids"].flatten().to_pylist()
-        self.roles, self.weights = (column[name].flatten().to_numpy() for name in ("roles", "weights"))
-        # sequences in each packed row
-        self.counts, owners = (column[name].value_lengths().to_numpy() for name in ("seq_lengths", "row_ids"))
+        self.roles = column["roles"].flatten().to_numpy()
+        self.weights = column["weights"].flatten().to_numpy()
+        self.counts = column["seq_lengths"].value_lengths().to_numpy()  # sequences in each packed row
+        owners = column["row_ids"].value_lengths().to_numpy()
         ends = self.starts[np.concatenate(([0], np.cumsum(self.counts)))]
         if (
             len(self.ids) != len(self.labels)
