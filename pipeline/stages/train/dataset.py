@@ -91,10 +91,8 @@ def token_weights(examples: list[dict[str, Any]]) -> Any:
     """Return the weight (1, T), float32, of each token of flattened packed rows: that of its sequence."""
     import torch
 
-    weights, lengths = (
-        torch.tensor([value for example in examples for value in example[name]])
-        for name in ("weights", "seq_lengths")
-    )
+    weights = torch.tensor([weight for example in examples for weight in example["weights"]])
+    lengths = torch.tensor([length for example in examples for length in example["seq_lengths"]])
     return weights.float().repeat_interleave(lengths)[None]
 
 

@@ -99,13 +99,11 @@ def arithmetic(card: Card, settings: Training) -> Check:
             f"train.bnb_4bit_compute_dtype is {chosen}, which this CPU has no instructions for: ten "
             "times slower than float32, and more"
         )
-        lost = (
-            "; small gradients are lost in it, for only a GPU's training scales them"
-            if chosen == "float16"
-            else ""
-        )
-        return Check("arithmetic", "warn", finding + lost, "set it to auto")
-    if card.device == "cuda" and chosen == "bfloat16" and (arch := capability()) and arch < BFLOAT16_SINCE:
+        if chosen == "float16":
+            finding += "; small gradients are lost in it, for only a GPU's training scales them"
+        return Check("arithmetic", "warn", finding, "set it to auto")
+    arch = capability() if card.device == "cuda" and chosen == "bfloat16" else None
+    if arch and arch < BFLOAT16_SINCE:
         finding = (
             f"bfloat16, which a GPU of compute capability {arch[0]}.{arch[1]} has no units for (8.0 "
             "and later have): right, but slow"

@@ -47,7 +47,7 @@ def check_no_leaks(
     """
     if len(rows) < 2:
         return None
-    first, second = ((ids[:PROBE_TOKENS], labels[:PROBE_TOKENS]) for ids, labels in rows[:2])
+    first, second = [(ids[:PROBE_TOKENS], labels[:PROBE_TOKENS]) for ids, labels in rows[:2]]
     with undisturbed(model):
         try:
             behind = _logits(model, collate, [first, second])[len(first[0]) :]

@@ -112,13 +112,15 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
     """Yield (key, sentence) for every difference between two records."""
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
-        before, after = (record.get(key) for record in (old, new))
+        before = old.get(key)
+        after = new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
             yield from differences(before, after, f"{name}.")
         elif before != after:
             shown = name.replace("settings.", "train.").replace("versions.", "library ")
             why = "; auto is what the machine is fast in" if name in FITTED else ""
-            yield name, NAMES.get(name) or f"{shown} ({before} → {after}{why})"
+            sentence = NAMES.get(name) or f"{shown} ({before} → {after}{why})"
+            yield name, sentence
 
 
 def run_id(record: dict[str, Any]) -> str:

@@ -124,7 +124,12 @@ def find_start(
     if start is None:
         method = record["settings"].get("method")
         keeps = METHODS[method].keeps if method in METHODS else ()
-        kept = {TORN, *keeps} if resume else {ROUNDS} if replay else set()
+        if resume:
+            kept = {TORN, *keeps}
+        elif replay:
+            kept = {ROUNDS}
+        else:
+            kept = set()
         for path in folder.glob("*"):
             if path.name not in kept:
                 remove(path)
@@ -145,11 +150,9 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
     torn one. Nothing is moved then.
     """
     checkpoints = {path.resolve(): path for path in checkpoints_in(folder)}
-    others = (
-        f"choose one of {', '.join(map(str, checkpoints.values()))}"
-        if checkpoints
-        else "there is none, so leave --resume out"
-    )
+    others = "there is none, so leave --resume out"
+    if checkpoints:
+        others = f"choose one of {', '.join(map(str, checkpoints.values()))}"
     start = checkpoints.get(given.resolve()) or checkpoints.get((folder / given).resolve())
     if start is None:
         raise ConfigError("Q-TRAIN-030", f"{given} is not a checkpoint in {folder}: {others}")
@@ -165,7 +168,9 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
         raise ConfigError(
             "Q-TRAIN-030", f"{start} is of another run than {folder / RUN}, and was copied here: {others}"
         )
-    if (best := _best_of(start)) and (trouble := defect(folder / best)):
+    best = _best_of(start)
+    trouble = defect(folder / best) if best else None
+    if trouble:
         raise ConfigError(
             "Q-TRAIN-032",
             f"{best}, the best adapter until {start}, is gone or torn ({trouble}), and may be what the run "

@@ -143,9 +143,8 @@ def _open(folder: Path, split: str, counts: list[int], top_k: int) -> Answers:
         array = np.load(
             folder / f"{split}-{part}.npy", mmap_mode="c" if starts[-1] else None, allow_pickle=False
         )
-        if (array.shape, array.dtype) != ((int(starts[-1]), width), kind):
-            raise ValueError(
-                f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {(int(starts[-1]), width)}"
-            )
+        shape = (int(starts[-1]), width)
+        if array.shape != shape or array.dtype != kind:
+            raise ValueError(f"{split}-{part}.npy is {array.dtype} {array.shape}, not {kind} {shape}")
         arrays[part] = array
     return Answers(starts, **arrays)

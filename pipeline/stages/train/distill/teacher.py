@@ -124,7 +124,8 @@ def answers(model: Any, batch: dict[str, Any], top_k: int, advance: Callable[[in
     """Return ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions. `advance` gets P.
     Raises `GateError` for NaN.
     """
-    ids, places = (batch[name].to(model.device) for name in ("input_ids", "position_ids"))
+    ids = batch["input_ids"].to(model.device)
+    places = batch["position_ids"].to(model.device)
     hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]
     best, logs = likeliest(hidden[followed(places)], model, top_k)
     if logs.isnan().any():

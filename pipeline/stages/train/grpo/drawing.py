@@ -172,12 +172,11 @@ class Rounds:
             reference = iter(measure(batch, mine, True) if self.grpo.kl_beta else [])
             for group in mine:
                 chosen = {completion.member for completion in trained(group, self.grpo)}
-                measured += [
-                    replace(completion, old=next(old), reference=next(reference, None))
-                    if completion.member in chosen
-                    else completion
-                    for completion in group
-                ]
+                for completion in group:
+                    if completion.member in chosen:
+                        measured.append(replace(completion, old=next(old), reference=next(reference, None)))
+                    else:
+                        measured.append(completion)
         return measured
 
     def watched(self, model: Any, prompts: Sequence[Batch]) -> float:
@@ -185,10 +184,11 @@ class Rounds:
         rows = list(chain(*(zip(batch["rows"], batch["prompts"], strict=True) for batch in prompts)))
         requests = [Request(prompt, seed_of(self.settings.seed, -1, row, 0)) for row, prompt in rows]
         drawn = self.source.draw(model, requests, lambda: None)
-        rewards = (
-            self.rewards.of(self.questions["val"][row], [Answer(self.text(draw.ids), draw.stopped)])[0][0]
-            for (row, _), draw in zip(rows, drawn, strict=True)
-        )
+        rewards = []
+        for (row, _), draw in zip(rows, drawn, strict=True):
+            answer = Answer(self.text(draw.ids), draw.stopped)
+            group_rewards, _ = self.rewards.of(self.questions["val"][row], [answer])
+            rewards.append(group_rewards[0])
         return math.fsum(rewards) / len(rows)
 
     def text(self, ids: list[int]) -> str:

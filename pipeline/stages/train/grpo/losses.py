@@ -160,14 +160,13 @@ def rewards_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     steps, and the means over all steps that show how far they can be trusted.
     """
     steps = [row["measures"] for row in rows if row["kind"] == "step"]
-    means = {
-        name: round(statistics.fmean(values), 6)
-        for name in ("zero_variance", "truncated", "entropy", "kl", "clipped", "gap", "capped", "unknown")
-        if (values := [step[name] for step in steps if name in step])
-    }
-    first, last = (
-        round(statistics.fmean(step["reward"] for step in some), 4) for some in (steps[:ENDS], steps[-ENDS:])
-    )
+    means = {}
+    for name in ("zero_variance", "truncated", "entropy", "kl", "clipped", "gap", "capped", "unknown"):
+        values = [step[name] for step in steps if name in step]
+        if values:
+            means[name] = round(statistics.fmean(values), 6)
+    first = round(statistics.fmean(step["reward"] for step in steps[:ENDS]), 4)
+    last = round(statistics.fmean(step["reward"] for step in steps[-ENDS:]), 4)
     return {"rewards": {"first": first, "last": last, **means}}
 
 

@@ -49,11 +49,9 @@ def finite_loss(run: Run) -> Check:
             "a backward fault in the step before: see finite gradient",
             "Q-TRAIN-009",
         )
-    sane = (
-        f"after a sane gradient norm of {run.gradients[-2]:.3g}"
-        if len(run.gradients) > 1
-        else "in the first step"
-    )
+    sane = "in the first step"
+    if len(run.gradients) > 1:
+        sane = f"after a sane gradient norm of {run.gradients[-2]:.3g}"
     cause = (
         f"a forward fault: an overflow in the base or in this step's rows ({_rows(run)}): use bfloat16 "
         "as train.bnb_4bit_compute_dtype"

@@ -90,4 +90,6 @@ def _first_turn(labels: Sequence[int]) -> tuple[int, int]:
 
 def _text(tokenizer: Any, ids: list[int], longest: int) -> str:
     stopped = len(ids) <= longest and ids[-1:] == [tokenizer.eos_token_id]
-    return str(tokenizer.decode(ids[:-1] if stopped else ids[:longest])) + ("" if stopped else "…")
+    if stopped:
+        return str(tokenizer.decode(ids[:-1]))
+    return str(tokenizer.decode(ids[:longest])) + "…"

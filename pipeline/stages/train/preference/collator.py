@@ -52,12 +52,12 @@ class PreferenceCollator:
         """Return a packed row whose sequences have the answers behind them, no longer than the longest
         row.
         """
-        mine = unpacked(self.rows[number])
-        sequences = [
-            _with_answer(sequence, self.other(number, sequence, [*mine[place + 1 :], *mine[:place]]))
-            for place, sequence in enumerate(mine)
-        ]
-        return packed(_shortened(sequences, mine, self.longest), number)
+        originals = unpacked(self.rows[number])
+        sequences = []
+        for place, sequence in enumerate(originals):
+            near = [*originals[place + 1 :], *originals[:place]]
+            sequences.append(_with_answer(sequence, self.other(number, sequence, near)))
+        return packed(_shortened(sequences, originals, self.longest), number)
 
     def other(self, number: int, sequence: Labelled, near: list[Labelled]) -> Labelled:
         """Return the nearest sequence with another prompt: from `near`, those of the packed row `number`,

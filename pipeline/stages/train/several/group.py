@@ -241,8 +241,10 @@ def _listening(rank: Rank) -> int:
 def open_group(rank: Rank) -> Iterator[Group]:
     """Join the other processes during the body. Raises `Lost` if rank 0 can't be found or can't listen."""
     leads = rank.leads and not rank.hosted
+    listening = None
     try:
-        listening = (_listening(rank) if rank.listening is None else rank.listening) if leads else None
+        if leads:
+            listening = _listening(rank) if rank.listening is None else rank.listening
         store = TCPStore(
             rank.address,
             rank.port,
