@@ -55,8 +55,9 @@ def calls_of(kind: AugmentKind, settings: Augment, final: Path) -> list[Call]:
         wanted = settings.rows
         if split == "val":
             wanted = min(WATCHED, -(-settings.rows // WATCHED_PART))
-        rows = (row for row in read_rows(final / f"{split}.jsonl") if _is_whole(row) and USABLE[kind](row))
-        for row in drawn(rows, wanted, settings.seed):
+        whole = filter(_is_whole, read_rows(final / f"{split}.jsonl"))
+        usable = filter(USABLE[kind], whole)
+        for row in drawn(usable, wanted, settings.seed):
             calls += [call_of(kind, settings, row, split, number) for number in range(settings.per_row)]
     return calls
 
@@ -65,7 +66,9 @@ def _is_whole(row: Row) -> bool:
     """Return True if a row is not a later copy that curation made ("a.jsonl:7*2"), and none of its turns was
     cut off. A cut answer is not one to learn from twice.
     """
-    return not is_copy(row) and not any("cut" in turn for turns in TURN_LISTS for turn in row.get(turns, ()))
+    if is_copy(row):
+        return False
+    return not any("cut" in turn for turns in TURN_LISTS for turn in row.get(turns, ()))
 
 
 def call_of(kind: AugmentKind, settings: Augment, row: Row, split: str, number: int) -> Call:
@@ -100,7 +103,9 @@ def right_answer(row: Row) -> str:
     """Return the row's answer in words, or "" if it has none."""
     if row["kind"] == "prompt":
         return str(row["answer"])
-    return str(row["messages"][-1]["content"]) if row["kind"] == "chat" and row["messages"] else ""
+    if row["kind"] == "chat" and row["messages"]:
+        return str(row["messages"][-1]["content"])
+    return ""
 
 
 def asked_turns(row: Row) -> list[dict[str, Any]]:
@@ -113,7 +118,9 @@ def _is_rejectable(row: Row) -> bool:
     """Return True if a row has an answer in words that its author doesn't call bad."""
     if row["kind"] not in ("chat", "prompt") or question_place(row) is None:
         return False
-    if row["kind"] == "chat" and (not is_answerable(row) or not row["messages"][-1].get("train", True)):
+    if row["kind"] == "chat" and not is_answerable(row):
+        return False
+    if row["kind"] == "chat" and not row["messages"][-1].get("train", True):
         return False
     return bool(right_answer(row).strip()) and row.get("reward", 1.0) > 0
 
@@ -125,8 +132,8 @@ def _question(row: Row, _: int) -> tuple[str, dict[str, Any]]:
 def _rejected(row: Row, drawn_flaw: int) -> tuple[str, dict[str, Any]]:
     instruction = f"rejected.{list(FLAWS)[drawn_flaw % len(FLAWS)]}/1"
     turns = [turn for turn in asked_turns(row) if turn["content"].strip()]
-    asked = turns[-1]["content"] if len(turns) == 1 else "\n\n".join(map(_named, turns))
-    material = f"Question:\n{asked}\n\nRight answer:\n{right_answer(row)}"
+    question = turns[-1]["content"] if len(turns) == 1 else "\n\n".join(map(_named, turns))
+    material = f"Question:\n{question}\n\nRight answer:\n{right_answer(row)}"
     return instruction, _told(material, TEXTS[instruction])
 
 

@@ -32,9 +32,11 @@ def shared(
     runs = defaultdict[int, list[int]](list)  # places by the hash of a run of words
     questions = defaultdict[int, list[int]](list)  # places by the hash of a shingle
     new = [_shingles(text, SHINGLE) for text in written]
-    own = [_shingles(question_of(call.row), SHINGLE) for call in calls]
+    originals = [_shingles(question_of(call.row), SHINGLE) for call in calls]
     for place, (call, text) in enumerate(zip(calls, written, strict=True)):
-        own_runs = set[int]().union(*(_shingles(said, WORDS) for _, said in texts(call.row)))
+        own_runs = set[int]()
+        for _, row_text in texts(call.row):
+            own_runs |= _shingles(row_text, WORDS)
         for run in _shingles(text, WORDS) - own_runs:
             runs[run].append(place)
         if kind == "questions":
@@ -42,8 +44,8 @@ def shared(
                 questions[shingle].append(place)
     reasons: dict[int, str] = {}
     for split, row in _rows(final):
-        said = [run for _, text in texts(row) for run in _shingles(text, WORDS) if run in runs]
-        for place in {place for run in said for place in runs[run]}:
+        row_runs = {run for _, text in texts(row) for run in _shingles(text, WORDS) if run in runs}
+        for place in {place for run in row_runs for place in runs[run]}:
             if calls[place].split != split:
                 reasons[place] = "shared_with_held_out"
         asked = _shingles(question_of(row), SHINGLE)
@@ -52,7 +54,7 @@ def shared(
             if calls[place].split == split or place in reasons:
                 continue
             alike = common / len(new[place] | asked)
-            if alike >= ALIKE and alike > _alike(own[place], asked):
+            if alike >= ALIKE and alike > _alike(originals[place], asked):
                 reasons[place] = "near_held_out"
     return reasons
 

@@ -95,12 +95,13 @@ def curated(
     values = changed_params(params, {"curate": changes, "augment": {"kinds": []}})
     open_subproject(project, values, links)
     run_stage(project, "curate")
-    found: dict[str, list[Row]] = {split: [] for split in WRITTEN_SPLITS}
+    rows_by_split: dict[str, list[Row]] = {split: [] for split in WRITTEN_SPLITS}
     for row in read_rows(project / "data/final/train.jsonl"):
         _, line = line_of(row["source"])
         split, where = origins[line - 1]
-        found[split].append(row | {"source": f"{where['prompt']} of {where['of']}", "augmented": dict(where)})
-    return Curated(found, list(_rejected(project)))
+        source = f"{where['prompt']} of {where['of']}"
+        rows_by_split[split].append(row | {"source": source, "augmented": dict(where)})
+    return Curated(rows_by_split, list(_rejected(project)))
 
 
 def _rejected(project: Path) -> Iterator[tuple[int, str]]:

@@ -130,17 +130,19 @@ def check_budget(settings: Augment, calls: Sequence[Call], journal: Journal, kin
     tokens = sum(
         size // LETTERS_PER_TOKEN + ROOM + settings.max_new_tokens for size in request_bytes(missing)
     )
-    kept = f", {len(calls) - len(missing):,} more are kept from before" if len(missing) < len(calls) else ""
-    said = f"{kind}: {plural(len(missing), 'call')} and at most some {tokens:,} tokens"
+    kept = ""
+    if len(missing) < len(calls):
+        kept = f", {len(calls) - len(missing):,} more are kept from before"
+    amount = f"{kind}: {plural(len(missing), 'call')} and at most some {tokens:,} tokens"
     print(
-        f"augment: {said}{kept} (augment.max_calls {settings.max_calls:,}, max_tokens "
+        f"augment: {amount}{kept} (augment.max_calls {settings.max_calls:,}, max_tokens "
         f"{settings.max_tokens:,})",
         flush=True,
     )
     if len(missing) > settings.max_calls or tokens > settings.max_tokens:
         raise ConfigError(
             "Q-AUGMENT-009",
-            f"{said} are above augment.max_calls ({settings.max_calls:,}) or augment.max_tokens "
+            f"{amount} are above augment.max_calls ({settings.max_calls:,}) or augment.max_tokens "
             f"({settings.max_tokens:,}), and nothing was asked: raise these, or set a smaller augment.rows, "
             "per_row or max_new_tokens",
         )
@@ -158,9 +160,8 @@ def sort(kind: AugmentKind, calls: Sequence[Call], journal: Journal, params: Par
     if kind == "rejected":
         texts = [written_text(text) for _, text in result.kept]
         points = found_right([call for call, _ in result.kept], texts, params.evaluating, root)
-        result.drop(
-            {place: "right" for place, score in enumerate(points) if score is not None and score >= RIGHT}
-        )
+        right = {place for place, score in enumerate(points) if score is not None and score >= RIGHT}
+        result.drop(dict.fromkeys(right, "right"))
     written = [written_text(text) for _, text in result.kept]
     result.drop(shared(kind, [call for call, _ in result.kept], written, root / "data/final"))
     return result
@@ -183,9 +184,9 @@ def repeated(pairs: Sequence[tuple[Call, Text]], others: Mapping[int, str]) -> d
 
 def counts_of(sorted_texts: Sorted, rejected: Sequence[tuple[int, str]]) -> dict[str, int]:
     """Count the dropped texts by reason. Rows that curation rejected count under its own reasons."""
-    found = Counter(reason for _, _, reason in sorted_texts.dropped)
-    found.update(reason for _, reason in rejected)
-    return dict(most(found))
+    counts = Counter(reason for _, _, reason in sorted_texts.dropped)
+    counts.update(reason for _, reason in rejected)
+    return dict(most(counts))
 
 
 def nothing_left(kind: str, dropped: Mapping[str, int]) -> DataError:

@@ -147,7 +147,9 @@ def _sent(client: httpx.Client, address: str, request: dict[str, Any]) -> tuple[
 
 def _seconds(retry_after: str) -> float | None:
     """Return the seconds that an address asks to wait, or None for a date or a missing header."""
-    return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after)
+    return None
 
 
 def _shown(body: bytes, key: str | None) -> str:
