@@ -98,12 +98,8 @@ def token_weights(examples: list[dict[str, Any]]) -> Any:
 
 def sequences(rows: Any, count: int, *, wanted: bool = False) -> list[Labelled]:
     """Return the first `count` conversations in packed rows. `wanted` leaves out rejected ones."""
-    conversations = (
-        sequence
-        for row in rows
-        for sequence, role in zip(unpacked(row), row["roles"], strict=True)
-        if role != REJECTED or not wanted
-    )
+    pairs = (pair for row in rows for pair in zip(unpacked(row), row["roles"], strict=True))
+    conversations = (sequence for sequence, role in pairs if role != REJECTED or not wanted)
     return list(islice(conversations, count))
 
 

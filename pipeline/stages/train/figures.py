@@ -40,7 +40,9 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
 def last_evaluation(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the metrics log's last evaluation of the adapter that is kept, or {} if there was none."""
     best = trainer.progress.best_global_step
-    evaluations = [row for row in rows if row["kind"] == "eval" and row["step"] == (best or row["step"])]
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    if best:
+        evaluations = [row for row in evaluations if row["step"] == best]
     return evaluations[-1] if evaluations else {}
 
 
@@ -53,9 +55,8 @@ def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
     from pipeline.models.tensors import frozen_tensors, tensor_bytes
 
     adapter = tensor_bytes(weight for weight in model.parameters() if weight.requires_grad)
-    states = (
-        tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)
-    )
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    states = filter(torch.is_tensor, values)
     return {
         "weights": tensor_bytes(frozen_tensors(model)),
         "adapter": adapter,
@@ -70,11 +71,12 @@ def logical_parameters(model: Any) -> int:
     """
     from pipeline.models.tensors import nf4_state
 
-    quantized = {
-        id(module.weight): module.logical if hasattr(module, "logical") else 2 * module.weight.numel()
-        for module in model.modules()
-        if hasattr(module, "logical") or nf4_state(module) is not None
-    }
+    quantized = {}
+    for module in model.modules():
+        if hasattr(module, "logical"):
+            quantized[id(module.weight)] = module.logical
+        elif nf4_state(module) is not None:
+            quantized[id(module.weight)] = 2 * module.weight.numel()
     parameters = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
     return sum(quantized.get(key, p.numel()) for key, p in parameters.items())
 
@@ -83,11 +85,8 @@ def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row per step with the columns `CURVE`, for `dvc plots`. `eval_loss` may be empty."""
     rows = list(rows)
     evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
-    return [
-        {key: evaluated.get(row["step"], "") if key == "eval_loss" else row[key] for key in CURVE}
-        for row in rows
-        if row["kind"] == "step"
-    ]
+    with_eval = (row | {"eval_loss": evaluated.get(row["step"], "")} for row in rows if row["kind"] == "step")
+    return [{key: row[key] for key in CURVE} for row in with_eval]
 
 
 def write_curve(target: Path, rows: list[dict[str, Any]]) -> None:

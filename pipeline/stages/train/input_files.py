@@ -64,24 +64,27 @@ def complete_base(base: Path, quantization: Quantization) -> Check:
                 _json_object(base / name)
         is_gguf = (base / MODEL_FILE).is_file()
         if is_gguf != (quantization == "gguf"):
-            held = "a GGUF" if is_gguf else "no GGUF"
-            finding = f"{base} holds {held}, and base.quantization is {quantization}"
+            content = "a GGUF" if is_gguf else "no GGUF"
+            finding = f"{base} holds {content}, and base.quantization is {quantization}"
             remedy = "run `snakemake base`, which makes the base that params.yaml names"
             return Check("base", "fail", finding, remedy, "Q-TRAIN-002")
         if is_gguf:
             names = [MODEL_FILE]
-            held = f"{MODEL_FILE}, {len(read_gguf_header(base / MODEL_FILE).tensors)} tensors"
+            content = f"{MODEL_FILE}, {len(read_gguf_header(base / MODEL_FILE).tensors)} tensors"
         else:
-            index = _json_object(base / INDEX)["weight_map"] if (base / INDEX).is_file() else {}
+            index: dict[str, str] = {}
+            if (base / INDEX).is_file():
+                index = _json_object(base / INDEX)["weight_map"]
             names = sorted({*index.values()}) or ["model.safetensors"]
-            held = f"{len(names)} file{'s' if len(names) > 1 else ''}"
+            content = f"{len(names)} file{'s' if len(names) > 1 else ''}"
             missing += [name for name in names if not (base / name).is_file()]
             torn = [name for name in names if name not in missing and _is_torn(base / name)]
-        finding = "; ".join(
-            f"{', '.join(which)} {what}"
-            for which, what in ((missing, "missing"), (torn, "cut short or damaged"))
-            if which
-        )
+        faults = []
+        if missing:
+            faults.append(f"{', '.join(missing)} missing")
+        if torn:
+            faults.append(f"{', '.join(torn)} cut short or damaged")
+        finding = "; ".join(faults)
     except NotGguf as error:
         finding = f"{base / MODEL_FILE} is not a complete GGUF ({error})"
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
@@ -89,7 +92,7 @@ def complete_base(base: Path, quantization: Quantization) -> Check:
     if finding:
         return Check("base", "fail", finding, "run `snakemake --force base`", "Q-TRAIN-002")
     size = sum((base / name).stat().st_size for name in names)
-    return Check("base", "pass", f"{disk_gb(size)} of weights in {held}")
+    return Check("base", "pass", f"{disk_gb(size)} of weights in {content}")
 
 
 def _json_object(path: Path) -> dict[str, Any]:

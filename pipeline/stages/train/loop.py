@@ -206,9 +206,9 @@ class Loop:
         """Return a batch with its tensors on the device that computes."""
         if isinstance(value, torch.Tensor):
             return value.to(self.device)
-        return (
-            {name: self.on_device(part) for name, part in value.items()} if isinstance(value, dict) else value
-        )
+        if isinstance(value, dict):
+            return {name: self.on_device(part) for name, part in value.items()}
+        return value
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
@@ -275,8 +275,11 @@ def kind_of(optim: str) -> tuple[Any, dict[str, Any]]:
     if optim == "sgd":
         return torch.optim.SGD, {}
     if optim.startswith("adamw_torch"):
-        return torch.optim.AdamW, {"betas": betas, "eps": eps} | ({"fused": True} if "fused" in optim else {})
+        fused: dict[str, Any] = {"fused": True} if "fused" in optim else {}
+        return torch.optim.AdamW, {"betas": betas, "eps": eps} | fused
     from bitsandbytes.optim import AdamW, Lion
 
     options = {"betas": betas, "optim_bits": 8 if "8bit" in optim else 32, "is_paged": "paged" in optim}
-    return (Lion, options) if "lion" in optim else (AdamW, options | {"eps": eps})
+    if "lion" in optim:
+        return Lion, options
+    return AdamW, options | {"eps": eps}

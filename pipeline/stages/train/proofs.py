@@ -222,4 +222,5 @@ def _uneven(what: str, values: Iterable[int], wanted: range, *, skips: bool = Tr
 
 def _listed(numbers: list[int]) -> str:
     more = len(numbers) - NAMED
-    return ", ".join(map(str, numbers[:NAMED])) + (f" and {more} more" if more > 0 else "")
+    listed = ", ".join(map(str, numbers[:NAMED]))
+    return f"{listed} and {more} more" if more > 0 else listed

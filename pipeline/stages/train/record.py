@@ -79,7 +79,9 @@ def settings_part(settings: Training) -> dict[str, Any]:
     draws them.
     """
     values = settings.model_dump(mode="json", exclude=NO_PART)
-    return values | ({} if values["grpo"]["rollouts"] == "llama-server" else {"rollout_type": None})
+    if values["grpo"]["rollouts"] != "llama-server":
+        values["rollout_type"] = None
+    return values
 
 
 def device_name(settings: Training) -> str | None:

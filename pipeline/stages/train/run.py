@@ -113,7 +113,8 @@ def find_start(
     if isinstance(resume, Path):
         start: Path | None = _chosen(folder, resume, record, hard)
     else:
-        start = newest_verified(folder) if previous and not (hard and previous["finished"]) else None
+        is_replaced = bool(previous and hard and previous["finished"])
+        start = newest_verified(folder) if previous and not is_replaced else None
         if start is not None and hard:
             raise ConfigError(
                 "Q-TRAIN-029",
@@ -185,7 +186,9 @@ def _best_of(checkpoint: Path) -> str | None:
     (`train.early_stopping_patience`).
     """
     state = checkpoint / STATE
-    step = json.loads(state.read_text(encoding="utf-8")).get("best_global_step") if state.is_file() else None
+    if not state.is_file():
+        return None
+    step = json.loads(state.read_text(encoding="utf-8")).get("best_global_step")
     return f"checkpoint-{step}" if step else None
 
 

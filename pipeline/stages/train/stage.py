@@ -95,8 +95,8 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         learned = check_learned(trainer.model, rows)
         publish_adapter(trainer.model, tokenizer, record, job.adapter)
         finish(checkpoints, record)
-        for made in (TEACHER, REFERENCE, ROLLOUTS):
-            remove(checkpoints / made)
+        for name in (TEACHER, REFERENCE, ROLLOUTS):
+            remove(checkpoints / name)
     evaluation = last_evaluation(trainer, rows)
     return summary(trainer, rows) | {
         "method": settings.method,

@@ -112,21 +112,21 @@ class Rounds:
                 "of an unbroken one",
                 file=sys.stderr,
             )
-        rollouts = Round(
-            head, self._measured(prompts, self._scored(self._drawn(model, step, prompts, heed)), measure)
-        )
+        drawn = self._drawn(model, step, prompts, heed)
+        scored = self._scored(drawn)
+        rollouts = Round(head, self._measured(prompts, scored, measure))
         write_round(file, rollouts)
         return rollouts
 
     def _drawn(
         self, model: Any, step: int, prompts: Sequence[Batch], heed: Callable[[], None]
     ) -> list[Completion]:
-        requests = [
-            (row, member, Request(prompt, seed_of(self.settings.seed, step, row, member)))
-            for batch in prompts
-            for row, prompt in zip(batch["rows"], batch["prompts"], strict=True)
-            for member in range(self.grpo.group_size)
-        ]
+        requests = []
+        for batch in prompts:
+            for row, prompt in zip(batch["rows"], batch["prompts"], strict=True):
+                for member in range(self.grpo.group_size):
+                    seed = seed_of(self.settings.seed, step, row, member)
+                    requests.append((row, member, Request(prompt, seed)))
         drawn = self.source.draw(model, [request for *_, request in requests], heed)
         completions = [
             Completion(row, member, request.seed, draw.ids, draw.logps, draw.stopped, self.text(draw.ids))

@@ -74,7 +74,9 @@ def reward_collapse(run: Run) -> Check:
     cause = "the policy left what had the reward: lower train.learning_rate, or set train.grpo.kl_beta"
     if now < best - SCATTER[1] * scatter and now < windows[0]:
         return failure(text, cause, "Q-GRPO-011")
-    return warning(text, cause) if now < best - SCATTER[0] * scatter else passed(text)
+    if now < best - SCATTER[0] * scatter:
+        return warning(text, cause)
+    return passed(text)
 
 
 def entropy_collapse(run: Run) -> Check:

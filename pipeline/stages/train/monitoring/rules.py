@@ -207,4 +207,5 @@ OTHER_LOSSES: Rules = {"gradient range": partial(gradient_range, of_chats=False)
 def _rows(run: Run) -> str:
     """Return the newest step's packed rows in words, for the user to look at."""
     numbers = run.newest["rows"]
-    return f"packed rows {', '.join(map(str, numbers[:4]))}{' …' if len(numbers) > 4 else ''}"
+    more = " …" if len(numbers) > 4 else ""
+    return f"packed rows {', '.join(map(str, numbers[:4]))}{more}"

@@ -178,7 +178,8 @@ class Sharing(Loop):
         names = sorted(figures[0][1]) if figures else []
         # A signal between two exchanges would have this process make another one than the others.
         with self.interruption.deferred():
-            losses, measures = self.meet(len(figures[0][0]) if figures else 0, len(names))
+            loss_count = len(figures[0][0]) if figures else 0
+            losses, measures = self.meet(loss_count, len(names))
             names = names or [str(number) for number in range(measures)]
             width = losses + 2 * measures
             share = -(-count // self.group.count)
