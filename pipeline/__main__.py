@@ -129,10 +129,10 @@ def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:
 
     values = values_of(params)
     stage = table().stages[name]
-    of_job = values.of(dict(items_of(stage.each, values)).get(item))
+    job_values = values.of(dict(items_of(stage.each, values)).get(item))
     size = 0
     for output in stage.written:
-        path = root / of_job.fill(output)
+        path = root / job_values.fill(output)
         files = path.rglob("*") if path.is_dir() else [path]
         size += sum(file.stat().st_size for file in files if file.is_file())
     return size
