@@ -59,14 +59,14 @@ class Journal:
             pool = ThreadPoolExecutor(slots)
             try:
                 waiting = [pool.submit(self._answer, ask, call, file) for call in missing]
-                taken = self.tokens(calls)
+                used = self.tokens(calls)
                 for done in as_completed(waiting):
-                    taken += done.result()
+                    used += done.result()
                     advance(1)
-                    if taken > most:
+                    if used > most:
                         raise DataError(
                             "Q-AUGMENT-005",
-                            f"the model has read and written {taken:,} tokens, above augment.max_tokens "
+                            f"the model has read and written {used:,} tokens, above augment.max_tokens "
                             f"({most:,}): raise it, or ask less; what was written is kept",
                         )
             finally:

@@ -31,7 +31,7 @@ def shared(
     """
     runs = defaultdict[int, list[int]](list)  # places by the hash of a run of words
     questions = defaultdict[int, list[int]](list)  # places by the hash of a shingle
-    new = [_shingles(text, SHINGLE) for text in written]
+    written_shingles = [_shingles(text, SHINGLE) for text in written]
     originals = [_shingles(question_of(call.row), SHINGLE) for call in calls]
     for place, (call, text) in enumerate(zip(calls, written, strict=True)):
         own_runs = set[int]()
@@ -40,7 +40,7 @@ def shared(
         for run in _shingles(text, WORDS) - own_runs:
             runs[run].append(place)
         if kind == "questions":
-            for shingle in new[place]:
+            for shingle in written_shingles[place]:
                 questions[shingle].append(place)
     reasons: dict[int, str] = {}
     for split, row in _rows(final):
@@ -48,13 +48,13 @@ def shared(
         for place in {place for run in row_runs for place in runs[run]}:
             if calls[place].split != split:
                 reasons[place] = "shared_with_held_out"
-        asked = _shingles(question_of(row), SHINGLE)
-        together = Counter(place for shingle in asked for place in questions.get(shingle, ()))
+        question_shingles = _shingles(question_of(row), SHINGLE)
+        together = Counter(place for shingle in question_shingles for place in questions.get(shingle, ()))
         for place, common in together.items():
             if calls[place].split == split or place in reasons:
                 continue
-            alike = common / len(new[place] | asked)
-            if alike >= ALIKE and alike > _alike(originals[place], asked):
+            alike = common / len(written_shingles[place] | question_shingles)
+            if alike >= ALIKE and alike > _alike(originals[place], question_shingles):
                 reasons[place] = "near_held_out"
     return reasons
 

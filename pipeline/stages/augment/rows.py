@@ -55,8 +55,8 @@ def raw_row(kind: AugmentKind, call: Call, text: Text) -> dict[str, Any]:
     ]
     if row["kind"] == "preference":
         return {"prompt": turns, "chosen": row["chosen"], "rejected": row["rejected"], **more}
-    of_kind: dict[str, Any] = {key: row[key] for key in ("label", "answer") if key in row}
-    return {"messages": turns, **of_kind, **more}
+    kind_fields: dict[str, Any] = {key: row[key] for key in ("label", "answer") if key in row}
+    return {"messages": turns, **kind_fields, **more}
 
 
 def _said(text: str) -> dict[str, str]:
@@ -98,9 +98,9 @@ def curated(
     rows_by_split: dict[str, list[Row]] = {split: [] for split in WRITTEN_SPLITS}
     for row in read_rows(project / "data/final/train.jsonl"):
         _, line = line_of(row["source"])
-        split, where = origins[line - 1]
-        source = f"{where['prompt']} of {where['of']}"
-        rows_by_split[split].append(row | {"source": source, "augmented": dict(where)})
+        split, row_origin = origins[line - 1]
+        source = f"{row_origin['prompt']} of {row_origin['of']}"
+        rows_by_split[split].append(row | {"source": source, "augmented": dict(row_origin)})
     return Curated(rows_by_split, list(_rejected(project)))
 
 
