@@ -124,15 +124,15 @@ def prove(
         trained_rows += sum(map(bool, by_row))
         turns += sum(count for _, _, _, count in claims)
         check_claims(claims, base, file)
-    over = next(written.left(), None)
-    if over:
+    extra_row = next(written.left(), None)
+    if extra_row:
         raise DataError(
             "Q-PREPROCESS-014",
-            f"row {over} of {path.name} is not in {file}, or more often than there: rows were made up",
+            f"row {extra_row} of {path.name} is not in {file}, or more often than there: rows were made up",
         )
     if read != trained_rows + rejected:
-        where = f"{trained_rows} are in {path.name} and {rejected} were rejected with a reason"
-        raise DataError("Q-PREPROCESS-014", f"{file} has {plural(read, 'row')}, {where}: rows got lost")
+        counts = f"{trained_rows} are in {path.name} and {rejected} were rejected with a reason"
+        raise DataError("Q-PREPROCESS-014", f"{file} has {plural(read, 'row')}, {counts}: rows got lost")
     return {
         "rows": trained_rows,
         "sequences": len(written.row_ids),

@@ -74,7 +74,7 @@ def weighting(rule: str, rewards: Numbers, tokens: Numbers, temperature: float =
 def account(weighting: Weighting, rewards: Numbers, weights: Numbers) -> dict[str, Any]:
     """Return the rewards' part of reports/labels.json: the rule, counts and both distributions."""
     known_rewards = rewards[~np.isnan(rewards)]
-    of_known = weights[~np.isnan(rewards)]
+    known_weights = weights[~np.isnan(rewards)]
     return {
         "rule": weighting.rule,
         "sequences": len(known_rewards),
@@ -83,10 +83,10 @@ def account(weighting: Weighting, rewards: Numbers, weights: Numbers) -> dict[st
         "lowest": weighting.low,
         "highest": weighting.high,
         "mean": round(weighting.mean, 6),
-        "weightless": int((of_known == 0).sum()),
-        "largest_weight": round(float(of_known.max()), 4) if len(known_rewards) else None,
+        "weightless": int((known_weights == 0).sum()),
+        "largest_weight": round(float(known_weights.max()), 4) if len(known_rewards) else None,
         "rewards": histogram(known_rewards),
-        "weights": histogram(of_known),
+        "weights": histogram(known_weights),
     }
 
 

@@ -115,24 +115,24 @@ def _drops_a_space(plain: Any) -> bool:
 def _difference(where: str, seen: list[Stretch], wanted: list[Stretch]) -> str:
     """Return the first difference in words."""
     trained = "".join(text for is_trained, text in seen if is_trained)
-    should = "".join(text for is_trained, text in wanted if is_trained)
-    if trained != should:
-        at = common_start(trained, should)
-        if len(trained) > len(should):
+    expected = "".join(text for is_trained, text in wanted if is_trained)
+    if trained != expected:
+        at = common_start(trained, expected)
+        if len(trained) > len(expected):
             return (
                 f"a token that is not the assistant's is trained in {where}: {short(trained[at:])}, "
-                f"where {short(should[at:])} should be"
+                f"where {short(expected[at:])} should be"
             )
         return (
-            f"a token of the assistant's is not trained in {where}: {short(should[at:])} should be, "
+            f"a token of the assistant's is not trained in {where}: {short(expected[at:])} should be, "
             f"{short(trained[at:])} is"
         )
-    shown = "".join(text for _, text in seen)
-    right = "".join(text for _, text in wanted)
-    at = common_start(shown, right)
+    written = "".join(text for _, text in seen)
+    template_text = "".join(text for _, text in wanted)
+    at = common_start(written, template_text)
     return (
         f"{where} has a masked text that is not the template's, a system prompt perhaps: "
-        f"{short(shown[at:])}, not {short(right[at:])}"
+        f"{short(written[at:])}, not {short(template_text[at:])}"
     )
 
 
@@ -162,23 +162,23 @@ def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, na
                 "or begin a turn there",
             )
     eos = base.tokenizer.eos_token
-    shown = text(messages)
+    conversation = text(messages)
     at = 0
     stretches = list[Stretch]()
     for turn in learned:
         before = text(messages[:turn], prompt=True)
-        after = shown if turn + 1 == len(messages) else text(messages[: turn + 1])
+        after = conversation if turn + 1 == len(messages) else text(messages[: turn + 1])
         answer = after.removeprefix(before)
-        stated = messages[turn]["content"].strip()
-        last = stated if is_unended(messages[turn]) else eos
+        content = messages[turn]["content"].strip()
+        last = content if is_unended(messages[turn]) else eos
         answer = answer[: answer.rfind(last) + len(last)]
-        if stated not in answer and json.dumps(stated, ensure_ascii=False)[1:-1] not in answer:
+        if content not in answer and json.dumps(content, ensure_ascii=False)[1:-1] not in answer:
             raise DataError(
                 "Q-PREPROCESS-008",
-                f"row {name}: turn {turn + 1} says {short(stated)}, which the template does not show in what "
-                "is trained",
+                f"row {name}: turn {turn + 1} says {short(content)}, which the template does not show in "
+                "what is trained",
             )
-        if shown[at : len(before)] != before[at:] or not shown.startswith(answer, len(before)):
+        if conversation[at : len(before)] != before[at:] or not conversation.startswith(answer, len(before)):
             raise DataError(
                 "Q-PREPROCESS-008",
                 f"row {name}: the template shows turn {turn + 1} differently once more turns follow, so it "
@@ -186,7 +186,7 @@ def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, na
             )
         stretches += [(False, before[at:]), (True, answer)]
         at = len(before) + len(answer)
-    return [*stretches, (False, shown[at:])]
+    return [*stretches, (False, conversation[at:])]
 
 
 def ended(messages: list[Any], learned: list[int]) -> int:
@@ -202,11 +202,12 @@ def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
     messages = row.get("messages", [])
     if name.rpartition("#")[2].isdecimal() and "#" in name and not name.endswith("#1"):
         return name, pair, stretches, turns
-    held = [turn for turn, message in enumerate(messages) if message.get("train") is False]
+    masked = [turn for turn, message in enumerate(messages) if message.get("train") is False]
     answers = stretches
-    if held:
+    if masked:
         stretches = [
-            (not is_held, text) for is_held, text in of_turns(messages, row.get("tools"), held, base, name)
+            (not is_masked, text)
+            for is_masked, text in of_turns(messages, row.get("tools"), masked, base, name)
         ]
     else:
         stretches = [(True, text) for _, text in stretches]

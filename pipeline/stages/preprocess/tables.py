@@ -103,14 +103,14 @@ def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = 
 
 
 def _packed(table: Any, rows: list[list[int]]) -> Any:
-    taken = table.take([number for row in rows for number in row]).combine_chunks()
-    lengths = pyarrow.compute.list_value_length(taken["input_ids"]).to_numpy()
+    selected = table.take([number for row in rows for number in row]).combine_chunks()
+    lengths = pyarrow.compute.list_value_length(selected["input_ids"]).to_numpy()
     sequences = np.cumsum([0, *map(len, rows)], dtype=np.int32)  # first sequence of each row, as an offset
     # first token of each row, as an offset
     tokens = np.concatenate(([0], np.cumsum(lengths)))[sequences].astype(np.int32)
-    flat = [(tokens, taken[name].chunk(0).flatten()) for name in ("input_ids", "labels")]
+    flat = [(tokens, selected[name].chunk(0).flatten()) for name in ("input_ids", "labels")]
     flat += [(sequences, pyarrow.array(lengths, pyarrow.int32()))]
-    flat += [(sequences, taken[name].chunk(0)) for name in ("row_id", "role", "weight")]
+    flat += [(sequences, selected[name].chunk(0)) for name in ("row_id", "role", "weight")]
     return pyarrow.record_batch(
         [pyarrow.ListArray.from_arrays(offsets, values) for offsets, values in flat], schema=PACKED
     )
