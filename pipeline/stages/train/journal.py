@@ -58,10 +58,10 @@ class Board:
         for name, value in row.get("measures", {}).items():
             self._writer.add_scalar(f"eval_{name}", value, row["step"])
         for number, sample in enumerate(row["samples"], start=1):
-            words = "\n\n".join(
+            text = "\n\n".join(
                 f"**{title}**\n\n{_verbatim(sample[title])}" for title in ("prompt", "reference", "answer")
             )
-            self._writer.add_text(f"sample_{number}", words, row["step"])
+            self._writer.add_text(f"sample_{number}", text, row["step"])
         self._writer.flush()
 
 

@@ -91,8 +91,8 @@ class Loop:
         """
         order = list(range(len(self.rows)))
         if self.settings.order == "shuffled":
-            chance = torch.Generator().manual_seed(self.settings.seed + epoch)
-            order = torch.randperm(len(self.rows), generator=chance).tolist()
+            generator = torch.Generator().manual_seed(self.settings.seed + epoch)
+            order = torch.randperm(len(self.rows), generator=generator).tolist()
         batches = BatchSampler(order, self.settings.per_device_train_batch_size, drop_last=False)
         for numbers in islice(batches, done * self.settings.gradient_accumulation_steps, None):
             yield self.collate([self.rows[number] for number in numbers])
@@ -194,8 +194,8 @@ class Loop:
 
     def compute_dtype(self) -> torch.dtype:
         """Return the type that a GPU computes in. On a CPU nothing is cast."""
-        named: torch.dtype = getattr(torch, self.settings.bnb_4bit_compute_dtype)
-        return named if self.device.type == "cuda" else torch.float32
+        dtype: torch.dtype = getattr(torch, self.settings.bnb_4bit_compute_dtype)
+        return dtype if self.device.type == "cuda" else torch.float32
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context in which products are in `compute_dtype` and sums in float32."""

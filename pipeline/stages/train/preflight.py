@@ -119,12 +119,12 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
         weights = dequantize_4bit(torch.zeros(NF4_BLOCK * width // 2, 1, dtype=torch.uint8), state)
         if not torch.equal(weights.view(-1, NF4_BLOCK), -scales[:, None].expand(-1, NF4_BLOCK)):
             wrong.append(width)
-    of = f"linears of {' and '.join(map(str, wrong or widths))} inputs"
+    described = f"linears of {' and '.join(map(str, wrong or widths))} inputs"
     if wrong:
-        finding = f"bitsandbytes dequantizes {of} wrongly on this CPU"
+        finding = f"bitsandbytes dequantizes {described} wrongly on this CPU"
         remedy = "set base.quantization to none, or train on a GPU"
         return [Check("NF4 widths", "fail", finding, remedy, "Q-TRAIN-004")]
-    return [Check("NF4 widths", "pass", f"{of} are dequantized as they should be")]
+    return [Check("NF4 widths", "pass", f"{described} are dequantized as they should be")]
 
 
 def memory_plan(plan: Plan, free: int) -> Check:

@@ -85,8 +85,8 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
     ):
         aside.mkdir()
         for split, dataset in rows.items():
-            asked = (answers(model, batch, top_k, advance) for batch in batches(dataset))
-            rest += write_answers(aside, split, sum(counts[split]), top_k, asked)
+            split_answers = (answers(model, batch, top_k, advance) for batch in batches(dataset))
+            rest += write_answers(aside, split, sum(counts[split]), top_k, split_answers)
         figures = {
             "file": SOURCE_FILE,
             "sha256": key["file_sha256"],

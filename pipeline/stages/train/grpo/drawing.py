@@ -146,12 +146,12 @@ class Rounds:
         for group in in_groups(drawn, self.grpo.group_size):
             answers = [Answer(completion.text, completion.stopped) for completion in group]
             rewards, points = self.rewards.of(self.questions["train"][group[0].row], answers)
-            worth = advantages(rewards, scaled=self.grpo.loss == "dapo")
+            group_advantages = advantages(rewards, scaled=self.grpo.loss == "dapo")
             scored += [
                 replace(
                     completion,
                     reward=rewards[n],
-                    advantage=worth[n],
+                    advantage=group_advantages[n],
                     points={name: values[n] for name, values in points.items()},
                 )
                 for n, completion in enumerate(group)
@@ -167,10 +167,10 @@ class Rounds:
         measured: list[Completion] = []
         groups = iter(in_groups(scored, self.grpo.group_size))
         for batch in prompts:
-            mine = [list(next(groups)) for _ in batch["rows"]]
-            old = iter(measure(batch, mine, False))
-            reference = iter(measure(batch, mine, True) if self.grpo.kl_beta else [])
-            for group in mine:
+            batch_groups = [list(next(groups)) for _ in batch["rows"]]
+            old = iter(measure(batch, batch_groups, False))
+            reference = iter(measure(batch, batch_groups, True) if self.grpo.kl_beta else [])
+            for group in batch_groups:
                 chosen = {completion.member for completion in trained(group, self.grpo)}
                 for completion in group:
                     if completion.member in chosen:

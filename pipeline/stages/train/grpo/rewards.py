@@ -148,11 +148,11 @@ def by_program(program: ExternalScorer) -> Measure:
 
     def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
         texts = [answer.text for answer in answers]
-        asked = (
+        points_by_reference = (
             program.rewards(question["id"], question["messages"], texts, reference)
             for reference in references(question)
         )
-        return [max(points) for points in zip(*asked, strict=True)]
+        return [max(points) for points in zip(*points_by_reference, strict=True)]
 
     return measure
 

@@ -88,7 +88,7 @@ class OwnSource:
         """
         import torch
 
-        chance = [torch.Generator().manual_seed(request.seed) for request in requests]
+        generators = [torch.Generator().manual_seed(request.seed) for request in requests]
         ids = torch.tensor([request.prompt for request in requests], device=model.device)  # (G, T)
         cache = None
         drawn = [Drawn([], [], False) for _ in requests]
@@ -97,7 +97,8 @@ class OwnSource:
             logs = output.logits[:, -1].float().log_softmax(-1).cpu()
             cache = output.past_key_values
             picked = [
-                int(torch.multinomial(log.exp(), 1, generator=g)) for log, g in zip(logs, chance, strict=True)
+                int(torch.multinomial(log.exp(), 1, generator=g))
+                for log, g in zip(logs, generators, strict=True)
             ]
             drawn = [
                 self._longer(completion, pick, logs[n])

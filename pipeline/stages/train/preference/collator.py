@@ -100,11 +100,11 @@ def _shortened(sequences: list[Labelled], originals: list[Labelled], longest: in
     """Return the sequences with `longest` tokens together at most, like the `originals`. The excess is cut
     off the ends of those that are longer than their own original.
     """
-    over = sum(len(ids) for ids, _ in sequences) - longest
+    excess = sum(len(ids) for ids, _ in sequences) - longest
     shortened = []
     for (ids, labels), (before, _) in zip(sequences, originals, strict=True):
-        end = len(ids) - max(0, min(over, len(ids) - len(before)))
-        over -= len(ids) - end
+        end = len(ids) - max(0, min(excess, len(ids) - len(before)))
+        excess -= len(ids) - end
         shortened.append((ids[:end], labels[:end]))
     return shortened
 

@@ -114,8 +114,8 @@ class PreferenceLearner(Learner):
             return {}
         right = round(measures["accuracy"] * evaluation["items"])
         interval = binomtest(right, evaluation["items"]).proportion_ci(method="wilson")
-        sure = {"low": round(float(interval.low), 4), "high": round(float(interval.high), 4)}
-        return {"preferences": {"items": evaluation["items"], "right": right, **measures, **sure}}
+        bounds = {"low": round(float(interval.low), 4), "high": round(float(interval.high), 4)}
+        return {"preferences": {"items": evaluation["items"], "right": right, **measures, **bounds}}
 
 
 LEARNER = PreferenceLearner

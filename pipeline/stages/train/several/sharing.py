@@ -135,13 +135,13 @@ class Sharing(Loop):
         """
         assert self.group is not None and self.gradients is not None
         batches = self.step_batches[start : start + self.group.count]
-        mine = self.group.rank.number
+        rank = self.group.rank.number
         stats = self.stats
-        self.stats = StepStats(start + mine)
+        self.stats = StepStats(start + rank)
         try:
             figures: list[Figures] = []
-            if mine < len(batches):
-                own_loss = super().training_step(batches[mine], items)
+            if rank < len(batches):
+                own_loss = super().training_step(batches[rank], items)
                 figures = [([float(own_loss), float(self.stats.loss_sum)], self.stats.measures.sums)]
             elif self.sharded:  # Another process's batch, for the sharded layers.
                 super().training_step(batches[0], items)
@@ -201,8 +201,8 @@ class Sharing(Loop):
         digest = hashlib.blake2b(digest_size=7)  # 7 bytes and a sign fit in 64 bits.
         for parameter in self.trained:
             digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        mine = int.from_bytes(digest.digest())
-        largest, smallest = self.meet(mine, -mine)
+        checksum = int.from_bytes(digest.digest())
+        largest, smallest = self.meet(checksum, -checksum)
         if largest != -smallest:
             raise GateError(
                 "Q-TRAIN-039",
