@@ -45,7 +45,8 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     Generation uses generation_config.json, and config.json only if that names no end.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
+    parts = (config, config.get("text_config") or {})
+    sizes = [part["vocab_size"] for part in parts if "vocab_size" in part]
     generation = folder / "generation_config.json"
     values = read_if_there(generation)
     stating = generation.name
@@ -53,7 +54,8 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
         values = config
         stating = "config.json"
     ends = values.get("eos_token_id")
-    if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
+    end_ids = ends if isinstance(ends, list) else [ends]
+    if ends is not None and tokenizer.eos_token_id not in end_ids:
         raise DataError(
             "Q-PREPROCESS-004",
             f"the end of turn is {tokenizer.eos_token_id} ({tokenizer.eos_token}) in the tokenizer and "
@@ -67,14 +69,12 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
         )
     plain = plain_tokenizer(folder)
     text = text_tokens(tokenizer)
-    control = [
-        re.escape(token.content)
-        for token in plain.get_added_tokens_decoder().values()
-        if not token.single_word
-        and len(token.content) > 1
-        and token.content.replace("▁", " ").strip()
-        and token.content not in text
-    ]
+    control = []
+    for token in plain.get_added_tokens_decoder().values():
+        is_blank = not token.content.replace("▁", " ").strip()
+        if token.single_word or len(token.content) <= 1 or is_blank or token.content in text:
+            continue
+        control.append(re.escape(token.content))
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
 
@@ -148,7 +148,8 @@ def check_pairs(written: Written, file: str) -> None:
     names = written.row_ids
     roles = written.roles.tolist()
     starts = np.concatenate(([0], np.cumsum(written.counts)))
-    is_paired = all(start % 2 == 0 for start in starts) and roles == [1, -1] * (len(roles) // 2)
+    has_whole_pairs = all(start % 2 == 0 for start in starts)
+    is_paired = has_whole_pairs and roles == [1, -1] * (len(roles) // 2)
     for chosen, rejected in zip(names[::2], names[1::2], strict=is_paired):
         is_paired &= chosen.removesuffix("#chosen") == rejected.removesuffix("#rejected") != rejected
     if not is_paired:
@@ -212,7 +213,8 @@ def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Ite
     elif "label" in row:
         turns = [turn["role"] for turn in row["messages"]]
         last = len(turns) - 1 - turns[::-1].index("assistant")
-        answers = [(name, 1 if row["label"] else -1, row["messages"][: last + 1], last)]
+        label_role = 1 if row["label"] else -1
+        answers = [(name, label_role, row["messages"][: last + 1], last)]
     else:
         return
     for named, role, messages, start in answers:

@@ -104,10 +104,10 @@ def preprocess(
     }
     all_stats = {split: SplitStats() for split in SPLITS}
     added = rows_folder.parent / "augmented"
-    files = {
-        split: [rows_folder / f"{split}.jsonl", *(added / f"{kind}-{split}.jsonl" for kind in augmented)]
-        for split in SPLITS
-    }
+    files = {}
+    for split in SPLITS:
+        files[split] = [rows_folder / f"{split}.jsonl"]
+        files[split] += [added / f"{kind}-{split}.jsonl" for kind in augmented]
     with publishing(tokens_folder) as aside:
         aside.mkdir()
         for split, split_stats in all_stats.items():
@@ -124,10 +124,8 @@ def preprocess(
         if not trained["rows"]:
             raise nothing_trained(tokenizer, all_stats["train"], rows_folder / "train.jsonl", train.method)
         stats["trained_share"] = round(trained["trained_tokens"] / trained["tokens"], 4)
-        write_json(
-            aside / NAME,
-            manifest(aside, [file for split in SPLITS for file in files[split]], base, tokenizer, stats),
-        )
+        sources = [file for split in SPLITS for file in files[split]]
+        write_json(aside / NAME, manifest(aside, sources, base, tokenizer, stats))
         written = Written(aside / "train.parquet")
         samples = [
             sample(kind, name, written, loaded_base.plain)
@@ -202,7 +200,8 @@ def write_split(
     packed = members
     if to_tokens.packing:
         pack = in_order if train.order == "as_given" else best_fit
-        together = pack([sum(lengths[place] for place in unit) for unit in members], max_length)
+        unit_lengths = [sum(lengths[place] for place in unit) for unit in members]
+        together = pack(unit_lengths, max_length)
         packed = [[place for unit in row for place in members[unit]] for row in together]
     rewards = table["reward"].to_numpy().astype(float)  # NaN if missing
     rule = train.reward if REWARD in METHODS[train.method].settings else "none"
@@ -251,7 +250,8 @@ def sequences(
         names = [encoding.name_in(name) for encoding in encoded]
         split_stats.keep(row, names)
         for place, (named, encoding) in enumerate(zip(names, encoded, strict=True)):
-            unit += place == 0 or not pairs
+            if place == 0 or not pairs:
+                unit += 1
             yield sequence(named, encoding, unit, row.get("reward"))
 
 

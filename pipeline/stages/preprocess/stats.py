@@ -30,7 +30,8 @@ class SplitStats:
     def reject(self, row: Row, name: str, code: str, why: str) -> None:
         """Count a row that was left out."""
         self.rejected[code] += 1
-        self.untrained.update([row.get("kind", "chat")] if code == NOT_LEARNED else [])
+        if code == NOT_LEARNED:
+            self.untrained[row.get("kind", "chat")] += 1
         examples = self.rejects.setdefault(code, [])
         if len(examples) < EXAMPLES:
             examples.append({"row": name, "why": why})
@@ -39,7 +40,8 @@ class SplitStats:
         """Count a row that is trained as the sequences of these names."""
         kind = kind_of(row, unfolded="#" in names[0])
         self.kinds[kind] += 1
-        if self.kinds[kind] <= (1 if kind == "unfolded" else EXAMPLES):
+        most = 1 if kind == "unfolded" else EXAMPLES
+        if self.kinds[kind] <= most:
             self.examples.setdefault(kind, []).extend(names[:EXAMPLES])
         self.without_system += kind != "text" and row["messages"][0]["role"] != "system"
 

@@ -103,17 +103,22 @@ def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = 
 
 
 def _packed(table: Any, rows: list[list[int]]) -> Any:
-    selected = table.take([number for row in rows for number in row]).combine_chunks()
+    numbers = [number for row in rows for number in row]
+    selected = table.take(numbers).combine_chunks()
     lengths = pyarrow.compute.list_value_length(selected["input_ids"]).to_numpy()
     sequences = np.cumsum([0, *map(len, rows)], dtype=np.int32)  # first sequence of each row, as an offset
-    # first token of each row, as an offset
-    tokens = np.concatenate(([0], np.cumsum(lengths)))[sequences].astype(np.int32)
-    flat = [(tokens, selected[name].chunk(0).flatten()) for name in ("input_ids", "labels")]
-    flat += [(sequences, pyarrow.array(lengths, pyarrow.int32()))]
-    flat += [(sequences, selected[name].chunk(0)) for name in ("row_id", "role", "weight")]
-    return pyarrow.record_batch(
-        [pyarrow.ListArray.from_arrays(offsets, values) for offsets, values in flat], schema=PACKED
-    )
+    sequence_starts = np.concatenate(([0], np.cumsum(lengths)))  # in tokens
+    tokens = sequence_starts[sequences].astype(np.int32)  # first token of each row, as an offset
+    columns = [
+        (tokens, selected["input_ids"].chunk(0).flatten()),
+        (tokens, selected["labels"].chunk(0).flatten()),
+        (sequences, pyarrow.array(lengths, pyarrow.int32())),
+        (sequences, selected["row_id"].chunk(0)),
+        (sequences, selected["role"].chunk(0)),
+        (sequences, selected["weight"].chunk(0)),
+    ]
+    arrays = [pyarrow.ListArray.from_arrays(offsets, values) for offsets, values in columns]
+    return pyarrow.record_batch(arrays, schema=PACKED)
 
 
 class Written:
