@@ -40,7 +40,9 @@ class Collator:
         batch = flattened(examples)
         batch["rows"] = [example["row"] for example in examples]
         batch["row_ids"] = [name for example in examples for name in example["row_ids"]]
-        batch["trained_tokens"] = batch["items"] = int((batch["labels"][:, 1:] != IGNORED).sum())
+        trained_tokens = int((batch["labels"][:, 1:] != IGNORED).sum())
+        batch["trained_tokens"] = trained_tokens
+        batch["items"] = trained_tokens
         if any(weight != 1 for example in examples for weight in example.get("weights", ())):
             batch["weights"] = token_weights(examples)
         return batch

@@ -85,8 +85,12 @@ def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row per step with the columns `CURVE`, for `dvc plots`. `eval_loss` may be empty."""
     rows = list(rows)
     evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
-    with_eval = (row | {"eval_loss": evaluated.get(row["step"], "")} for row in rows if row["kind"] == "step")
-    return [{key: row[key] for key in CURVE} for row in with_eval]
+    points = []
+    for row in rows:
+        if row["kind"] == "step":
+            point = row | {"eval_loss": evaluated.get(row["step"], "")}
+            points.append({key: point[key] for key in CURVE})
+    return points
 
 
 def write_curve(target: Path, rows: list[dict[str, Any]]) -> None:

@@ -29,11 +29,13 @@ class DistillCollator:
         other rows.
         """
         batch = self.plain(examples)
-        ids, logs = zip(*(self.answers.of(example["row"]) for example in examples), strict=True)
+        answers = [self.answers.of(example["row"]) for example in examples]
+        ids, logs = zip(*answers, strict=True)
         batch["teacher_ids"] = _joined(ids)
         batch["teacher_logs"] = _joined(logs)
         batch.pop("weights", None)  # Distillation has no use for rewards.
-        batch["trained_tokens"] = batch["items"] = len(batch["teacher_ids"])
+        batch["trained_tokens"] = len(batch["teacher_ids"])
+        batch["items"] = len(batch["teacher_ids"])
         if int(followed(batch["position_ids"]).sum()) != batch["items"]:
             raise DataError(
                 "Q-TRAIN-019",

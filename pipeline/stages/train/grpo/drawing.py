@@ -60,10 +60,10 @@ class Rounds:
         file = round_file(self.run.checkpoints, step)
         saved = read_round(file)
         if saved is None or saved.head["run"] != self.id or saved.head["rows"][-len(rows) :] != rows:
+            state = "missing" if saved is None else "of another run"
             raise DataError(
                 "Q-GRPO-007",
-                f"{file}, the rollouts that the run was on, is "
-                f"{'missing' if saved is None else 'of another run'}: put it back, or {RESTART}",
+                f"{file}, the rollouts that the run was on, is {state}: put it back, or {RESTART}",
             )
         return saved
 
@@ -93,11 +93,11 @@ class Rounds:
         if saved and not changed:
             return saved
         if self.replay:
+            state = f"of another run ({', '.join(changed)})" if saved else "missing"
             raise DataError(
                 "Q-GRPO-010",
-                f"the run can't be replayed from step {step + 1} on: {file} is "
-                f"{'of another run (' + ', '.join(changed) + ')' if saved else 'missing'}: leave --replay "
-                "out to draw again",
+                f"the run can't be replayed from step {step + 1} on: {file} is {state}: leave --replay out "
+                "to draw again",
             )
         if saved:
             print(

@@ -225,11 +225,13 @@ def aligned(tokens: Sequence[int], entries: Sequence[tuple[int, float]]) -> list
     the same in the leftmost and in the rightmost alignment. Raises `ValueError` if `entries` are not among
     the tokens.
     """
-    first = _leftmost(tokens, [token for token, _ in entries])
-    last = _leftmost(tokens[::-1], [token for token, _ in entries[::-1]])
+    ids = [token for token, _ in entries]
+    first = _leftmost(tokens, ids)
+    last = _leftmost(tokens[::-1], ids[::-1])
     logps: list[float | None] = [None] * len(tokens)
     for number, (_, value) in enumerate(entries):
-        if first[number] == len(tokens) - 1 - last[-1 - number]:
+        rightmost = len(tokens) - 1 - last[-1 - number]
+        if first[number] == rightmost:
             logps[first[number]] = value
     return logps
 

@@ -100,7 +100,8 @@ class Monitor:
         """Return each rule once with its worst finding, failures and warnings first."""
         names = self._step_rules | self._eval_rules
         unseen = {name: Check(name, "not measured", "no such row yet") for name in names}
-        checks = [*(unseen | self._found).values(), *self._judge(self._end_rules)]
+        findings = unseen | self._found
+        checks = [*findings.values(), *self._judge(self._end_rules)]
         return sorted(checks, key=lambda check: -max(SEVERITY[check.verdict], 1))
 
     def records(self) -> list[dict[str, Any]]:

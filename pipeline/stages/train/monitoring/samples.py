@@ -83,8 +83,10 @@ def _first_turn(labels: Sequence[int]) -> tuple[int, int]:
     """Return the range of the first trained tokens. It starts at 1 or later, because there must be a token
     to continue from.
     """
-    start = max(1, next(place for place, label in enumerate(labels) if label != IGNORED))
-    end = next((place for place in range(start, len(labels)) if labels[place] == IGNORED), len(labels))
+    first = next(place for place, label in enumerate(labels) if label != IGNORED)
+    start = max(1, first)
+    masked = (place for place in range(start, len(labels)) if labels[place] == IGNORED)
+    end = next(masked, len(labels))
     return start, end
 
 

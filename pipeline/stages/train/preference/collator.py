@@ -103,8 +103,9 @@ def _shortened(sequences: list[Labelled], originals: list[Labelled], longest: in
     excess = sum(len(ids) for ids, _ in sequences) - longest
     shortened = []
     for (ids, labels), (before, _) in zip(sequences, originals, strict=True):
-        end = len(ids) - max(0, min(excess, len(ids) - len(before)))
-        excess -= len(ids) - end
+        cut = max(0, min(excess, len(ids) - len(before)))
+        excess -= cut
+        end = len(ids) - cut
         shortened.append((ids[:end], labels[:end]))
     return shortened
 

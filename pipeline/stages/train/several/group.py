@@ -224,9 +224,8 @@ def _listening(rank: Rank) -> int:
     """Return the descriptor of a socket that listens only at the address where the others look for rank 0.
     By default PyTorch's store, which has no authentication, listens on all interfaces.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(rank.address, rank.port, type=socket.SOCK_STREAM)[
-        0
-    ]
+    addresses = socket.getaddrinfo(rank.address, rank.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = addresses[0]
     if rank.local_count < rank.count and ipaddress.ip_address(address[0]).is_loopback:
         # This machine resolves its own name to its loopback, but others don't.
         address = ("", rank.port)

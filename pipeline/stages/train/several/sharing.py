@@ -189,10 +189,11 @@ class Sharing(Loop):
                 pairs = [float(value) for name in names for value in sums[name]]
                 sent[row] = torch.tensor([*batch_losses, *pairs], dtype=torch.float64)
             rows = self.group.gathered(sent.view(-1)).view(self.group.count, share, width)
-        return [
-            _figures(rows[place % self.group.count, place // self.group.count].tolist(), losses, names)
-            for place in range(count)
-        ]
+        all_figures = []
+        for place in range(count):
+            row_of_place = rows[place % self.group.count, place // self.group.count]
+            all_figures.append(_figures(row_of_place.tolist(), losses, names))
+        return all_figures
 
     def check_equal(self) -> None:
         """Raise `GateError` unless all processes have trained the same weights."""
@@ -241,7 +242,8 @@ class GradientSum:
     def finish(self) -> None:
         """Put the sum into every process's `.grad`, or None if no gradient came, as in one process."""
         flat = self.group.gathered(self.part).view(-1)
-        reached = self.group.gathered(torch.tensor(self.reached, dtype=torch.uint8)).any(0).tolist()
+        flags = torch.tensor(self.reached, dtype=torch.uint8)
+        reached = self.group.gathered(flags).any(0).tolist()
         for (parameter, piece), any_reached in zip(self._pieces(flat), reached, strict=True):
             # A copy has the same memory layout as a gradient from autograd.
             parameter.grad = piece.clone().view_as(parameter) if any_reached else None
