@@ -1,1 +1,1 @@
-"""Rows that a model writes to those of training, each with the row that it comes from."""
+"""Additional training rows written by a model, each with the row that it comes from."""

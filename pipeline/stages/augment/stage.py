@@ -1,4 +1,4 @@
-"""Write rows to those of training with a model: reworded questions, flawed answers as `rejected`, answers to
+"""Write additional training rows with a model: reworded questions, flawed answers as `rejected`, answers to
 prompts that have none. Off by default (`augment.kinds`).
 
 Reads `data/final/` (texts are written to training rows, or to rows of val for monitoring, so nothing crosses
