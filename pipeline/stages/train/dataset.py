@@ -31,7 +31,7 @@ def load_rows(tokens: Path, split: str) -> Any:
 
 
 class Collator:
-    """Flattens packed rows into one sequence (1, T), without padding."""
+    """Collator that flattens packed rows into one sequence (1, T), without padding."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return input_ids, labels and position_ids (1, T), the rows' numbers and ids, the number of trained

@@ -29,7 +29,7 @@ class Learning(NamedTuple):
 
 @dataclass
 class Learner:
-    """Supervised training in `run`. Other methods override the methods of this class."""
+    """Supervised training in `run`, and the base class of all other training methods."""
 
     run: Run
 

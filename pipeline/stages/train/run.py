@@ -1,4 +1,4 @@
-"""Run of one of its processes, and the check that existing checkpoints belong to it.
+"""A training run as seen by one of its processes, and the check that existing checkpoints belong to it.
 
 An interrupted run resumes only if it would end in the same bytes. If something else changed, resuming would
 mix two runs, and starting again would lose the first one. So neither happens by itself.
