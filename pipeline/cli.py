@@ -1,8 +1,8 @@
 """Run the command `quench` with its twelve verbs. Stages are run by `quench run`, `snakemake`, `dvc repro`
 or `python -m pipeline STAGE`.
 
-The command lines are in `pipeline.commands.topics`. Each imports what it needs when it is run, so `quench
---help` is instant.
+The command lines are in `pipeline.commands.topics`. Each imports what it needs when it is run, so
+`quench --help` is instant.
 """
 
 import sys

@@ -5,8 +5,8 @@ Reads `data/final/` (texts are written to training rows, or to rows of val for m
 the split), `data/guard/`, `data/evaluation/` (scorers), `models/base/` and the writing model. Writes
 `data/augmented/KIND-{train,val}.jsonl`, which stage preprocess adds to the rows of each split, and
 `reports/augment/KIND.json`, `KIND.dropped.jsonl` and `KIND.html`. Texts are kept in
-`models/.augment/KIND/journal.jsonl`, so a killed run continues. Command: `python -m pipeline
-augment@rejected`
+`models/.augment/KIND/journal.jsonl`, so a killed run continues.
+Command: `python -m pipeline augment@rejected`
 """
 
 from collections import Counter

@@ -107,7 +107,7 @@ def _packed(table: Any, rows: list[list[int]]) -> Any:
     selected = table.take(numbers).combine_chunks()
     lengths = pyarrow.compute.list_value_length(selected["input_ids"]).to_numpy()
     sequences = np.cumsum([0, *map(len, rows)], dtype=np.int32)  # first sequence of each row, as an offset
-    sequence_starts = np.concatenate(([0], np.cumsum(lengths)))  # in tokens
+    sequence_starts = np.concatenate(([0], np.cumsum(lengths)))  # offsets in tokens
     tokens = sequence_starts[sequences].astype(np.int32)  # first token of each row, as an offset
     columns = [
         (tokens, selected["input_ids"].chunk(0).flatten()),

@@ -15,7 +15,7 @@ PARTS = ("input_ids", "labels", "position_ids")  # keys of a batch that its log-
 # or answers.
 NOT_FOR_THE_MODEL = (
     *("rows", "row_ids", "trained_tokens", "items", "weights"),
-    *("row_answers", "row_tokens", "roles", OTHERS),  # for judged answers
+    *("row_answers", "row_tokens", "roles", OTHERS),  # keys of judged answers
 )
 
 

@@ -51,7 +51,7 @@ class Rounds:
         self.grpo = run.settings.grpo
         self.source = source
         self.rewards = rewards
-        self.questions = questions  # by split and row
+        self.questions = questions  # questions by split and row
 
     def begun(self, step: int, rows: list[int]) -> Round:
         """Return the round before `step` + 1, whose last rows are `rows`, for a run that resumes inside it.

@@ -33,7 +33,7 @@ SPIKE = 3.0  # times the running median
 SPIKE_NATS = 0.5
 SLOW = 1 / 3  # share of the median speed
 SLOW_STEPS = 5
-OVERFLOWS = 5  # in a row; float16's loss scale finds its size by overflowing a few times
+OVERFLOWS = 5  # steps in a row; float16's loss scale finds its size by overflowing a few times
 HISTORY = 200  # steps that the usual speed is computed from
 FATAL = partial(failure, id="Q-TRAIN-011")  # default verdict on a loss of 0
 
