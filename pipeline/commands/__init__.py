@@ -1,1 +1,1 @@
-"""The verbs of `quench` that are not stages."""
+"""Verbs of `quench` that are not stages."""

@@ -1,1 +1,1 @@
-"""Any GGUF files against each other, on the user's own held-out chats."""
+"""Comparison of any GGUF files on the user's own held-out chats."""

@@ -1,9 +1,10 @@
-"""Which of several GGUF files is best on the user's own held-out chats, and fits? Any files that llama.cpp
-loads, of any architecture and size: "14B at 2 bit, 7B at 4 or 4B at 8 in 8 GB?"
+"""Find which of several GGUF files is best on the user's own held-out chats and fits in memory. Any files
+that llama.cpp loads can be compared, of any architecture and size: "14B at 2 bit, 7B at 4 or 4B at 8 in 8
+GB?"
 
-Every file answers the same rows through its own chat template in llama-server, where its speed and memory are
-measured too. Reads `data/final/test.jsonl` or --data, and params.yaml if there is one. Writes
-`reports/judge.html`, `reports/judge.json` and, below `reports/judge/`, the answers.
+Every file answers the same rows through its own chat template in llama-server. Its speed and memory are
+measured there too. Reads `data/final/test.jsonl` or --data, and params.yaml if there is one. Writes
+`reports/judge.html`, `reports/judge.json` and the answers below `reports/judge/`.
 
     quench judge A.gguf B.gguf --memory "8 GB"
 """
@@ -35,12 +36,12 @@ from pipeline.metrics.scorers import check_references, parse
 
 DATA = Path("data/final/test.jsonl")
 PAGE, REPORT = Path("reports/judge.html"), Path("reports/judge.json")
-ENDED = 0.9  # share of answers that end by themselves, below which a file is worth a word
+ENDED = 0.9  # share of answers that end by themselves; below it the file gets a note
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options; None: as params.yaml says."""
+    """Options of the command. None stands for the value of params.yaml."""
 
     data: Path | None = None
     rows: int | None = None
@@ -55,7 +56,7 @@ class Options:
 def main(
     params_file: Path | None, root: Path, files: Sequence[Path], options: Options, *, as_json: bool
 ) -> None:
-    """Judge the files, write report and page, and print the verdict."""
+    """Judge the files, write the report and the page, and print the verdict."""
     report = judge(settings_of(params_file, root), root, files, options)
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -64,14 +65,16 @@ def main(
 
 
 def settings_of(params_file: Path | None, root: Path) -> Params:
-    """`params_file`, else the project's params.yaml, else every default: foreign files need no project."""
+    """Load `params_file`, otherwise the project's params.yaml, otherwise the defaults. Foreign files need no
+    project.
+    """
     file = params_file or root / "params.yaml"
     return load_params(file) if params_file or file.exists() else Params()
 
 
 def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -> dict[str, Any]:
-    """Measure the files, publish report and page; gives the report. Raises `ConfigError`, `DataError` and
-    `ToolError` for what can't be judged, before anything long begins.
+    """Measure the files and publish the report and the page. Return the report. Raises `ConfigError`,
+    `DataError` and `ToolError` for what can't be judged, before anything long begins.
     """
     tools = find_toolchain(params.machine.llama_cpp)
     evaluate, load = evaluated(params, options), load_of(params, options, tools)
@@ -131,7 +134,9 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
 
 
 def evaluated(params: Params, options: Options) -> Evaluate:
-    """Section evaluate with options applied, one row at a time. `ConfigError` if nothing would be scored."""
+    """Return section evaluate with the options applied and one row at a time. Raises `ConfigError` if nothing
+    would be scored.
+    """
     scorers = list(options.scorers) or params.evaluate.scorers
     if not scorers:
         raise ConfigError(
@@ -143,8 +148,8 @@ def evaluated(params: Params, options: Options) -> Evaluate:
 
 
 def load_of(params: Params, options: Options, tools: Toolchain) -> Serve:
-    """How files are loaded: at the context of section serve, on the threads and the card of section
-    machine. Where llama.cpp sees no card, auto is 0.
+    """Return the settings for loading files: the context of section serve, and the threads and the card of
+    section machine. If llama.cpp finds no card, auto becomes 0.
     """
     settings = params.machine
     layers = settings.n_gpu_layers if options.gpu_layers is None else options.gpu_layers
@@ -158,7 +163,7 @@ def load_of(params: Params, options: Options, tools: Toolchain) -> Serve:
 
 
 def check_context(files: Sequence[Candidate], ctx_size: int) -> None:
-    """Raise `ConfigError` if a file was made for a shorter context: it would fit no memory."""
+    """Raise `ConfigError` if a file was made for a shorter context. Its memory would fit nowhere."""
     for file in files:
         if file.positions and ctx_size > file.positions:
             raise ConfigError(
@@ -169,7 +174,9 @@ def check_context(files: Sequence[Candidate], ctx_size: int) -> None:
 
 
 def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: Path) -> dict[str, Any]:
-    """The figures of the task; every answer gets its score. Raises `DataError` if none has one."""
+    """Return the figures of the task and give every answer its score. Raises `DataError` if no answer has
+    one.
+    """
     figures = score_answers(
         answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
     )
@@ -183,7 +190,7 @@ def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: P
 
 
 def file_values(file: Candidate, all_of_them: Sequence[Candidate]) -> dict[str, Any]:
-    """What a file is, as JSON."""
+    """Return the description of a file as JSON."""
     same = next((other.name for other in all_of_them if other.sha256 == file.sha256 and other.copy == 0), "")
     return {
         "path": file.path.name,
@@ -199,8 +206,8 @@ def file_values(file: Candidate, all_of_them: Sequence[Candidate]) -> dict[str, 
 
 
 def common_points(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[float]]:
-    """Every file's scores of the rows that all files have a score of: means of other rows can't be compared.
-    Raises `DataError` if there is no such row.
+    """Return every file's scores on the rows that all files have a score for. Means over different rows can't
+    be compared. Raises `DataError` if there is no such row.
     """
     scores = {name: [answer["score"] for answer in of_file] for name, of_file in answers.items()}
     kept = [at for at, row in enumerate(zip(*scores.values(), strict=True)) if None not in row]
@@ -213,9 +220,9 @@ def common_points(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
 
 
 def entry(name: str, values: Mapping[str, Any], points: Sequence[float]) -> Entry:
-    """A file's figures that decide; `points` are its scores of the rows that all have."""
+    """Return a file's figures that decide. `points` are its scores on the common rows."""
     speed = values["served"]["generation_tok_s"]
-    if values["served"]["disturbed"]:  # then it may be any, and decides nothing
+    if values["served"]["disturbed"]:  # A disturbed speed may have any value, so it decides nothing.
         speed = {"low": 0.0, "median": speed["median"], "high": math.inf}
     return Entry(
         name=name,
@@ -230,7 +237,7 @@ def entry(name: str, values: Mapping[str, Any], points: Sequence[float]) -> Entr
 
 
 def spoilt(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A note if something else kept the machine busy while speeds were measured."""
+    """Return a note if something else kept the machine busy while speeds were measured."""
     files = [name for name, figures in values.items() if figures["served"]["disturbed"]]
     if not files:
         return []
@@ -241,7 +248,7 @@ def spoilt(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def unended(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A note on each file whose answers often ran into their limit."""
+    """Return a note on each file whose answers often reached their limit."""
     return [
         f"only {figures['task']['stopped']:.0%} of {name}'s answers ended by themselves: raise "
         "evaluate.max_new_tokens if the others were cut off."

@@ -1,7 +1,7 @@
-"""How far each file's next-token distributions are from a reference's, at the reference answers to the same
-rows: what a level of a model lost, apart from what the task shows of it.
+"""Compare each file's next-token distributions with a reference's, at the reference answers to the same rows.
+This measures what a level of a model lost, independent of the task.
 
-Only files with the reference's vocabulary can be compared; of others it is "not measured". The text is the
+Only files with the reference's vocabulary can be compared; the others are "not measured". The text is the
 reference's: its chat template, and the row's own answer.
 """
 
@@ -23,7 +23,7 @@ from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.divergence import Prompt, Speaker, compare, kept_logits, thinned
 
-SCRATCH = Path("reports/.judge.writing")  # swept after a kill
+SCRATCH = Path("reports/.judge.writing")  # removed after a kill
 NO_REFERENCE = "no reference was named (--reference)"
 
 
@@ -35,7 +35,9 @@ def divergences(
     tools: Toolchain,
     root: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Of each file {"kld": mean nats, "same_top": share, "rows", "positions"}, or {"not_measured": why}."""
+    """Return for each file {"kld": mean nats, "same_top": share, "rows", "positions"} or {"not_measured":
+    reason}.
+    """
     if reference is None:
         return {file.name: {"not_measured": NO_REFERENCE} for file in files}
     figures_of: dict[str, dict[str, Any]] = {
@@ -73,13 +75,13 @@ def divergences(
 
 
 def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
-    """A row's question in the server's template with the row's answer after it, compared at the answer's
-    tokens; None if it is longer than `room` tokens.
+    """Return a row's question in the server's template followed by the row's answer. The positions are those
+    that predict the answer's tokens. Returns None if it is longer than `room` tokens.
     """
     *question_turns, last = row["messages"]
     question = server.post("/apply-template", chat_request(question_turns, row.get("tools")))["prompt"]
     before, ids = server.tokens(question), server.tokens(question + last["content"])
-    start = max(1, common_start(before, ids))  # what follows a position is what it is compared on
+    start = max(1, common_start(before, ids))  # A position predicts the token after it.
     positions = list(range(start - 1, len(ids) - 1))
     return Prompt(ids, thinned(positions)) if positions and len(ids) <= room else None
 
@@ -88,7 +90,7 @@ def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
 def speaking(
     file: Candidate, prompts: Sequence[Prompt], load: Serve, tools: Toolchain, advance: Any
 ) -> Iterator[Speaker]:
-    """The file's logits, loaded as it is served."""
+    """Yield a function that returns the file's logits. The file is loaded as it is served."""
     longest = max(len(prompt.ids) for prompt in prompts)
     with open_gguf(llama_of(tools, load), ModelFiles(file.path), ctx_size=longest) as model:
 

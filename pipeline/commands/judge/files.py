@@ -1,5 +1,5 @@
-"""What is judged: the files, by what their headers say (any GGUF with a chat template), and the held-out
-chats that each of them is asked, if its template and context take them.
+"""Candidates for the comparison: any GGUF with a chat template, described by its header. Also the check that
+a candidate's template and context accept the held-out chats.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ from pipeline.gguf.header import Header, NotGguf, UnknownType, read_header
 from pipeline.llamacpp.server import Server
 
 TEMPLATE = "tokenizer.chat_template"
-# of architectures whose cache is smaller than layers × heads × lengths: windows, latent attention, states
+# header keys of architectures whose cache is smaller than layers × heads × lengths (sliding windows, latent
+# attention, recurrent states)
 SMALLER_CACHE = (
     "attention.sliding_window",
     "attention.kv_lora_rank",
@@ -33,11 +34,11 @@ SMALLER_CACHE = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A file that is judged.
+    """File to be judged.
 
     `copy` counts the files before it with the same bytes; it is measured like any other. `positions` is the
-    longest context that it was made for and `per_token` the bytes of a token in its float16 KV cache, None
-    where the header doesn't say. `vocabulary` is the hash of its list of tokens.
+    longest context that it was made for, and `per_token` the bytes of a token in its float16 KV cache. Both
+    are None if the header does not contain them. `vocabulary` is the hash of its list of tokens.
     """
 
     name: str
@@ -55,11 +56,12 @@ class Candidate:
 
 
 def candidates(paths: Sequence[Path]) -> list[Candidate]:
-    """Describe each file. Raises `ConfigError` for fewer than two, `DataError` for an incomplete
-    GGUF, a part of one, has no chat template or one that exceeds the limits of `pipeline.chat.template`.
+    """Describe each file. Raises `ConfigError` for fewer than two files. Raises `DataError` for a GGUF that
+    is incomplete, is one part of several, has no chat template, or has one that exceeds the limits of
+    `pipeline.chat.template`.
     """
     if len(paths) < 2:
-        for path in paths:  # that it is missing or damaged is said first
+        for path in paths:  # A missing or damaged file is reported first.
             whole_header(path)
         raise ConfigError(
             "Q-JUDGE-001",
@@ -72,7 +74,7 @@ def candidates(paths: Sequence[Path]) -> list[Candidate]:
 
 
 def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candidate:
-    """What one file's header says. Raises as `candidates`."""
+    """Describe one file by its header. Raises the same errors as `candidates`."""
     header = whole_header(path)
     if not header.fields.get(TEMPLATE):
         raise DataError(
@@ -80,7 +82,7 @@ def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candida
             f"{path} has no chat template ({TEMPLATE}), so it can't be asked chats: take the instruct "
             "version's file, or one that a newer converter made",
         )
-    # one that can't be compiled is llama-server's to refuse, which renders it
+    # A template that can't be compiled is left to llama-server, which renders it.
     templates = {key: str(text) for key, text in header.fields.items() if key.startswith(TEMPLATE)}
     try_templates(templates, str(path))
     sha256 = file_hash(path)
@@ -103,7 +105,7 @@ def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candida
 
 
 def whole_header(path: Path) -> Header:
-    """The header of a complete GGUF in one file. Raises `DataError`."""
+    """Return the header of a complete GGUF in one file. Raises `DataError` otherwise."""
     try:
         header = read_header(path)
     except UnknownType as error:
@@ -130,7 +132,9 @@ def whole_header(path: Path) -> Header:
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """The files' names: stems; paths where stems are the same, with a number where those are the same too."""
+    """Return the files' names: their stems, or their paths if stems are equal, with a number if paths are
+    equal too.
+    """
     stems, seen, unique = Counter(path.stem for path in paths), Counter[str](), []
     for path in paths:
         name = os.fsencode(path.stem if stems[path.stem] == 1 else path).decode("utf-8", "replace")
@@ -140,15 +144,15 @@ def names(paths: Sequence[Path]) -> list[str]:
 
 
 def has_smaller_cache(fields: Mapping[str, Any], kind: str) -> bool:
-    """Whether the architecture keeps less than every layer's keys and values of every token, so that only a
-    measurement says how much.
+    """Return True if the architecture keeps less than every layer's keys and values of every token. Then only
+    a measurement gives the size.
     """
     smaller = tuple(f"{kind}.{name}" for name in SMALLER_CACHE)
     return any(fields[name] for name in fields if name.startswith(smaller))
 
 
 def vocabulary(fields: Mapping[str, Any]) -> str:
-    """A hash of the list of tokens: models with the same one can be compared token by token."""
+    """Return a hash of the list of tokens. Models with the same hash can be compared token by token."""
     digest = hashlib.sha256()
     tokens = fields.get("tokenizer.ggml.tokens")
     for token in tokens if isinstance(tokens, list) else ():
@@ -159,8 +163,8 @@ def vocabulary(fields: Mapping[str, Any]) -> str:
 def check_rows(
     file: Candidate, server: Server, rows: Sequence[Row], *, ctx_size: int, max_new_tokens: int
 ) -> None:
-    """Prove, before hours of answering, that the file's own template takes each row and that the context has
-    room for it and its answer.
+    """Check, before hours of answering, that the file's own template accepts each row and that the context
+    has room for the row and its answer.
 
     Raises `DataError` otherwise.
     """
@@ -182,12 +186,14 @@ def check_rows(
 
 
 def prompt_tokens(file: Candidate, server: Server, row: Row) -> int:
-    """How many tokens a row's question is, by the file's own template and tokenizer."""
+    """Count the tokens of a row's question in the file's own template and tokenizer. Raises `DataError` if
+    the template refuses the row.
+    """
     request = chat_request(row["messages"][:-1], row.get("tools"))
     try:
         text = server.post("/apply-template", request)["prompt"]
     except ToolError as error:
-        answer = one_line(error.sentence.partition(": ")[2], 200)  # what llama-server said
+        answer = one_line(error.sentence.partition(": ")[2], 200)  # llama-server's message
         raise DataError(
             "Q-JUDGE-011",
             f"the chat template of {file.name} does not take row {row['id']} ({answer}): leave the file "

@@ -1,14 +1,14 @@
-"""Each file in llama-server as it would be served: does it load, how fast is it, what memory does it take and
-does that fit, what does it answer.
+"""Measure each file in llama-server as it would be served: whether it loads, its speed, the memory it needs,
+whether that fits, and its answers.
 
-The files take turns in being loaded, and every other turn goes backwards, so that a machine that slows down
-slows all of them. Rows are asked in one order on one slot, as stage evaluate does: one file gives the same
-answers in every run, which are kept as they come:
+The files are loaded in turn, and every other round goes backwards, so that a machine that slows down slows
+all of them. Rows are asked in one order on one slot, as stage evaluate does. One file gives the same answers
+in every run. They are kept as they arrive:
 
     reports/judge/SHA256-SETTINGS.answers.jsonl
 
-Only how the server rounds what rows begin with alike depends on the row before, so that after an interruption
-a few answers may come out differently.
+Only the server's rounding of a common beginning depends on the row before. So after an interruption a few
+answers may differ.
 """
 
 import re
@@ -42,31 +42,33 @@ from pipeline.planning.serving import PlannedModel, plan_level
 from pipeline.stages.evaluate.speed import gpu_memory
 
 FOLDER = Path("reports/judge")
-TURNS = 3  # how often each file is loaded and an answer is timed
-TOKENS = 64  # of each answer; its prompt is a batch long, which touches the buffers that memory counts
+TURNS = 3  # number of times that each file is loaded and an answer is timed
+# tokens of each answer; its prompt is one batch long, which touches the buffers that memory counts
+TOKENS = 64
 WHY = ("error loading model", "unknown model architecture", "error:", "failed", "what():")
-LOADED = ("ctx_size", "threads", "n_gpu_layers")  # how every file is loaded; no layers: 0
+# settings for loading every file; without layers on the card: 0
+LOADED = ("ctx_size", "threads", "n_gpu_layers")
 UNITS = {"MB": 1 << 20, "GB": MEMORY_GB, "": MEMORY_GB, "MIB": 1 << 20, "GIB": MEMORY_GB}
-NO_LIMIT = 1 << 40  # positions, where a header names none
+NO_LIMIT = 1 << 40  # positions, if the header contains no limit
 
 
 def load_values(load: Serve) -> dict[str, Any]:
-    """`LOADED` of section serve: how every file is loaded, for one conversation."""
+    """Return `LOADED` of section serve: the settings that every file is loaded with, for one conversation."""
     return {name: getattr(load, name) for name in LOADED}
 
 
 @dataclass
 class Served:
-    """What was measured of one file; memory in bytes, None where the system doesn't say."""
+    """Measurements of one file. Memory is in bytes, or None if the system does not report it."""
 
     load_seconds: list[float] = field(default_factory=list)
     speeds: list[Speed] = field(default_factory=list)
     peak_memory: int | None = None
     gpu_memory: int | None = None
-    others: list[OtherLoad] = field(default_factory=list)  # while each speed was measured
+    others: list[OtherLoad] = field(default_factory=list)  # other load while each speed was measured
 
     def as_values(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the measurements as JSON."""
         worst = max(self.others, key=lambda load: (load.disturbs, load.share), default=OtherLoad(0.0, 0.0))
         return {
             "load_seconds": round(median(self.load_seconds), 2),
@@ -81,8 +83,8 @@ class Served:
 def measure_served(
     files: Sequence[Candidate], load: Serve, tools: Toolchain, check: Callable[[Candidate, Server], None]
 ) -> dict[str, Served]:
-    """Load every file in turn and time its answers; `check` is called with each server once, the first thing
-    of all.
+    """Load every file in turn and time its answers. `check` is called once with each server, before anything
+    else.
 
     Raises `ToolError` for a file that llama-server can't load.
     """
@@ -112,7 +114,7 @@ def _take_turn(
         before = cpu_time()
         into.speeds.append(answer_speed(server, min(BATCH_TOKENS, room - tokens - 1), tokens))
         into.others.append(other_load(before, cpu_time()))
-        if check is None:  # a turn that asked nothing else: the peak is an answer's
+        if check is None:  # This turn asked nothing else, so the peak belongs to an answer.
             into.peak_memory = into.peak_memory or peak_memory(server.process.pid)
             if load.n_gpu_layers:
                 into.gpu_memory = into.gpu_memory or gpu_memory(server.process.pid)
@@ -120,7 +122,9 @@ def _take_turn(
 
 @contextmanager
 def loaded(file: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
-    """`llama-server` with the file. Raises `ToolError` with the log's reason if it can't load the file."""
+    """Run `llama-server` with the file. Raises `ToolError` with the log's reason if it can't load the
+    file.
+    """
     with ExitStack() as up:
         try:
             server = up.enter_context(
@@ -143,14 +147,16 @@ def loaded(file: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
 
 
 def reason(log: str) -> str:
-    """The line of a server's log that says why it ended, without its prefix."""
+    """Return the line of a server's log that gives the reason for its exit, without its prefix."""
     lines = [line.strip() for line in log.splitlines()[1:] if line.strip()]
     reasons = [line for word in WHY for line in lines if word in line.lower()]
     return (reasons or lines[-1:] or ["its log is empty"])[0][-300:]
 
 
 def parse_memory(text: str) -> int:
-    """ "8 GB", "512 MB" or "8" in bytes, as cards are sold (8 GB are 8 × 2³⁰ bytes). Raises `ConfigError`."""
+    """Return "8 GB", "512 MB" or "8" in bytes, as cards are sold (8 GB are 8 × 2³⁰ bytes). Raises
+    `ConfigError` otherwise.
+    """
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = round(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
     if not size:
@@ -162,8 +168,8 @@ def parse_memory(text: str) -> int:
 
 
 def room_of(memory: str | None, load: Serve) -> tuple[int, str]:
-    """(bytes, words) of the memory that files are to fit in: what was asked for, else the card's or, with
-    no layers on it, the machine's.
+    """Return (bytes, words) of the memory that files must fit in: the requested one, otherwise the card's, or
+    the machine's if no layers are on the card.
     """
     if memory is not None:
         size = parse_memory(memory)
@@ -173,8 +179,8 @@ def room_of(memory: str | None, load: Serve) -> tuple[int, str]:
 
 
 def memory_values(file: Candidate, load: Serve, room: int, served: Served) -> dict[str, Any]:
-    """The memory that a file takes at `load.ctx_size` as JSON, in bytes: by its header, None where that
-    doesn't say what a token's cache takes, and with what was measured.
+    """Return the memory that a file needs at `load.ctx_size` as JSON, in bytes. It is predicted from the
+    header (None if that lacks the cache of a token) and computed with the measurements.
     """
     layers = ALL_LAYERS if load.n_gpu_layers else 0
     serve = load.model_copy(update={"n_gpu_layers": layers, "parallel": 1})
@@ -195,7 +201,9 @@ def memory_values(file: Candidate, load: Serve, room: int, served: Served) -> di
 def answers_of(
     file: Candidate, rows: Sequence[Row], load: Serve, settings: Evaluate, tools: Toolchain, root: Path
 ) -> list[dict[str, Any]]:
-    """The file's answer to each row, greedy, one at a time; those from before among them."""
+    """Return the file's answer to each row: greedy, one at a time, including those kept from an earlier
+    run.
+    """
 
     @contextmanager
     def asking() -> Iterator[Callable[[Row], dict[str, Any]]]:
@@ -207,7 +215,7 @@ def answers_of(
 
 
 def kept_file(root: Path, file: Candidate, load: Serve, settings: Evaluate, tools_version: str) -> Path:
-    """Where a file's answers are kept; the second of two files with the same bytes has answers of its own."""
+    """Return the path of a file's answers. The second of two files with the same bytes has its own."""
     answering = {"max_new_tokens": settings.max_new_tokens, "seed": SEED}
     key = json_hash(load_values(load) | answering | {"llama_cpp": tools_version})
     again = f"-{file.copy + 1}" if file.copy else ""

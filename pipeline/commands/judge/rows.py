@@ -1,5 +1,5 @@
-"""The chats that are asked: rows of data/final as they are, others as stage curate reads them, and those that
-can't be asked counted by reason.
+"""Read the chats for the comparison: rows of data/final as they are, others as stage curate reads them. Rows
+that can't be asked are counted by reason.
 """
 
 import sys
@@ -19,16 +19,17 @@ from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import refusal
 from pipeline.stages.curate.reading.turns import read_tools, read_turns
 
-# rules that would change, redact or leave out what is asked
+# settings that switch off the rules which would change, redact or drop a question
 NO_RULES: dict[str, Any] = {"repair": [], "reject": [], "languages": [], "secrets": "keep", "personal": []}
-# what the settings say of the names and formats of data/raw
+# settings for the names and formats of data/raw, switched off
 NO_NAMES: dict[str, Any] = {"formats": {}, "fields": {}, "transform": {}}
 
 
 class Chats:
-    """Reads a file's chats; `skipped` counts its other rows by reason.
+    """Chats of a file. `skipped` counts its other rows by reason.
 
-    What `curate.formats`, `curate.fields` and `curate.transform` say holds, but for files of data/final.
+    The settings `curate.formats`, `curate.fields` and `curate.transform` apply, except to files of
+    data/final.
     """
 
     def __init__(self, file: Path, settings: Curate, root: Path) -> None:
@@ -51,7 +52,7 @@ class Chats:
                     self.skipped[f"of kind {row['kind']}"] += 1
 
     def _rows(self, line: RawLine) -> Iterator[Row]:
-        """The rows of a line, each with an id: its own, or the line's number."""
+        """Yield the rows of a line. Each has an id: its own, or the line's number."""
         try:
             for stated in self.cleaner.stated(self.name, line):
                 name = stated.value.get("id") or f"line-{stated.source.rpartition(':')[2]}"
@@ -65,8 +66,8 @@ class Chats:
 
 
 def as_it_is(row: Row) -> Row | None:
-    """A row with messages, whose turns and tools are read as stage curate reads them: of a call's arguments
-    OpenAI's form has the text, and Quench's the object. None for another row.
+    """Return a row with its turns and tools read as stage curate reads them. In a call's arguments OpenAI's
+    form has a string and Quench's an object. Returns None if the row has no readable messages.
     """
     if row.get("kind", "chat") != "chat":
         return row
@@ -82,10 +83,10 @@ def as_it_is(row: Row) -> Row | None:
 
 
 def held_out_rows(file: Path, count: int, scorers: Sequence[str], settings: Curate, root: Path) -> list[Row]:
-    """`count` drawn chats of `file` that end in what one of `scorers` scores, the ones that stage evaluate
-    draws. How many rows can't be asked is said on standard error.
+    """Draw `count` chats of `file` whose last turn can be scored by one of `scorers`. Stage evaluate draws
+    the same ones. The number of rows that can't be asked is printed on standard error.
 
-    Raises `DataError` if the file is missing or not read, or no chat ends so.
+    Raises `DataError` if the file is missing or can't be read, or if it contains no such chat.
     """
     if not file.is_file():
         raise DataError(

@@ -1,5 +1,5 @@
-"""The verdict, shown: on the terminal, a table of at most 100 columns and the sentence; and as one page,
-`reports/judge.html`, with the picture, score against memory, and answers side by side.
+"""Show the verdict: on the terminal as a table of at most 100 columns and a sentence, and as the page
+`reports/judge.html` with the plot of score against memory and answers side by side.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,16 @@ from pipeline.pages.plots import ACCENT, INK, MUTED, WARM, Place, axes_of, put_l
 from pipeline.pages.templating import fill
 
 FITS = {True: "yes", False: "no", None: "not known"}
-SHOWN = 8  # rows whose answers stand side by side
-LONGEST = 1500  # characters of an answer, a prompt, a reference
+SHOWN = 8  # rows whose answers are shown side by side
+LONGEST = 1500  # characters of an answer, a prompt or a reference
 INCHES = (7.6, 4.1)
-FAR = 3.0  # a limit this many times above all files would press them against the left edge
-Answers = Mapping[str, Sequence[Mapping[str, Any]]]  # of each file, in one order of rows
+# A limit that is this many times above all files is left out: it would press them against the left edge.
+FAR = 3.0
+Answers = Mapping[str, Sequence[Mapping[str, Any]]]  # answers of each file, in one order of rows
 
 
 def show(report: Mapping[str, Any], page: Path) -> None:
-    """Print the table, the sentence and where the page is."""
+    """Print the table, the sentence and the path of the page."""
     from rich.markup import escape
 
     console = wide_console()
@@ -54,7 +55,7 @@ def show(report: Mapping[str, Any], page: Path) -> None:
 
 
 def render(report: Mapping[str, Any], answers: Answers) -> str:
-    """The page as one string of HTML."""
+    """Return the page as HTML."""
     alike = {name: answers[name] for name in report["verdict"]["alike"]}
     places = most_apart(answers, alike if len(alike) > 1 else answers)
     return fill(
@@ -68,8 +69,8 @@ def render(report: Mapping[str, Any], answers: Answers) -> str:
 
 
 def most_apart(answers: Answers, first: Answers) -> list[int]:
-    """The rows (by number) that files score differently on: those that lie furthest apart among the files
-    `first`, then among all, come first.
+    """Return the numbers of the rows that files score differently. Rows with the largest spread among the
+    files `first` come first, then those with the largest spread among all.
     """
     spreads = sorted(
         (-near, -far, place)
@@ -79,14 +80,14 @@ def most_apart(answers: Answers, first: Answers) -> list[int]:
 
 
 def _spreads(answers: Answers) -> list[float]:
-    """How far the scores of each row lie apart."""
+    """Return the spread of the scores of each row."""
     rows = zip(*answers.values(), strict=True)
     scores = [[answer["score"] for answer in row if answer["score"] is not None] for row in rows]
     return [max(row) - min(row) if row else 0.0 for row in scores]
 
 
 def side_by_side(answers: Answers, place: int) -> dict[str, Any]:
-    """One row's question, its reference and what each file answered."""
+    """Return one row's question, its reference and each file's answer."""
     row = next(iter(answers.values()))[place]
     return {
         "id": str(row["id"]),
@@ -105,10 +106,10 @@ def side_by_side(answers: Answers, place: int) -> dict[str, Any]:
 
 
 def score_plot(report: Mapping[str, Any]) -> str:
-    """Return as SVG each file's mean score with its 95 % interval against its memory when served.
+    """Return an SVG of each file's mean score, with its 95 % interval, against its memory when served.
 
-    The file that the verdict's sentence advises is colored: the best, or the smallest of those that are not
-    measurably worse. A file that doesn't fit is hollow.
+    The file that the verdict recommends is colored: the best, or the smallest of those that are not
+    measurably worse. A file that does not fit is hollow.
     """
     files, room = report["files"], report["room_bytes"] / MEMORY_GB
     verdict = report["verdict"]
@@ -124,7 +125,7 @@ def score_plot(report: Mapping[str, Any]) -> str:
         for name, file in files.items()
     ]
     figure, axes = axes_of("memory where it is served, GB", "score, points", INCHES)
-    figure.set_dpi(72)  # so that a pixel is a point
+    figure.set_dpi(72)  # one pixel per point
     widest = max(place.size for place in places)
     shown = room <= FAR * widest
     for place in places:
@@ -147,7 +148,7 @@ def score_plot(report: Mapping[str, Any]) -> str:
     axes.set_xlim(0, max(widest, room if shown else 0) * 1.14)
     axes.set_ylim(least - spare, most + spare)
     axes.yaxis.get_major_locator().set_params(nbins=6)
-    figure.draw_without_rendering()  # the layout fixes where a value lies
+    figure.draw_without_rendering()  # The layout fixes the position of each value.
     put_labels(axes, places, colors, named)
     words = "; ".join(
         f"{at.model} {at.size:.3g} GB, {at.value:.1f} ({at.low:.1f} to {at.high:.1f})" for at in places

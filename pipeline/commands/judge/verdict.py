@@ -1,4 +1,6 @@
-"""Which file to take: the best that fits, or which ones the rows don't distinguish. Pure arithmetic."""
+"""Decide which file to use: the best that fits, or the ones that the rows don't distinguish. Pure
+arithmetic.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,13 +10,13 @@ from pipeline.core.text import listed, plural
 from pipeline.core.units import memory_gb
 from pipeline.metrics.paired import CHANCE, compare_scores, holm
 
-COARSE = 5.0  # points: a difference as large that would not show is worth a word
+COARSE = 5.0  # points; a possible difference of this size deserves a note
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file's figures that decide: mean score (0 to 1), its size and the memory it takes in bytes, whether
-    it fits (None: not known), and tokens per second of generation, the lowest, median and highest run.
+    """Figures of a file that decide: mean score (0 to 1), its size and the memory it needs in bytes, whether
+    it fits (None: not known), and generated tokens per second in the slowest, median and fastest run.
     """
 
     name: str
@@ -29,8 +31,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Pair:
-    """The second file's mean score less the first's, in points of 100, on the `rows` that both have a score
-    of; `p_holm` is `p_value` for as many tests as there are pairs.
+    """Paired comparison: the second file's mean score less the first's, in points of 100, on the `rows` that
+    both have a score for. `p_holm` is `p_value` corrected for as many tests as there are pairs.
     """
 
     first: str
@@ -45,18 +47,18 @@ class Pair:
 
     @property
     def measurable(self) -> bool:
-        """Whether the difference is more than chance, by its interval and by the test."""
+        """Return True if both the interval and the test show that the difference is more than chance."""
         return self.p_holm < CHANCE and (self.low > 0 or self.high < 0)
 
     def of(self, *names: str) -> bool:
-        """Whether these are its two files."""
+        """Return True if these are its two files."""
         return {self.first, self.second} == set(names)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`best` is None if no file fits; `alike` are the files that fit and are not measurably worse than the
-    best, itself among them; `notes` are what to beware of.
+    """Result of the comparison. `best` is None if no file fits. `alike` contains the files that fit and are
+    not measurably worse than the best, including the best. `notes` are warnings.
     """
 
     sentence: str
@@ -68,7 +70,9 @@ class Verdict:
 
 
 def pairs_of(points: Mapping[str, Sequence[float]]) -> list[Pair]:
-    """Every two files' paired test on the same rows, in the same order, corrected by Holm."""
+    """Test every two files against each other on the same rows in the same order. The p-values are corrected
+    by Holm.
+    """
     pairs = list(combinations(points, 2))
     tests = [compare_scores(points[first], points[second]) for first, second in pairs]
     adjusted = holm([test.p_value for test in tests])
@@ -79,7 +83,7 @@ def pairs_of(points: Mapping[str, Sequence[float]]) -> list[Pair]:
 
 
 def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str) -> Verdict:
-    """The verdict over all files; `room` says in words what they are to fit in."""
+    """Decide over all files. `room` describes in words the memory that they must fit in."""
     fitting = [entry for entry in entries if entry.fits is not False]
     unsure = tuple(
         f"whether {entry.name} fits is not known: its memory could not be measured."
@@ -93,7 +97,7 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
     best = max(fitting, key=lambda entry: entry.score)
     beware = (*unsure, *_too_large(best, entries, pairs, room))
     alike = [entry for entry in fitting if entry is best or not _worse(entry.name, best.name, pairs)]
-    # of three, the best may be like both others, and these not like each other
+    # Of three files, the best may be like both others although these two differ.
     alike = [entry for entry in alike if not any(_worse(entry.name, other.name, pairs) for other in alike)]
     if len(alike) == 1:
         sentence = _alone(best, [entry for entry in fitting if entry is not best], pairs, room)
@@ -110,20 +114,24 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
 
 
 def smallest_of(alike: Sequence[Entry]) -> str | None:
-    """The smallest file; None if another is not a hundredth larger, as two levels of one model may be."""
+    """Return the smallest file. Returns None if another is at most a hundredth larger, as two levels of one
+    model may be.
+    """
     first, second = sorted(alike, key=lambda entry: entry.bytes)[:2]
     return first.name if second.bytes > 1.01 * first.bytes else None
 
 
 def fastest_of(alike: Sequence[Entry]) -> str | None:
-    """The file whose slowest run is faster than every other one's fastest; None if there is none."""
+    """Return the file whose slowest run is faster than every other file's fastest. Returns None if there is
+    none.
+    """
     first = max(alike, key=lambda entry: entry.speed)
     others = [entry.fastest for entry in alike if entry is not first]
     return first.name if first.slowest > max(others) else None
 
 
 def _worse(first: str, second: str, pairs: Sequence[Pair]) -> bool:
-    """Whether the first file is measurably worse than the second."""
+    """Return True if the first file is measurably worse than the second."""
     return any(
         pair.measurable and (pair.points > 0) == (pair.second == second)
         for pair in pairs
@@ -175,7 +183,7 @@ def _closing(smallest: str | None, fastest: str | None, count: int, one_size: bo
 
 def _coarse(best: str, alike: Sequence[Entry], pairs: Sequence[Pair], rows: int) -> list[str]:
     spans = [pair for pair in pairs for entry in alike if pair.of(best, entry.name)]
-    # without a row that differs: up to 3 / n of all rows may (the rule of three; Hanley, Lippman-Hand 1983)
+    # Without a row that differs, up to 3 / n of all rows may (the rule of three; Hanley, Lippman-Hand 1983).
     halves = [(pair.high - pair.low) / 2 or 300 / pair.rows for pair in spans]
     if not halves or max(halves) <= COARSE:
         return []

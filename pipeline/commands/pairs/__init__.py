@@ -1,1 +1,1 @@
-"""`quench data pairs`: preferences of the model's own answers."""
+"""`quench data pairs`: preference pairs made from the model's own answers."""

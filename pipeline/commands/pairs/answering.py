@@ -1,10 +1,11 @@
-"""The requests of training that the model is asked, never those of rows that are held out; and several
-answers to each, sampled from the model's own distribution and kept as they come:
+"""Sample several answers of the model to each training request, from its own distribution, and keep them as
+they arrive. Held-out rows are never used:
 
     reports/pairs/SETTINGS.answers.jsonl
 
-Each answer has a seed of its own, from the run's seed and the row. With `evaluate.parallel` 1 a row's first
-answer starts from an empty cache, so answers don't depend on the rows before: the same run gives the same.
+Each answer has its own seed, derived from the run's seed and the row. With `evaluate.parallel` 1, a row's
+first answer starts from an empty cache. So answers do not depend on the rows before, and a second run gives
+the same.
 """
 
 import hashlib
@@ -31,13 +32,13 @@ from pipeline.metrics.answers import evaluated_server, kept_answers
 
 TRAINING = Path("data/final/train.jsonl")
 FOLDER = Path("reports/pairs")
-# T alone: whatever cuts the tail off would sample from another distribution
+# Only the temperature: a sampler that cuts off the tail would sample from another distribution.
 SAMPLER = {"samplers": ["temperature"], "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many answers, and how they are drawn."""
+    """Number of answers and how they are sampled."""
 
     answers: int
     temperature: float
@@ -45,8 +46,9 @@ class Sampling:
 
 
 def training_requests(root: Path, count: int, seed: int) -> list[Row]:
-    """`count` drawn rows of data/final/train.jsonl as chats that end in the reference answer: chats, and
-    prompts with their `answer`. Of chats that make the same request only the one with the highest reward.
+    """Draw `count` rows of data/final/train.jsonl as chats that end in the reference answer. These are chats,
+    and prompts with their `answer`. Of chats with the same request only the one with the highest reward is
+    kept.
 
     Raises `DataError` if the file is missing or has no such row.
     """
@@ -91,7 +93,9 @@ def sampled_answers(
     tools: Toolchain,
     root: Path,
 ) -> list[list[dict[str, Any]]]:
-    """Each row's answers: assistant message `turn`, `stopped` (ended by itself), `calls` (calls a tool)."""
+    """Return each row's answers as {`turn`: the assistant message, `stopped`: it ended by itself, `calls`: it
+    calls a tool}.
+    """
     file = root / FOLDER / f"{_settings_key(files, sampling, settings, tools)}.answers.jsonl"
 
     @contextmanager
@@ -124,13 +128,13 @@ def _ask(
 
 
 def _seed(seed: int, row: Row, number: int) -> int:
-    """32 bits, but not all ones: llama-server takes that for none."""
+    """Return a seed of 32 bits, but never all ones: llama-server reads that as "no seed"."""
     digest = hashlib.sha256(f"{seed}:{row['id']}:{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big") % 0xFFFFFFFF
 
 
 def _settings_key(files: ModelFiles, sampling: Sampling, settings: Evaluate, tools: Toolchain) -> str:
-    """All that answers depend on, but the row."""
+    """Return a hash of everything that answers depend on, except the row."""
     keys = ("max_new_tokens", "ctx_size", "threads", "n_gpu_layers", "parallel")
     return json_hash(
         {
@@ -143,5 +147,5 @@ def _settings_key(files: ModelFiles, sampling: Sampling, settings: Evaluate, too
 
 
 def hashes(files: ModelFiles) -> dict[str, str]:
-    """The sha256 of each of a model's files, by its name."""
+    """Return the SHA-256 of each of a model's files by its name."""
     return {file.name: file_hash(file) for file in files if file}

@@ -1,4 +1,4 @@
-"""Which of the answers to one request are the pair: the best and the worst by a scorer."""
+"""Choose the pair among the answers to one request: the best and the worst by a scorer."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def score(
     settings: Evaluate,
     root: Path,
 ) -> list[list[dict[str, Any]]]:
-    """The answers with their `score` (None: not measured), by row."""
+    """Return the answers by row, each with its `score` (None: not measured)."""
     by_row = [
         [
             dict(answer)
@@ -44,19 +44,19 @@ def score(
 
 
 def problem_of(answer: Mapping[str, Any]) -> str | None:
-    """Why an answer can't be half of a pair."""
+    """Return the reason why an answer can't be half of a pair, or None."""
     problems = {
         "calls_a_tool": answer["calls"],
         "cut_off": not answer["stopped"],
         "empty": not answer["answer"].strip(),
         "not_measured": answer["score"] is None,
-        "unreadable": not can_be_read(answer["turn"]),  # a control character, say
+        "unreadable": not can_be_read(answer["turn"]),  # for example a control character
     }
     return next((name for name, occurs in problems.items() if occurs), None)
 
 
 def own_answer(row: Row) -> dict[str, Any]:
-    """Return the row's own answer as one that was sampled."""
+    """Return the row's own answer in the form of a sampled one."""
     (turn,) = untrained_turns(row["messages"][-1:])
     return {"turn": turn, "stopped": True, "calls": False}
 
@@ -67,8 +67,8 @@ def pair_of(
     min_gap: float,
     reference: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | str:
-    """The best (or `reference`, the row's own) and the worst answer as a row that curate reads as a
-    preference, or why there is none.
+    """Return the best (or `reference`, the row's own) and the worst answer as a row that curate reads as a
+    preference. Returns the reason as a string if there is no pair.
     """
     usable = [answer for answer in answers if problem_of(answer) is None]
     if reference is None:
@@ -103,8 +103,8 @@ def pair_of(
 def counts(
     outcomes: Sequence[dict[str, Any] | str], scored: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """The outcome of every request and every answer, and mean scores: of the best, the worst and all answers
-    that count, over the requests that have two or more.
+    """Count the outcomes of all requests and all answers. Give the mean scores of the best, the worst and all
+    usable answers, over the requests with two or more.
     """
     usable = [[answer["score"] for answer in of_row if problem_of(answer) is None] for of_row in scored]
     groups = [of_row for of_row in usable if len(of_row) > 1]

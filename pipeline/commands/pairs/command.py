@@ -1,8 +1,9 @@
-"""Preferences of the model's own answers (rejection sampling): it answers requests of training several times,
-a scorer judges the answers, and the best (or the row's own) and the worst become a row of data/raw.
+"""Make preference pairs from the model's own answers (rejection sampling). The model answers training
+requests several times, and a scorer judges the answers. The best (or the row's own) and the worst answer
+become a row of data/raw.
 
-Reads `data/final/train.jsonl`, never a held-out row, and the model's GGUF. Writes FILE, which must not be
-there yet, its account `reports/pairs/FILE.json` and, below `reports/pairs/`, the answers.
+Reads `data/final/train.jsonl`, never a held-out row, and the model's GGUF. Writes FILE, which must not exist
+yet, its account `reports/pairs/FILE.json` and the answers below `reports/pairs/`.
 
     quench data pairs data/raw/own.jsonl Q4_K_M -k 8 --rows 500
 """
@@ -29,7 +30,7 @@ from pipeline.metrics.scorers import check_references, parse
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options; None: as section evaluate says."""
+    """Options of the command. None stands for the value of section evaluate."""
 
     answers: int = 8
     rows: int | None = None
@@ -41,7 +42,7 @@ class Options:
 
 
 def main(project: Project, target: Path, model: str | None, options: Options) -> None:
-    """Make the pairs and say how many, and where the account is."""
+    """Make the pairs. Print how many there are and the path of the account."""
     account = make(project, target, model, options)
     place = account_file(project.root, target)
     print(f"{target}: {sentence(account)}")
@@ -49,8 +50,10 @@ def main(project: Project, target: Path, model: str | None, options: Options) ->
 
 
 def make(project: Project, target: Path, model: str | None, options: Options) -> dict[str, Any]:
-    """Publish the pairs and their account, and give that. Raises `ConfigError` and `DataError` for what can't
-    be, before the model is asked, and `DataError` if no pair came of it: then nothing is written.
+    """Publish the pairs and their account. Return the account.
+
+    Raises `ConfigError` and `DataError` for invalid input before the model is asked. Raises `DataError` if no
+    pair results; then nothing is written.
     """
     params, root = project.params, project.root
     check_target(root, target)
@@ -66,7 +69,7 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
     answers = sampled_answers(files, rows, sampling, evaluate, tools, root)
     references: list[dict[str, Any] | None] = [None] * len(rows)
     if options.chosen == "reference":
-        # scored with the others, for a scorer may need long to start
+        # The row's own answers are scored with the others, because a scorer may need long to start.
         answers = [[*of_row, own_answer(row)] for row, of_row in zip(rows, answers, strict=True)]
     scored = score(rows, answers, scorer, evaluate, root)
     if options.chosen == "reference":
@@ -113,14 +116,14 @@ def check_target(root: Path, target: Path) -> None:
 
 
 def exists(target: Path) -> ConfigError:
-    """The error for a file that would have to be overwritten."""
+    """Return the error for a file that would have to be overwritten."""
     return ConfigError(
         "Q-PAIRS-002", f"{target} is there already and is not overwritten: name another file, or move it"
     )
 
 
 def scorer_of(params: Params, options: Options) -> str:
-    """The scorer that decides. Raises `ConfigError` if there is none."""
+    """Return the scorer that decides. Raises `ConfigError` if there is none, or if it scores tool calls."""
     scorer = options.scorer or params.evaluate.scorer
     if scorer == "none":
         raise ConfigError(
@@ -138,7 +141,7 @@ def scorer_of(params: Params, options: Options) -> str:
 
 
 def sentence(account: Mapping[str, Any]) -> str:
-    """The account in words."""
+    """Return the account as a sentence."""
     counted = f"{plural(account['pairs'], 'pair')} of {plural(account['requests'], 'request')}"
     dropped = [
         f"{title}: " + ", ".join(f"{number} {words(why)}" for why, number in most(account[key]))
@@ -151,14 +154,16 @@ def sentence(account: Mapping[str, Any]) -> str:
 
 
 def account_file(root: Path, target: Path) -> Path:
-    """Where the account of `target` is: not beside it, for curate would read it as data."""
+    """Return the path of the account of `target`. It is not next to `target`, because curate would read it as
+    data.
+    """
     inside = target.resolve().relative_to((root / "data/raw").resolve())
     return root / FOLDER / f"{inside}.json"
 
 
 def publish(root: Path, target: Path, pairs: Sequence[dict[str, Any]]) -> None:
-    """Put the pairs where curate reads them, whole and over nothing: data/raw is the user's, and no half made
-    file may stay in it.
+    """Move the pairs to where curate reads them, complete and without overwriting a file. data/raw belongs to
+    the user, so an incomplete file must not stay in it.
     """
     aside = account_file(root, target).with_suffix(".rows")
     write_rows(aside, pairs)
@@ -167,7 +172,7 @@ def publish(root: Path, target: Path, pairs: Sequence[dict[str, Any]]) -> None:
         os.link(aside, target)
     except FileExistsError:
         raise exists(target) from None
-    except OSError:  # another disk
+    except OSError:  # on another disk
         write_rows(target, pairs)
     finally:
         with suppress(OSError):

@@ -1,1 +1,1 @@
-"""`quench model nf4`: whether quantization is faithful on this machine."""
+"""`quench model nf4`: a check that quantization is faithful on this machine."""

@@ -1,4 +1,6 @@
-"""The adapters of a quantization check (random, trained or two switched) and whether they can be switched."""
+"""Adapters of a quantization check (random, trained or two switched), and the check that they can be
+switched.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,12 +21,12 @@ from pipeline.models.tuners.lora import hold_in_float32, with_adapter
 from pipeline.stages.parity.check import count_check
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
-NAMES = ("first", "second")  # of two adapters that are switched
+NAMES = ("first", "second")  # names of the two adapters that are switched
 
 
 def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
-    """`model` with a fresh adapter `name` whose B is random too, so that it changes something; the same seed
-    gives the same adapter on any base.
+    """Return `model` with a fresh adapter `name`. B is random too, so that the adapter changes something. The
+    same seed gives the same adapter on any base.
     """
     import torch
     from peft import PeftModel, get_peft_model
@@ -44,8 +46,9 @@ def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
 def put_adapter(
     model: Any, folder: Path | None, config: Any, name: str, seed: int, *, trained: bool = False
 ) -> Any:
-    """`model` with the adapter of `folder` as `name`, the first one ready to train on; with a random one
-    without a folder. Raises `DataError` if it does not fit; `trained` says that it is the project's own.
+    """Return `model` with the adapter of `folder` as `name`, or with a random one if `folder` is None. The
+    first adapter is ready to train. `trained` marks the project's own adapter: the error then names its
+    remedy. Raises `DataError` if the adapter does not fit.
     """
     import torch
     from peft import PeftModel
@@ -56,7 +59,7 @@ def put_adapter(
     try:
         return with_adapter(model, folder, name, trainable=not isinstance(model, PeftModel))
     except torch.OutOfMemoryError:
-        raise  # a RuntimeError, and the adapter may fit
+        raise  # A RuntimeError too, but the adapter may fit.
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         misfit = f"{folder} does not fit this base ({str(error).splitlines()[0]})"
         if trained:
@@ -67,10 +70,10 @@ def put_adapter(
 
 
 def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Two adapter folders to switch between: the `given` ones, else the trained one and the newest other
-    checkpoint; none if there are not two.
+    """Return two adapter folders to switch between: the `given` ones, otherwise the trained one and the
+    newest other checkpoint. Returns () if there are not two.
 
-    Raises `ConfigError` for one given alone, `DataError` for a given one that is missing or incomplete.
+    Raises `ConfigError` if only one is given, and `DataError` for a given one that is missing or incomplete.
     """
     if given:
         if len(given) != 2:
@@ -97,7 +100,7 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder holds an adapter's settings and weights."""
+    """Return True if a folder contains an adapter's settings and weights."""
     return (folder / "adapter_config.json").is_file() and (folder / ADAPTER_FILE).is_file()
 
 
@@ -117,16 +120,18 @@ def check_settings(adapter: Path, settings: Training) -> None:
 
 
 def _named(targets: list[str] | str) -> str:
-    """Targets, names in any order or a pattern, as one text."""
+    """Return targets (names in any order, or a pattern) as one string."""
     return targets if isinstance(targets, str) else ", ".join(sorted(targets))
 
 
 def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Check:
-    """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
-    Switching gives each one's own outputs, and none gives the base's, bit for bit.
+    """Check that adapters can be switched on `model`, a quantized base without an adapter. Switching must
+    give each adapter's own outputs, and switching them off the base's outputs, bit for bit. `model` is left
+    without an adapter.
 
-    Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured
-    alone on the base, then both are put on it and switched: first, second, first, none.
+    Each of the two `adapters` is first measured alone on the base. Then both are put on it and switched:
+    first, second, first, none. `adapters` are folders; without them, two random adapters are made as `config`
+    describes.
     """
 
     folders = dict(zip(NAMES, adapters or (None, None), strict=True))
@@ -169,8 +174,8 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
 
 
 def taken_off(adapted: Any) -> Any:
-    """The base that the adapters of `adapted` were put on, as it was: PEFT's `unload` would leave a copy in
-    the place of each norm that trained whole.
+    """Return the base that the adapters of `adapted` were put on, unchanged. PEFT's `unload` would leave a
+    copy in the place of each norm that was trained as a whole.
     """
     from peft.utils.other import ModulesToSaveWrapper
 
@@ -186,5 +191,5 @@ def taken_off(adapted: Any) -> Any:
 
 
 def same(first: list[Floats], second: list[Floats]) -> bool:
-    """Whether two runs' logits are equal bit for bit."""
+    """Return True if the logits of two runs are equal bit for bit."""
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

@@ -1,5 +1,5 @@
-"""What a quantization check compares: what NF4 changes in what the model says (logits of the 16-bit base
-against the NF4 base, both with the adapter), and what training keeps in memory.
+"""Checks of a quantization check: how much NF4 changes the model's outputs (logits of the 16-bit base against
+those of the NF4 base, both with the adapter), and the memory that training keeps.
 """
 
 from dataclasses import dataclass, replace
@@ -19,30 +19,34 @@ from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import frozen_bytes, optimizer_bytes, trained_tensors
 
-POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
-# What rounding costs in outputs depends on model and text, so this limit says whether it is the same model at
-# all; a single linear that is off is found by its weights (`pipeline.models.nf4_weights`). It follows what is
-# published of a level as fine as NF4 (`level_limits.NF4_COUNTS_AS`), over windows of Wikitext:
-# - Llama-3-8B: 0.0719 nats (llama.cpp, tools/perplexity/README.md), more than is found of any other model of
-#   7 to 9 billion parameters. Larger ones are published to lose less (Qwen3.5-27B at Q4_K_M 0.0056 to 0.0065,
-#   r/LocalLLaMA 1rk5qmr; Llama-3-8B 0.0313), and get no less
-# - Qwen2.5-1.5B-Instruct: at Q3_K_M 0.159, of which 2.2 times is due to chats (`level_limits.SLACK`), 0.7
-#   times what Llama-3-8B has there (Hugging Face, datasets/quantgap/results, discussions/7); it gets no less
-# - Qwen2.5-0.5B-Instruct: at Q5_K_M 0.0498 on chats, 2.1 times Llama-3-8B's 0.01076 (there, result
-#   f499c4436fa8e370). Between the two the line has 1.85 at 0.6 billion, Qwen3-0.6B 1.76 (discussions/3)
-# Of smaller models nothing is published.
+POSITIONS = 32  # last positions of a prompt whose logits are compared; a 152k vocabulary needs 19 MB a prompt
+# The cost of rounding in the outputs depends on the model and the text. So this limit only tells whether it
+# is the same model at all. A single linear that is off is found by its weights
+# (`pipeline.models.nf4_weights`). The limit follows figures published for a level as fine as NF4
+# (`level_limits.NF4_COUNTS_AS`), over windows of Wikitext:
+# - Llama-3-8B: 0.0719 nats (llama.cpp, tools/perplexity/README.md), more than for any other model of 7 to 9
+#   billion parameters. Larger models are published to lose less (Qwen3.5-27B at Q4_K_M 0.0056 to 0.0065,
+#   r/LocalLLaMA 1rk5qmr; Llama-3-8B 0.0313). Their limit is not lower.
+# - Qwen2.5-1.5B-Instruct: 0.159 at Q3_K_M. Chats account for a factor of 2.2 (`level_limits.SLACK`). The rest
+#   is 0.7 times Llama-3-8B's figure at that level (Hugging Face, datasets/quantgap/results, discussions/7).
+#   Its limit is not lower.
+# - Qwen2.5-0.5B-Instruct: 0.0498 at Q5_K_M on chats, 2.1 times Llama-3-8B's 0.01076 (same data set, result
+#   f499c4436fa8e370). Between the two the line gives 1.85 at 0.6 billion; Qwen3-0.6B has 1.76
+#   (discussions/3).
+# Nothing is published for smaller models.
 SMALLEST, MOST_OVER, LIKE_EIGHT_BILLION = 494_032_768, 2.1, 1_543_714_304
-# Short prompts cost more than windows. Measured of sound models on the 8 built-in ones, random adapter:
+# Short prompts cost more than windows. Measured on sound models with the 8 built-in prompts and a random
+# adapter:
 #   SmolLM2-135M           0.66 nats, 72 % the same first choice    (at Q4_0 over windows 0.230)
 #   Qwen2.5-Coder-0.5B     0.074 nats, 81 %                         (on 8 held-out rows 0.047, 93 %)
-# and of SmolLM2 with its adapter on one side only 1.2 to 1.4 nats
+# SmolLM2 with its adapter on one side only has 1.2 to 1.4 nats.
 PROMPTS_OVER_WINDOWS = 3.0
-STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
-TOKENS = 64  # of a row that is stepped on: the tensors that stay don't depend on it
-PLAIN, NF4 = "unquantized LoRA", "NF4 QLoRA"  # as rows are called
+STEPS = 2  # Adam's states exist from the first step on, and keep their final size from the second.
+TOKENS = 64  # tokens of a row in a step; the size of the tensors that stay does not depend on it
+PLAIN, NF4 = "unquantized LoRA", "NF4 QLoRA"  # names of the rows in the table
 MODEL = "Qwen2.5-7B"
-# what trains there, at the rank here: layers, norms and patterns of names are this base's, and may be none of
-# that one's
+# Training settings at 7B, with the rank of these settings. Layers, norms and name patterns belong to this
+# base and may not exist there.
 ALL_LINEARS: dict[str, Any] = {
     "target_modules": Train().target_modules,
     "layers": None,
@@ -50,11 +54,13 @@ ALL_LINEARS: dict[str, Any] = {
     "modules_to_save": [],
     "experts": None,
 }
-MEMORY_LIMIT = 0.05  # of the planned bytes
+MEMORY_LIMIT = 0.05  # share of the planned bytes
 
 
 def last_logits(model: Any, rows: list[list[int]]) -> list[Floats]:
-    """Float32 logits (≤ POSITIONS, V) of the last positions of each row of token ids, in evaluation mode."""
+    """Return float32 logits (≤ POSITIONS, V) of the last positions of each row of token ids, in evaluation
+    mode.
+    """
     import torch
 
     model.eval()
@@ -71,11 +77,12 @@ def last_logits(model: Any, rows: list[list[int]]) -> list[Floats]:
 
 
 def compare_logits(reference: list[Floats], candidate: list[Floats]) -> dict[str, float]:
-    """Over all positions: mean and largest absolute difference, mean and largest relative error of a
-    position, NMSE, mean KL divergence in nats and share of the same first choice.
+    """Compare logits over all positions. Return the mean and largest absolute difference, the mean and
+    largest relative error of a position, the NMSE, the mean KL divergence in nats and the share of the same
+    first choice.
 
-    A position's relative error is ‖difference‖ ÷ ‖logits‖, both without their mean over the vocabulary, which
-    softmax doesn't see.
+    A position's relative error is ‖difference‖ ÷ ‖logits‖, both without their mean over the vocabulary,
+    because softmax does not depend on it.
     """
     before, after = np.concatenate(reference), np.concatenate(candidate)
     difference = np.abs(after - before)
@@ -94,13 +101,13 @@ def compare_logits(reference: list[Floats], candidate: list[Floats]) -> dict[str
 
 
 def norms(logits: Floats) -> Floats:
-    """The length of each position's logits (T, V) without their mean."""
+    """Return the norm of each position's logits (T, V) without their mean."""
     return np.asarray(np.linalg.norm(logits - logits.mean(axis=-1, keepdims=True), axis=-1))
 
 
 def largest_kld(parameters: float | None) -> float | None:
-    """The mean KL divergence, in nats, that NF4 may cost a model of `parameters` on short prompts; None where
-    no figure is published for such a size.
+    """Return the largest mean KL divergence, in nats, allowed for NF4 on short prompts in a model of
+    `parameters`. Returns None if no figure is published for such a size.
     """
     if parameters is None or parameters < SMALLEST:
         return None
@@ -109,10 +116,12 @@ def largest_kld(parameters: float | None) -> float | None:
 
 
 def output_check(figures: dict[str, float], where: str, parameters: int | None = None) -> Check:
-    """The divergence against its limit for a model of `parameters`; not measured where there is none.
+    """Check the divergence against the limit for a model of `parameters`. Without a limit it is "not
+    measured".
 
-    The errors of the logits are published of no model, and the same first choice is not of short prompts
-    (Qwen2.5-Coder-0.5B changes 1.5 times as many as goes with its divergence): they are figures beside it.
+    No errors of logits are published for any model, and no share of the same first choice on short prompts
+    (Qwen2.5-Coder-0.5B changes 1.5 times as many as its divergence suggests). So they are only shown next to
+    the divergence.
     """
     most = largest_kld(parameters)
     detail = (
@@ -136,8 +145,8 @@ def output_check(figures: dict[str, float], where: str, parameters: int | None =
 
 @dataclass(frozen=True)
 class Memory:
-    """What training keeps: bytes by model and part, what they say of 7B in figures and a sentence, and
-    whether the planner's formulas meet them.
+    """Memory that training keeps: bytes by model and part, the conclusions for 7B as figures and a sentence,
+    and the check that the planner's formulas agree.
     """
 
     table: dict[str, dict[str, int]]
@@ -146,8 +155,8 @@ class Memory:
 
 
 def measure_training(model: Any, rows: list[list[int]], learning_rate: float) -> dict[str, int]:
-    """Bytes by part after STEPS steps of Adam on the adapter of `model` (PEFT), from the tensors themselves;
-    the adapter is changed.
+    """Return the bytes of each part after STEPS steps of Adam on the adapter of `model` (PEFT), counted on
+    the tensors themselves. The adapter is changed.
     """
     import torch
 
@@ -171,7 +180,7 @@ def measure_training(model: Any, rows: list[list[int]], learning_rate: float) ->
 
 
 def planned_training(shape: Shape, train: Training) -> dict[str, int]:
-    """The same bytes by the planner's formulas, with Adam in 32 bit as measured here."""
+    """Return the same bytes as the planner's formulas give them, with Adam in 32 bit as measured here."""
     setup = Setup(shape, train.model_copy(update={"optim": "adamw_torch"}), TOKENS)
     adapter = FLOAT * sum(trained_tensors(setup))
     return {
@@ -183,8 +192,8 @@ def planned_training(shape: Shape, train: Training) -> dict[str, int]:
 
 
 def memory_of(measured: dict[str, dict[str, int]], shape: Shape | None, train: Training) -> Memory:
-    """What was `measured` of `PLAIN` and `NF4` beside the formulas at 7B, which are checked by the bytes of
-    NF4 here where the planner knows the architecture (`shape`).
+    """Compare the bytes `measured` for `PLAIN` and `NF4` with the planner's formulas at 7B. The formulas are
+    checked against the measured NF4 bytes if the planner knows the architecture (`shape`).
     """
     published = published_shape(MODEL)
     assert published, f"the planner doesn't know {MODEL}"

@@ -1,8 +1,8 @@
-"""Is the NF4 model that is trained the model that it stands for? One verdict per check, the 16-bit model and
-the NF4 one in memory by turns.
+"""Check that the NF4 model in training behaves like the 16-bit model it was quantized from. There is one
+verdict per check. The two models are in memory one after the other.
 
 Reads `models/base/`, and `models/adapter/`, `models/checkpoints/` and `data/final/test.jsonl` if they exist.
-Writes `reports/quantization-check.json`, which the report shows as long as it is of the same base.
+Writes `reports/quantization-check.json`. The report shows it as long as it belongs to the same base.
 
     quench model nf4 --prompts 8
     quench model nf4 --adapter runs/one --adapter runs/other     # switch between these two
@@ -65,7 +65,7 @@ BUILT_IN = (
 
 @dataclass(frozen=True)
 class Checked:
-    """What came out: the checks by key, figures of the logits, and what training keeps in memory."""
+    """Results: checks by key, figures of the logits, and the memory that training keeps."""
 
     lines: dict[str, Check]
     figures: dict[str, float]
@@ -81,10 +81,11 @@ def quantization_check(
     shape: Shape | None,
     switched: Sequence[Path] = (),
 ) -> Checked:
-    """Every check on token ids `rows`.
+    """Run every check on token ids `rows`.
 
-    `adapter` is a PEFT folder; without one, a fresh random adapter stands in. `switched` are two that are
-    switched. A number that is not finite raises `GateError` at once, a linear that is not NF4 `ToolError`.
+    `adapter` is a PEFT folder. If it is None, a fresh random adapter is used. `switched` contains two
+    adapters to switch between. Raises `GateError` at once for a number that is not finite, and `ToolError`
+    for a linear layer that is not NF4.
     """
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
@@ -92,10 +93,11 @@ def quantization_check(
         model = put_adapter(bare, adapter, adapter_config(bare, settings), "default", SEED, trained=True)
         reference = last_logits(model, rows)
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
-    with held(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
+    with held(base, settings) as bare:  # Every linear is proven to be NF4 before anything else is put on.
         quantized = dequantization_is_finite(bare)
         weights = weight_lines(bare, base)
-        config = adapter_config(bare, settings)  # of the model that no adapter was on yet
+        # The settings come from the model before any adapter was put on it.
+        config = adapter_config(bare, settings)
         swap = swap_line(bare, lora_config(settings), rows[:1], switched)
         model = put_adapter(bare, adapter, config, "default", SEED, trained=True)
         check_adapter(model, settings)
@@ -122,14 +124,18 @@ def quantization_check(
 
 
 def counted(title: str, what: str, number: int) -> Check:
-    """A check of which each part was proven as it was counted; not measured where there was none."""
+    """Return a passed check over `number` parts, each proven when it was counted. If there are none, the
+    check is "not measured".
+    """
     if number:
         return Check(title, "pass", "each one proven", what=what, figure=float(number))
     return Check(title, "not measured", "none", what=what)
 
 
 def reference_device(base: Path) -> str | None:
-    """Device of the 16-bit base: CPU if the GPU's free memory has no room for it, else None (training's)."""
+    """Return the device of the 16-bit base: "cpu" if it does not fit in the GPU's free memory, otherwise None
+    (the training's device).
+    """
     import torch
 
     stored = sum(shard.stat().st_size for shard in base.glob("*.safetensors"))
@@ -137,7 +143,9 @@ def reference_device(base: Path) -> str | None:
 
 
 def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
-    """Token ids of the first held-out rows, or built-in rows if there are none, in the base's template."""
+    """Return token ids, in the base's template, of the first held-out rows, or of built-in rows if there are
+    none. Raises `DataError` if no row fits in LONGEST tokens.
+    """
     tokenizer = load_tokenizer(base)
     built_in = [
         {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}
@@ -154,7 +162,7 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
 
 
 def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: Sequence[Path] = ()) -> None:
-    """Measure, write the report, print it; `GateError` if a check failed."""
+    """Measure, write the report and print it. Raises `GateError` if a check failed."""
     if params.base.quantization != "nf4":
         raise ConfigError(
             "Q-COMMANDS-025",
