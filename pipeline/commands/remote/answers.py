@@ -1,7 +1,8 @@
-"""What a host may answer: the shape and the length of everything that it says, checked once, before it is
-used. The host may be in the hands of an attacker.
+"""Answers of a host: the shape and the length of everything that it sends, checked once before it is used.
+The host may be in the hands of an attacker.
 
-A line is `LONGEST_LINE` at most, and what a login shell or ssh says beside answers `MOST_CHATTER` in all.
+A line has at most `LONGEST_LINE` bytes. Other output, of a login shell or ssh, has at most `MOST_CHATTER` in
+total.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ LONGEST_NAME = 255  # bytes of a file's name
 
 
 class Malformed(ValueError):
-    """An answer that no function of `host` gives; the message is what is wrong with it."""
+    """An answer that no function of `host` gives. The message describes the fault."""
 
 
 def _place(value: str) -> str:
@@ -48,7 +49,7 @@ Place = Annotated[str, Field(max_length=1000), AfterValidator(_place)]
 
 
 def foreign(host: str, why: str) -> DataError:
-    """What to raise for an unexpected answer."""
+    """Return the error for an unexpected answer."""
     return DataError(
         "Q-REMOTE-008",
         f"{host} gives an unexpected answer ({safe(why, 200)}): see what writes that there, and "
@@ -57,19 +58,21 @@ def foreign(host: str, why: str) -> DataError:
 
 
 class Answer(BaseModel):
-    """Read strictly: no other keys, no other types."""
+    """Base of all answers, read strictly: no other keys, no other types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Trouble(Answer):
-    """In the place of every other one: what the host's system refused."""
+    """Error of the host's system, in place of any other answer."""
 
     error: str
 
 
 class Installed(Answer):
-    """`check`: Python as 3.11.7, the versions of packages (None: not there), whether rsync is."""
+    """`check`: Python's version as 3.11.7, the versions of packages (None: missing), and whether rsync is
+    installed.
+    """
 
     python: Annotated[str, Field(pattern=r"^\d{1,3}\.\d{1,3}\.\d{1,3}$")]
     versions: dict[Name, Name | None]
@@ -77,19 +80,21 @@ class Installed(Answer):
 
 
 class Missing(Answer):
-    """`wanted`: what is to be sent, with the bytes of it that are there."""
+    """`wanted`: hashes of the files to send, with the bytes of each that are there."""
 
     missing: dict[Sha256, Bytes]
 
 
 class Started(Answer):
-    """`start`: what was sent and is damaged; nothing, if it has begun."""
+    """`start`: hashes of damaged files. It is empty if train has started."""
 
     damaged: list[Sha256]
 
 
 class State(Answer):
-    """`look`, `stop`: how a run is; its exit code if it ended; the step of its newest checkpoint, or -1."""
+    """`look`, `stop`: state of a run, its exit code if it exited, and the step of its newest checkpoint, or
+    -1.
+    """
 
     state: Literal["running", "ended", "dead", "none"]
     step: Annotated[int, Field(ge=-1, lt=1 << 50)]
@@ -103,7 +108,7 @@ class State(Answer):
 
 
 class Listed(State):
-    """A run in `Runs`, with the last line of its log."""
+    """Run in `Runs`, with the last line of its log."""
 
     line: str
 
@@ -116,7 +121,7 @@ class Runs(Answer):
 
 
 class Snapshot(Answer):
-    """`snapshot`: {path in the project: (sha256, size)}; None: the run's folder is gone."""
+    """`snapshot`: {path in the project: (sha256, size)}, or None if the run's folder is gone."""
 
     files: dict[Place, tuple[Sha256, Bytes]] | None
 
@@ -129,8 +134,8 @@ class Snapshot(Answer):
         return self
 
     def outside(self, tops: Sequence[str]) -> str | None:
-        """A place that is neither one of the files in `tops` nor below one of the folders there (those
-        without an ending), or None: a host must not write, or delete, where it likes.
+        """Return a path that is neither one of the files in `tops` nor below one of the folders there (those
+        without an extension), or None. A host must not be able to write, or delete, any other path.
         """
         files = {top for top in tops if "." in top}
         folders = tuple(f"{top}/" for top in tops if top not in files)
@@ -138,7 +143,7 @@ class Snapshot(Answer):
 
 
 class Piece(Answer):
-    """What a file has at a byte."""
+    """Contents of a file at an offset in bytes."""
 
     file: Literal["log", "journal"]
     at: Annotated[int, Field(ge=0, le=MOST_FOLLOWED)]
@@ -146,7 +151,7 @@ class Piece(Answer):
 
 
 class News(Answer):
-    """`follow`: a piece of a file, the checkpoints there, the end, or (none of them) a sign of life."""
+    """`follow`: a piece of a file, the checkpoints there, the end, or (if none of these) a sign of life."""
 
     piece: Piece | None = None
     checkpoints: list[Name] = []
@@ -154,7 +159,7 @@ class News(Answer):
 
 
 class Cleaned(Answer):
-    """`clean`: the runs that stay, for they run."""
+    """`clean`: the runs that stay because they are running."""
 
     running: list[Name]
 
@@ -173,7 +178,7 @@ KINDS: dict[str, type[Answer]] = {
 
 
 def parse(what: str, text: str) -> Answer:
-    """The answer of `host.WHAT` that `text` (JSON) is, or a `Trouble`. Raises `Malformed`."""
+    """Parse `text` (JSON) as the answer of `host.WHAT`, or as a `Trouble`. Raises `Malformed`."""
     try:
         return KINDS[what].model_validate_json(text)
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""The connection to a host: the system's `ssh`, which reads ~/.ssh/config, and `rsync` over it.
+"""Connection to a host: the system's `ssh`, which reads ~/.ssh/config, and `rsync` over it.
 
-What is asked of the host are the functions of `host/`, sent to its Python on every call. A line that is cut
-is tried again, later and later; what was sent is not sent again.
+Requests to the host are functions of `host/`, sent to its Python on every call. A lost connection is retried
+with growing pauses. Files that arrived are not sent again.
 """
 
 import os
@@ -37,36 +37,37 @@ from pipeline.core.text import quoted, safe
 
 HOST = re.compile(r"(?:[\w][\w.-]*@)?[\w][\w.-]*", re.ASCII)
 PYTHON = re.compile(r"~?[\w./][\w./+-]*", re.ASCII)
-FOLDER = ".cache/quench/remote"  # on the host, below its home
-NO_LINE = 255  # how ssh ends if the line could not be made, or was cut
-NOT_THERE = (126, 127)  # of a shell
+FOLDER = ".cache/quench/remote"  # folder on the host, below its home
+NO_LINE = 255  # exit code of ssh if the connection failed or was lost
+NOT_THERE = (126, 127)  # exit codes of a shell that does not find the program
 OPTIONS = {
     "BatchMode": "yes",  # no prompt for a password
     "ConnectTimeout": "15",
     "ServerAliveInterval": "5",
     "ServerAliveCountMax": "3",
     "ClearAllForwardings": "yes",
-    "ControlPath": "none",  # a line of its own, with these settings
+    "ControlPath": "none",  # a connection of its own, with these settings
 }
-SILENCE = 30.0  # seconds without a sign of life (`host.files.QUIET_SECONDS`) after which a line counts as cut
+# seconds without a sign of life (`host.files.QUIET_SECONDS`) after which the connection counts as lost
+SILENCE = 30.0
 PATIENCE = 900.0  # seconds without an answer after which a host counts as gone
-LAST_WORDS_SECONDS = 5.0  # in which ssh ends after them
+LAST_WORDS_SECONDS = 5.0  # seconds in which ssh exits after its last message
 LONGEST_PAUSE = 30.0  # seconds between two tries
-LAST_LINES = 20  # of what is not an answer: the reason of an end is among them
-TOOLS = ("ssh", "rsync")  # here
+LAST_LINES = 20  # last lines of other output; the reason of an exit is among them
+TOOLS = ("ssh", "rsync")  # programs needed on this machine
 Result = TypeVar("Result")
 
 
 class ConnectionLost(Exception):
-    """The line is cut, or was never made; the message is why."""
+    """The connection is lost, or was never made. The message is the reason."""
 
 
 class SshConnection:
-    """A line to `name` (of ~/.ssh/config or the network, or user@name), whose Python is `python`; `config` is
-    read instead of ~/.ssh/config.
+    """Connection to `name` (of ~/.ssh/config or the network, or user@name), with the Python `python` there.
+    `config` is read instead of ~/.ssh/config.
 
-    Raises `ConfigError` for a name or a Python that is none, and when it is used `ToolError` without `ssh` or
-    `rsync` here.
+    Raises `ConfigError` for an invalid name or Python. Raises `ToolError` on first use if `ssh` or `rsync` is
+    missing here.
     """
 
     def __init__(self, name: str, python: str, config: Path | None) -> None:
@@ -83,24 +84,24 @@ class SshConnection:
         self.name, self.python = name, python
         options = [word for key, value in OPTIONS.items() for word in ("-o", f"{key}={value}")]
         self._ssh = ["ssh", "-T", "-a", "-x", *(["-F", str(config.absolute())] if config else []), *options]
-        self._answered: float | None = None  # when the host answered last
+        self._answered: float | None = None  # time of the host's last answer
 
     def ask(self, what: str, **given: Any) -> Any:
-        """The answer of `host.WHAT(**given)`, of its kind in `answers`, however often the line is cut. Raises
-        `ToolError` for what the host can't do, `MachineError` if it does not answer any more, `DataError` for
-        an answer that is none.
+        """Return the answer of `host.WHAT(**given)` as its model in `answers`, however often the connection
+        is lost. Raises `ToolError` for what the host can't do, `MachineError` if it does not answer any more,
+        and `DataError` for an invalid answer.
         """
         return self.trying(lambda: next(self._call(what, **given)))
 
     def follow(self, **given: Any) -> Iterator[News]:
-        """The answers of `host.follow(**given)`, as they come. Raises `ConnectionLost`."""
+        """Yield the answers of `host.follow(**given)` as they arrive. Raises `ConnectionLost`."""
         for news in self._call("follow", **given):
             self._answered = time.monotonic()
             yield news  # type: ignore[misc]
 
     def trying(self, work: Callable[[], Result]) -> Result:
-        """The result of `work`, which is done again if the line is cut. Raises as `ask`."""
-        for tool in TOOLS:  # not earlier: wrong settings are refused before tools are asked for
+        """Return the result of `work`, which is called again if the connection is lost. Raises as `ask`."""
+        for tool in TOOLS:  # Tools are checked only here, because wrong settings are refused first.
             if not shutil.which(tool):
                 raise ToolError("Q-REMOTE-002", f"{tool} is not on PATH here: install it")
         pause, since = 0.5, time.monotonic()
@@ -127,16 +128,21 @@ class SshConnection:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def push(self, folder: Path, names: Iterable[str]) -> None:
-        """Send `names` in `folder` to host's `incoming`, resuming partial files. Raises `ConnectionLost`."""
+        """Send `names` in `folder` to the host's `incoming`. Partial files are resumed. Raises
+        `ConnectionLost`.
+        """
         self._rsync(names, "--copy-links", f"{folder}/", f"{self.name}:{FOLDER}/incoming/")
 
     def pull(self, run: str, folder: Path, names: Iterable[str]) -> None:
-        """Fetch `names` from a run's `out` into `folder`, resuming partial files. Raises `ConnectionLost`."""
+        """Fetch `names` from a run's `out` into `folder`. Partial files are resumed. Raises
+        `ConnectionLost`.
+        """
         self._rsync(names, f"{self.name}:{FOLDER}/runs/{run}/out/", f"{folder}/")
 
     def _rsync(self, names: Iterable[str], *places: str) -> None:
         *options, source, target = places
-        # appended in place: also what a kill -9 left is resumed; hashes tell what came whole
+        # Files are appended in place, so that also a file that kill -9 left is resumed. Hashes tell which are
+        # complete.
         command = ["rsync", "--append-verify", f"--timeout={PATIENCE:.0f}", "--rsh", shlex.join(self._ssh)]
         shown = ["--info=progress2"] if sys.stderr.isatty() else []
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as names_file:
@@ -149,8 +155,8 @@ class SshConnection:
             raise ConnectionLost(_reason(last_lines) or f"rsync ended with {code}")
 
     def _call(self, what: str, /, **given: Any) -> Iterator[Answer]:
-        """Run `host.WHAT(**given)`; its answers. Raises `ConnectionLost` if there is none, `ToolError` for an
-        error there, `DataError` for an answer that is none.
+        """Run `host.WHAT(**given)` and yield its answers. Raises `ConnectionLost` if there is none,
+        `ToolError` for an error there, and `DataError` for an invalid answer.
         """
         command = [*self._ssh, "--", self.name, f"{self.python} - {what}"]
         pipe = subprocess.PIPE
@@ -180,8 +186,8 @@ class SshConnection:
                 raise ConnectionLost(_reason(others) or "it ended early")
 
     def _answer(self, what: str, line: str, process: subprocess.Popen[bytes]) -> Answer:
-        """What a line says. Raises `DataError` for one that no function of `host` wrote, `ConnectionLost`
-        where ssh ends with it: ssh wrote its last words after half of a line.
+        """Return a line as an answer. Raises `DataError` for a line that no function of `host` wrote. Raises
+        `ConnectionLost` if ssh exits with it: then ssh wrote its last message after half of a line.
         """
         try:
             return parse(what, line.removeprefix(MARK))
@@ -192,8 +198,8 @@ class SshConnection:
             raise foreign(self.name, str(error)) from None
 
     def _lines(self, source: int, silence: float | None) -> Iterator[str]:
-        """Whole lines from a file descriptor, until its end. Raises `ConnectionLost` after `silence` seconds,
-        `DataError` for more than a host has to say.
+        """Yield complete lines from a file descriptor until its end. Raises `ConnectionLost` after `silence`
+        seconds, and `DataError` for more output than a host needs.
         """
         rest, chatter = bytearray(), 0
         while True:
@@ -217,7 +223,7 @@ class SshConnection:
 
 @contextmanager
 def _started(command: list[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with this one, and with the body at the latest."""
+    """Run a process that exits with this one, and at the latest with the body."""
     with subprocess.Popen(bound(command), **pipes) as process:
         try:
             yield process
@@ -226,6 +232,6 @@ def _started(command: list[str], **pipes: Any) -> Iterator[subprocess.Popen[byte
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """The last line that says something."""
+    """Return the last line with content."""
     messages = [line for line in lines if line.strip() and not line.startswith("rsync error: ")]
     return safe(messages[-1].strip(), 200) if messages else ""

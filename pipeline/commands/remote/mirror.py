@@ -1,4 +1,4 @@
-"""The home side of a run on a host: its log, its journal and its checkpoints, as if train ran here."""
+"""Copy a run's log, journal and checkpoints from the host to this machine, as if train ran here."""
 
 import codecs
 import hashlib
@@ -21,29 +21,32 @@ from pipeline.core.text import safe
 from pipeline.stages.train.checkpoints import METRICS_LOG, defect
 from pipeline.stages.train.run import RUN
 
-LOG = "logs/train.log"  # where Snakemake's rule has it too
+LOG = "logs/train.log"  # the path that Snakemake's rule uses
 FOLLOWED = {"log": "log", "journal": f"project/{JOURNAL}"}
 
 
 class RunRemoved(Exception):
-    """The run's folder is not on the host any more."""
+    """The run's folder does not exist on the host any more."""
 
 
 class _Pruned(Exception):
-    """A checkpoint was deleted while it was looked at; the message is what lacks."""
+    """A checkpoint was deleted while it was read. The message names the missing part."""
 
 
 class Mirror:
-    """Files of `run` on the host, brought below `root`."""
+    """Local copy of the files of `run`, below `root`."""
 
     def __init__(self, line: SshConnection, root: Path, run: str) -> None:
         self.line, self.root, self.run = line, root, run
         self.paths = {"log": root / LOG, "journal": root / JOURNAL}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._placed: dict[str, str] = {}  # {path below the root: sha256}, of what lies there as it was sent
+        # {path below the root: sha256} of the local files that are as the host sent them
+        self._placed: dict[str, str] = {}
 
     def follow(self) -> None:
-        """Show train's output and fetch its journal and every checkpoint until it ends or the line is cut."""
+        """Print train's output and fetch its journal and every checkpoint until it exits or the connection is
+        lost.
+        """
         tails = {name: _size_and_hash(path) for name, path in self.paths.items()}
         stream = self.line.follow(
             run=self.run, files=FOLLOWED, checkpoints=f"project/{CHECKPOINTS}", tails=tails
@@ -64,7 +67,7 @@ class Mirror:
             )
 
     def _append(self, piece: Piece) -> None:
-        """Write a piece of the log or the journal; one at 0 replaces the file, in one rename."""
+        """Write a piece of the log or the journal. A piece at offset 0 replaces the file in one rename."""
         path, content = self.paths[piece.file], piece.data
         if piece.at not in (0, path.stat().st_size if path.is_file() else 0):
             raise ConnectionLost(f"{path} was changed here")
@@ -78,13 +81,13 @@ class Mirror:
             print(self._decoder.decode(content), end="", flush=True)
 
     def bring(self, paths: Sequence[str]) -> dict[str, str]:
-        """Bring the files at `paths` (folders with all below them) as they are on the host now, verified,
-        each artifact whole; what the host has deleted beside checkpoints is deleted here, unless one of them
-        is torn there. {path: sha256} of them.
+        """Fetch the files at `paths` (folders with everything below) as they are on the host now. They are
+        verified, and each artifact is complete. What the host has deleted next to checkpoints is deleted
+        here, unless one of them is incomplete there. Return {path: sha256}.
 
-        Raises `ToolError` if they don't come, `RunRemoved` if the run's folder is.
+        Raises `ToolError` if they can't be fetched, and `RunRemoved` if the run's folder is gone.
         """
-        skip = [*NO_STATE, METRICS_LOG]  # the journal is followed line by line
+        skip = [*NO_STATE, METRICS_LOG]  # The journal is followed line by line.
         snapshot: Snapshot = self.line.ask("snapshot", run=self.run, paths=list(paths), skip=skip)
         files = snapshot.files
         if files is None:
@@ -95,12 +98,12 @@ class Mirror:
         have = {
             digest: self.root / place
             for place, digest in self._kept_hashes(files).items()
-            if digests.get(place, digest) == digest  # a file about to be replaced is not a source
+            if digests.get(place, digest) == digest  # A file about to be replaced is not a source.
         }
         folder = self._fetch({digest: size for digest, size in files.values() if digest not in have})
         changed = {place: digest for place, digest in digests.items() if self._placed.get(place) != digest}
         complete = True
-        # whose run it is, is written last
+        # The record of whose run it is is written last.
         ordered = sorted(changed, key=lambda place: (place == f"{CHECKPOINTS}/{RUN}", _unit(place)))
         for unit, _ in groupby(ordered, _unit):
             inside = [place for place in digests if _unit(place) == unit]
@@ -123,7 +126,7 @@ class Mirror:
         return digests
 
     def _kept_hashes(self, files: Mapping[str, Any]) -> dict[str, str]:
-        """Which of the files lie here as they are to; read once."""
+        """Return the hashes of local files. Each file is read once."""
         for place in files:
             if place not in self._placed and (self.root / place).is_file():
                 self._placed[place] = file_hash(self.root / place)
@@ -137,7 +140,7 @@ class Mirror:
         have: Mapping[str, Path],
         folder: Path,
     ) -> None:
-        """Publish a file, or a folder that is complete or not at all."""
+        """Publish a file, or a complete folder."""
         is_checkpoint = Path(unit).parent == Path(CHECKPOINTS) and [unit] != places
         with publishing(self.root / unit, _check if is_checkpoint else None) as aside:
             for place in places:
@@ -147,7 +150,9 @@ class Mirror:
                 shutil.copyfile(have.get(digest, folder / digest), target)
 
     def _fetch(self, sizes: Mapping[str, int]) -> Path:
-        """A folder with the files of these hashes; what a lost connection left in it is resumed."""
+        """Fetch the files of these hashes into a folder and return it. Files that a lost connection left
+        there are resumed.
+        """
         folder = self.root / SCRATCH / "coming"
         folder.mkdir(parents=True, exist_ok=True)
         need_disk(folder, sum(sizes.values()) - sum(path.stat().st_size for path in folder.iterdir()))
@@ -172,7 +177,7 @@ class Mirror:
 
 
 def _arrived(path: Path, size: int) -> bool:
-    """Whether a file is here whole; one of its size with other bytes is removed."""
+    """Return True if a file is complete. A file of its size with other bytes is removed."""
     if not path.is_file() or path.stat().st_size < size:
         return False
     if file_hash(path) == path.name:
@@ -182,13 +187,13 @@ def _arrived(path: Path, size: int) -> bool:
 
 
 def _size_and_hash(path: Path) -> tuple[int, str]:
-    """Size and sha256 of what is here of a file that is followed."""
+    """Return the size and SHA-256 of the local part of a followed file."""
     content = path.read_bytes() if path.is_file() else b""
     return len(content), hashlib.sha256(content).hexdigest()
 
 
 def _unit(place: str) -> str:
-    """What is published in one rename: a checkpoint, the adapter, or a file."""
+    """Return the path that is published in one rename: a checkpoint, the adapter, or a file."""
     parts = Path(place).parts
     if place.startswith(f"{CHECKPOINTS}/"):
         return "/".join(parts[:3]) if parts[2].startswith("checkpoint-") else place

@@ -1,5 +1,5 @@
-"""What goes to the host: the code, params.yaml, the inputs of train, and the checkpoints that it resumes
-from; each file by its sha256, and a run by the hash of all.
+"""Upload to the host: the code, params.yaml, the inputs of train, and the checkpoints that it resumes from.
+Each file is named by its SHA-256, and a run by the hash of all.
 """
 
 import time
@@ -27,34 +27,36 @@ from pipeline.workflow.stages import TABLE, stage_modules, stages_in, values_of
 
 STAGE = "train"
 TENSORBOARD = "reports/tensorboard"
-STATE = (CHECKPOINTS, TENSORBOARD)  # what train writes as it goes
+STATE = (CHECKPOINTS, TENSORBOARD)  # outputs that train writes as it runs
 JOURNAL = f"{CHECKPOINTS}/{METRICS_LOG}"
 NO_STATE = (TORN, LATER)
-SCRATCH = ".quench/remote"  # at home
-STALLED = 5  # times that rsync may bring nothing before that is an error
+SCRATCH = ".quench/remote"  # on this machine
+STALLED = 5  # number of times that rsync may bring nothing before that is an error
 
 
 @dataclass
 class Upload:
-    """Files for the host: `places` {path in the run's folder: sha256}, and where each is here."""
+    """Files for the host: `places` {path in the run's folder: sha256}, and `sources` {sha256: local path}."""
 
     places: dict[str, str] = field(default_factory=dict)
     sources: dict[str, Path] = field(default_factory=dict)
 
     def add(self, place: str, path: Path) -> None:
-        """Have `path` at `place`."""
+        """Add the file `path` at `place`."""
         self.places[place] = digest = file_hash(path)
         self.sources[digest] = path.absolute()
 
 
 def inputs(root: Path, params: Params) -> Upload:
-    """The code, the settings and what train reads below `root`. Raises `DataError` if an input is missing."""
+    """Return the code, the settings and train's inputs below `root`. Raises `DataError` if an input is
+    missing.
+    """
     upload, scratch = Upload(), root / SCRATCH / "made"
     for name in Package().sources:
         upload.add(f"code/{PACKAGE.name}/{name}", PACKAGE / name)
     if TABLE.is_relative_to(PROJECT):
         upload.add(f"code/{TABLE.relative_to(PROJECT).as_posix()}", TABLE)
-    # by which the run record finds the packages that Quench asks for
+    # The run record finds the packages that Quench requires in this file.
     package = distribution("quench")
     write_text(scratch / "METADATA", package.read_text("METADATA") or "")
     upload.add(f"code/quench-{package.version}.dist-info/METADATA", scratch / "METADATA")
@@ -70,7 +72,9 @@ def inputs(root: Path, params: Params) -> Upload:
 
 
 def run_id(parcel: Upload, params: Params) -> str:
-    """The same for the same inputs, settings of train and code of train: a comment changes nothing."""
+    """Return an id that is the same for the same inputs, settings of train and code of train. A comment does
+    not change it.
+    """
     values = values_of(params)
     data = {
         place: digest
@@ -83,7 +87,7 @@ def run_id(parcel: Upload, params: Params) -> str:
 
 
 def unfinished(root: Path) -> bool:
-    """Whether a run here can be resumed."""
+    """Return True if a run here can be resumed."""
     record = root / CHECKPOINTS / RUN
     if not record.is_file():
         return False
@@ -92,7 +96,7 @@ def unfinished(root: Path) -> bool:
 
 
 def state(root: Path) -> Upload:
-    """What an unfinished run left here; nothing if there is none."""
+    """Return what an unfinished run left here. The result is empty if there is none."""
     upload = Upload()
     if unfinished(root):
         for top in STATE:
@@ -104,7 +108,9 @@ def state(root: Path) -> Upload:
 
 
 def _settings(params: Params) -> dict[str, Any]:
-    """params.yaml for the host: where llama.cpp and a judge are here is nothing to it."""
+    """Return params.yaml for the host, without the local paths of llama.cpp and of a judge: they mean nothing
+    there.
+    """
     values = params.model_dump(mode="json")
     values["machine"]["llama_cpp"] = None
     values["evaluate"] |= {"judge": None, "external": None, "scorers": ["exact_match"]}
@@ -113,14 +119,14 @@ def _settings(params: Params) -> dict[str, Any]:
 
 
 def _files(top: Path) -> Iterator[Path]:
-    """`top` if it is a file, or all files below it."""
+    """Yield `top` if it is a file, otherwise all files below it."""
     below = sorted(top.rglob("*")) if top.is_dir() else [top]
     yield from (path for path in below if path.is_file() and path.name not in NO_PART)
 
 
 def send(line: SshConnection, root: Path, parcels: list[Upload]) -> None:
-    """Bring to the host what it lacks of `parcels`. Raises `ToolError` if nothing arrives, `DataError` if a
-    file changed meanwhile.
+    """Send to the host what it lacks of `parcels`. Raises `ToolError` if nothing arrives, and `DataError` if
+    a file changed meanwhile.
     """
     sources = {name: path for parcel in parcels for name, path in parcel.sources.items()}
     sizes = {name: path.stat().st_size for name, path in sources.items()}

@@ -1,10 +1,10 @@
-"""Stage train on another machine, by SSH: its inputs go there by hash, its journal, checkpoints and adapter
-come home, and DVC records it as if it had run here.
+"""Run stage train on another machine by SSH. Its inputs are sent by hash; its journal, checkpoints and
+adapter are fetched, and DVC records it as if it had run here.
 
     quench remote train HOST
 
-A lost connection is made again. A training that was killed resumes from its newest checkpoint at home, on
-the same host or, by the same command, on another.
+A lost connection is made again. A training that was killed resumes from its newest checkpoint at home, on the
+same host or, by the same command, on another.
 """
 
 import sys
@@ -36,12 +36,12 @@ REPORT, ADAPTER = "reports/train.json", "models/adapter"
 
 
 def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = False) -> None:
-    """Train on the host of `line` for the project at `root`; with `keep`, what was sent stays there.
+    """Train on the host of `line` for the project at `root`. With `keep`, what was sent stays there.
 
-    Without `resume`, nothing is resumed, here or there; with it, nothing is done if nothing has changed
-    since the last training. Raises what train ended with, `ConfigError` for a method that needs more than its
-    inputs, `ToolError` for a host that can't train to the same bytes, `Stopped` after a signal: the training
-    continues there.
+    Without `resume`, nothing is resumed, here or there. With it, nothing is done if nothing has changed since
+    the last training. Raises the error that train exited with, `ConfigError` for a method that needs more
+    than its inputs, `ToolError` for a host that can't train to the same bytes, and `Stopped` after a signal:
+    the training continues there.
     """
     read = read_params(root / "params.yaml")
     if why := refusal(read.params.train):
@@ -50,7 +50,7 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
     need_settings(root, read, STAGE)
     with running(STAGE, root):
         refresh_keys_for(STAGE, root)
-        if resume and reuse(STAGE, root, allowed=True):  # as a plain `snakemake train`, with nothing to do
+        if resume and reuse(STAGE, root, allowed=True):  # as a plain `snakemake train` with nothing to do
             print(f"remote: what an earlier run left on the host, `quench remote clean {line.name}` removes")
             return
         verify_inputs(STAGE, root)
@@ -70,7 +70,9 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
 
 
 def refusal(train: Train) -> str | None:
-    """What of `train` needs more than what is sent to the host, with a remedy; None if nothing does."""
+    """Return the setting of `train` that needs more than what is sent to the host, with a remedy. Returns
+    None if there is none.
+    """
     if METHODS[train.method].prompts and train.grpo.rollouts == "llama-server":
         return (
             "train.grpo.rollouts is llama-server, and no llama.cpp is sent: set it to in-process, which "
@@ -87,8 +89,8 @@ def refusal(train: Train) -> str | None:
 
 
 def need_host(line: SshConnection) -> None:
-    """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine, whose
-    versions decide over the adapter's bytes and over which checkpoints a run may resume from.
+    """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine. Their
+    versions determine the adapter's bytes and the checkpoints that a run may resume from.
     """
     installed: Installed = line.ask("check", names=[*LIBRARIES, *NEEDED])
     local: dict[str, str | None] = {"rsync": "", "Python": ".".join(map(str, sys.version_info[:2]))}
@@ -113,12 +115,12 @@ def need_host(line: SshConnection) -> None:
 
 
 def _public(full_version: str | None) -> str | None:
-    """A version without the build ("+cu128"), in which machines may differ."""
+    """Return a version without the build ("+cu128"), in which machines may differ."""
     return full_version and full_version.partition("+")[0]
 
 
 def _trained(line: SshConnection, root: Path, params: Params, resume: bool, keep: bool) -> str:
-    """Train there, however often it takes; the run, whose outputs are here then."""
+    """Train there, however many attempts it needs. Return the run's id. Its outputs are here then."""
     print(f"remote: hashing what {STAGE} reads", flush=True)
     parcel = inputs(root, params)
     run = run_id(parcel, params)
@@ -143,7 +145,9 @@ def _trained(line: SshConnection, root: Path, params: Params, resume: bool, keep
 
 
 def _finish(line: SshConnection, root: Path) -> None:
-    """Raise `DataError` unless the adapter is the one that train hashed there; say which commit it is of."""
+    """Raise `DataError` unless the adapter is the one that train hashed there. Record the commit that it
+    belongs to.
+    """
     report = read_json(root / REPORT, "run the same command again")
     try:
         is_whole = report["run"]["hashes"]["adapter"] == tree_hash(root / ADAPTER)
@@ -154,12 +158,12 @@ def _finish(line: SshConnection, root: Path) -> None:
             "Q-REMOTE-008",
             f"{root / ADAPTER} is not what {line.name} trained: run the same command again",
         )
-    report["run"]["git"] = git_state(root)  # the host knows no repository
+    report["run"]["git"] = git_state(root)  # The host has no repository.
     write_json(root / REPORT, report)
 
 
 def _verdict(line: SshConnection, code: int) -> BaseException:
-    """What to raise for a training that ended with `code`."""
+    """Return the exception for a training that exited with `code`."""
     if code - 128 in SIGNALS:
         return Stopped(code - 128, f"{STAGE} was stopped on {line.name}; the same command resumes it")
     kind: type[QuenchError] = ERRORS.get(code, ToolError)

@@ -1,4 +1,4 @@
-"""Start train on the host, or attach to it, and stay until it has ended by itself."""
+"""Start train on the host, or attach to it, and stay until it has exited by itself."""
 
 import time
 import uuid
@@ -14,17 +14,17 @@ from pipeline.core.publish import remove
 from pipeline.stages.train.checkpoints import checkpoints_in, defect, step_of
 from pipeline.workflow.stages import stages_in
 
-DEATHS = 2  # without a checkpoint in between, after which a host is not tried again
-LOOKS = 5  # at a folder that lacks a part, before the lack counts as permanent
-PAUSE_SECONDS = 1.0  # between them
+DEATHS = 2  # number of kills without a checkpoint in between, after which a host is not tried again
+LOOKS = 5  # number of looks at an incomplete folder before it counts as permanently so
+PAUSE_SECONDS = 1.0  # seconds between two looks
 
 
 def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int:
-    """The exit code of train, which is started unless it runs, and again if it was killed; what it left is
-    here then.
+    """Return the exit code of train. It is started unless it runs, and started again if it was killed. Its
+    outputs are here then.
 
-    Raises `ConfigError` for a run there that is not to be attached to, `ToolError` for a host on which train
-    is killed again and again, or whose folder is incomplete.
+    Raises `ConfigError` for a run that must not be attached to. Raises `ToolError` for a host on which train
+    is killed repeatedly, or whose folder is incomplete.
     """
     line, folder, began = mirror.line, mirror.root / CHECKPOINTS, False
     deaths, newest, gone = 0, -1, 0
@@ -44,7 +44,7 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
                 gone = 0
                 continue
             if is_wanted:
-                mirror.follow()  # what it said last
+                mirror.follow()  # its last output
                 mirror.bring(_outputs(params) if is_done else STATE)
         except RunRemoved:
             gone += 1
@@ -66,15 +66,15 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
 
 
 def _is_ahead(mirror: Mirror, step: int) -> bool:
-    """Whether the training resumes from a checkpoint here that was taken after `step`, the newest there:
-    another host's, or this machine's.
+    """Return True if the training resumes from a local checkpoint that is newer than `step`, the newest one
+    there. It may come from another host, or from this machine.
     """
     checkpoints = checkpoints_in(mirror.root / CHECKPOINTS) if unfinished(mirror.root) else []
     return any(step_of(checkpoint) > step and not defect(checkpoint) for checkpoint in checkpoints)
 
 
 def _need_wanted(mirror: Mirror, is_wanted: bool, resume: bool) -> None:
-    """Raise `ConfigError` unless what runs there may be followed: that replaces what is here."""
+    """Raise `ConfigError` unless the run there may be followed. To follow it replaces the local files."""
     if not is_wanted:
         why = "is behind the checkpoints here" if resume else "is at work, and --no-resume is to start again"
         name = mirror.line.name
@@ -86,7 +86,7 @@ def _need_wanted(mirror: Mirror, is_wanted: bool, resume: bool) -> None:
 
 
 def _need_whole(mirror: Mirror, gone: int) -> None:
-    """Wait a moment; raise `ToolError` if the run's folder was not whole so often."""
+    """Wait a moment. Raise `ToolError` if the run's folder was incomplete too often."""
     if gone >= LOOKS:
         name = mirror.line.name
         raise ToolError(
@@ -98,7 +98,7 @@ def _need_whole(mirror: Mirror, gone: int) -> None:
 
 
 def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
-    """Send what is missing there, and start."""
+    """Send what is missing there, and start train."""
     line, root = mirror.line, mirror.root
     upload = state(root) if resume else Upload()
     attempt = uuid.uuid4().hex
@@ -106,7 +106,9 @@ def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
         send(line, root, [parcel, upload])
         if not upload.places:
             for path in STATE:
-                remove(root / path)  # of a finished run, or of one that is not wanted: as train does here
+                # These belong to a finished run, or to one that is not wanted. Train removes them in the same
+                # way.
+                remove(root / path)
         started: Started = line.ask(
             "start",
             run=mirror.run,
@@ -125,12 +127,12 @@ def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
 
 
 def _outputs(params: Params) -> list[str]:
-    """What train leaves, as the table of stages has it, and its checkpoints."""
+    """Return train's outputs, as listed in the table of stages, and its checkpoints."""
     return [*STATE, *(path.rstrip("/") for path in stages_in(params.graph)[STAGE].written)]
 
 
 def _is_verdict(code: int, watched: bool) -> bool:
-    """Whether train itself ended so, and the machine did not kill it. One that was stopped unwatched
-    is resumed.
+    """Return True if train itself exited so, and the machine did not kill it. A run that was stopped while
+    nobody watched is resumed.
     """
     return code >= 0 and (watched or code - 128 not in SIGNALS)

@@ -1,8 +1,8 @@
 """Search the best settings of training: `quench run sweep space.yaml`.
 
 Reads `data/tokens` and `models/base`, which Snakemake makes first. Works in `models/.sweep/NAME/` (the
-journal, a folder for each job) and writes `reports/sweep/NAME.json` and `NAME.html`. Everything that is given
-beside is Snakemake's: `quench run sweep space.yaml --workflow-profile profiles/slurm`.
+journal and a folder for each job) and writes `reports/sweep/NAME.json` and `NAME.html`. All other arguments
+are passed to Snakemake: `quench run sweep space.yaml --workflow-profile profiles/slurm`.
 """
 
 import json
@@ -38,14 +38,14 @@ from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.prepare import be_the_only_one, is_dry_run, no_stage_at_work
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
-INPUTS = "inputs.json"  # in a sweep's folder: hashes of what its trials learn from
+INPUTS = "inputs.json"  # hashes of the trials' inputs, in a sweep's folder
 NAME = r"[A-Za-z0-9][\w.-]{0,60}"
 
 
 def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_json: bool) -> None:
-    """Run what is left of the sweep, then write and print its result. Raises `ConfigError` for a space that
-    can't be searched or that is not the one it began with, `ToolError` if a job failed, `GateError` if all
-    have ended and none has won.
+    """Run the remaining jobs of the sweep, then write and print its result. Raises `ConfigError` for a space
+    that can't be searched or that differs from the one it began with, `ToolError` if a job failed, and
+    `GateError` if all have finished without a winner.
     """
     if find_spec("optuna") is None:
         raise ToolError(
@@ -68,7 +68,7 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
         start(sweep, space_file, begun=is_continued)
         try:
             before: list[str] = []
-            while (jobs := left(sweep, space)) and jobs != before:  # they are in a dry run
+            while (jobs := left(sweep, space)) and jobs != before:  # In a dry run the jobs stay the same.
                 run_jobs(sweep, jobs, words)
                 before = jobs
         finally:
@@ -84,7 +84,9 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
 
 
 def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
-    """Raise `ConfigError` if the space differs from the sweep's; more trials, finalists, seeds may come."""
+    """Raise `ConfigError` if the space differs from the sweep's. More trials, finalists and seeds may be
+    added.
+    """
     growing = {"trials", "finalists", "seeds"}
     now, before = (each.model_dump(mode="json", exclude=growing) for each in (space, begun))
     if changed := [key for key in now if now[key] != before[key]]:
@@ -97,7 +99,7 @@ def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
 
 
 def prepare(root: Path, words: Sequence[str]) -> None:
-    """Have Snakemake make what the trials learn from. Raises `ToolError` and the like if it fails."""
+    """Run Snakemake to make the inputs of the trials. Raises `ToolError` and similar errors if it fails."""
     if (root / "Snakefile").is_file():
         snakemake = [sys.executable, "-m", "snakemake", "preprocess", "base", *words]
         command = bound(snakemake, signal.SIGTERM)
@@ -111,7 +113,7 @@ def prepare(root: Path, words: Sequence[str]) -> None:
 
 
 def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
-    """Make the sweep's folder; if it has `begun` a trial, check that others learn from the same."""
+    """Make the sweep's folder. If a trial has `begun`, check that the others learn from the same inputs."""
     tokens, base = sweep.root / "data/tokens", sweep.root / "models/base.json"
     inputs = {"data/tokens": tree_hash(tokens), "models/base.json": file_hash(base) if base.exists() else ""}
     record = sweep.folder / INPUTS
@@ -131,14 +133,14 @@ def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
     else:
         write_json(record, inputs)
     for source, copy in ((space_file, sweep.space), (sweep.root / "params.yaml", sweep.params)):
-        if copy == sweep.space or not begun:  # the space may have grown
+        if copy == sweep.space or not begun:  # The space may have grown.
             with publishing(copy) as aside:
                 shutil.copyfile(source, aside)
     write_text(sweep.folder / ROOT, str(sweep.root))
 
 
 def left(sweep: Sweep, space: Space) -> list[str]:
-    """The jobs that are not finished: trials, and when there are none, finalists with other seeds."""
+    """Return the unfinished jobs: trials, and when all are finished, finalists with other seeds."""
     search = known_trials(sweep, SEARCH, space)
     done = finished(search)
     if jobs := [job for number in range(space.trials) if (job := f"trial-{number}") not in done]:
@@ -154,8 +156,8 @@ def left(sweep: Sweep, space: Space) -> list[str]:
 
 
 def run_jobs(sweep: Sweep, jobs: Sequence[str], words: Sequence[str]) -> None:
-    """Run jobs by Snakemake. Raises `ToolError` if one of them fails, `Stopped` after a signal."""
-    for name in ("done", "logs"):  # Optuna's journal says what is done
+    """Run jobs by Snakemake. Raises `ToolError` if one of them fails, and `Stopped` after a signal."""
+    for name in ("done", "logs"):  # Optuna's journal is the record of what is done.
         remove(sweep.folder / name)
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory"]
     command += [str(sweep.folder), "--nolock", *words, "--", *(f"done/{job}" for job in jobs)]
@@ -180,7 +182,7 @@ def run_jobs(sweep: Sweep, jobs: Sequence[str], words: Sequence[str]) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Have the jobs here save their checkpoints and end, then Snakemake, which cancels the other jobs."""
+    """Stop the local jobs, which save their checkpoints, and then Snakemake, which cancels the other jobs."""
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -192,23 +194,25 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def publish(sweep: Sweep, space: Space, name: str) -> dict[str, Any]:
-    """Write the sweep's report and page; the report."""
+    """Write the sweep's report and page. Return the report."""
     search, seeds = (known_trials(sweep, part, space) for part in (SEARCH, SEEDS))
     report = collect(name, space, search, seeds)
     write_json(sweep.root / RESULTS / f"{name}.json", report)
     write_text(sweep.root / RESULTS / f"{name}.html", render(report))
     for job in finished(search | seeds):
-        remove(sweep.folder / job / "models")  # of a job that was killed before it removed it
+        remove(sweep.folder / job / "models")  # left by a job that was killed before it removed it
     return report
 
 
 def finished(trials: Trials) -> set[str]:
-    """The jobs whose trials have ended."""
+    """Return the jobs with a finished trial."""
     return {job for job, trial in trials.items() if trial.state.is_finished()}
 
 
 def name_of(file: Path, given: str | None) -> str:
-    """The sweep's name: what was given, or the file's. Raises `ConfigError` for what is none of a folder."""
+    """Return the sweep's name: the given one, or the file's. Raises `ConfigError` if it can't name a
+    folder.
+    """
     name = file.stem if given is None else given
     if not re.fullmatch(NAME, name):
         raise ConfigError(

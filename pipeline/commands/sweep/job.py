@@ -1,9 +1,9 @@
-"""One training of a sweep, a job of Snakemake's: `python -m pipeline.commands.sweep.job trial-7` in the
+"""Run one training of a sweep as a Snakemake job: `python -m pipeline.commands.sweep.job trial-7` in the
 sweep's folder.
 
-`trial-7` asks Optuna what to try; `seed-3-43` trains what trial 3 tried with seed 43. Both train in a
-sub-project of that name. A job that was killed resumes from its checkpoints when it is started again; a trial
-that is worse than half of the others at the same step is stopped.
+`trial-7` gets its settings from Optuna. `seed-3-43` trains the settings of trial 3 with seed 43. Both train
+in a sub-project of that name. A job that was killed resumes from its checkpoints when it is started again. A
+trial that is worse than half of the others at the same step is stopped.
 """
 
 import re
@@ -45,28 +45,28 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
-SHARED = ("data/tokens", "data/evaluation", "models/base")  # rewards of grpo may lie in the second
-# What a training ended with is final for a trial only if it is due to what was tried. Anything else (a
-# damaged base, libraries, other processes, a checkpoint of something else) would fail with any settings.
-UNTRAINABLE = {  # these settings don't fit each other, the base or the rows
+SHARED = ("data/tokens", "data/evaluation", "models/base")  # The rewards of grpo may be in the second.
+# A training's error is final for a trial only if the tried settings caused it. Anything else (a damaged base,
+# libraries, other processes, a checkpoint of another run) would fail with any settings.
+UNTRAINABLE = {  # The settings don't fit each other, the base or the rows.
     "Q-SWEEP-003",
     *(f"Q-TRAIN-{number}" for number in ("016", "017", "040")),
     *(f"Q-MODELS-{number}" for number in ("025", "026", "034", "036", "037")),
     "Q-PLANNING-008",
 }
-BAD = {  # it diverged or learned nothing: the sampler is to know that
+BAD = {  # The training diverged or learned nothing. The sampler has to know that.
     *(f"Q-TRAIN-{number}" for number in ("009", "010", "013", "023", "024", "025")),
     "Q-GRPO-008",
 }
-OTHER_FAILED = "Q-TRAIN-037"  # what processes say of another one, which says the cause itself
+OTHER_FAILED = "Q-TRAIN-037"  # error of a process after another one failed; the other one reports the cause
 LOOK_SECONDS = 0.5  # between two looks at a training
-PATIENCE = 120.0  # seconds in which the job of a killed sweep saves its checkpoint
+PATIENCE = 120.0  # seconds in which the job of a killed sweep may save its checkpoint
 WORDS = re.compile(r"(?:trial|seed-(?P<trial>\d+))-(?P<number>\d+)")
 
 
 def main(job: str, folder: Path) -> None:
-    """Run `job` of the sweep in `folder`, to its end or until it is pruned. Raises what its training ended
-    with, unless that is the fault of what was tried; `MachineError` if another process trains it.
+    """Run `job` of the sweep in `folder` until it finishes or is pruned. Raises the error of its training,
+    unless the tried settings caused it. Raises `MachineError` if another process trains it.
     """
     sweep = Sweep.opened(folder)
     with Interruption(), exclusive_job(folder / job):
@@ -89,11 +89,14 @@ def main(job: str, folder: Path) -> None:
             f"{job}: {end_of.state.name.lower()} after {end_of.steps} steps{value} {end_of.reason}",
             flush=True,
         )
-        remove(folder / job / "models")  # checkpoints and adapter: what it showed is in the journal
+        # Checkpoints and adapter are not needed: the result is in the journal.
+        remove(folder / job / "models")
 
 
 def ending(sweep: Sweep, study: "Study", trial: "FrozenTrial", job: str, space: Space) -> Ending:
-    """Train, and say how that ended. Raises what training ended with, unless what was tried is at fault."""
+    """Train and return the trial's end. Raises the error of the training, unless the tried settings caused
+    it.
+    """
     from optuna.trial import TrialState
 
     project, state, reason = sweep.folder / job, TrialState.COMPLETE, ""
@@ -113,7 +116,7 @@ def ending(sweep: Sweep, study: "Study", trial: "FrozenTrial", job: str, space: 
 
 
 def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial"]:
-    """The job's study and its trial in it, begun if it has none yet."""
+    """Return the job's study and its trial. Begin the trial if it does not exist yet."""
     match = WORDS.fullmatch(job)
     if match is None:
         raise ConfigError("Q-SWEEP-007", f"{job} is not a job of a sweep: `quench run sweep` starts its jobs")
@@ -122,7 +125,7 @@ def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial
     if match["trial"] is None:
         if job in trials:
             return search, trials[job]
-        # what params.yaml has, if that is in the space: what a winner has to beat
+        # The first trial uses the values of params.yaml, if they are in the space: a winner has to beat them.
         first = space.encoded(settings_of(space, load_params(sweep.params))) if not trials else None
         return search, begin(search, job, first or draw(space, job, trials), space)
     study = open_study(sweep, SEEDS, space)
@@ -135,7 +138,9 @@ def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial
 def trained(
     sweep: Sweep, study: "Study", trial: "FrozenTrial", project: Path, space: Space, log: MetricsLog
 ) -> bool:
-    """Train in the sub-project `project`, whose journal is `log`; whether it was pruned. Raises as `run`."""
+    """Train in the sub-project `project` with the journal `log`. Return True if it was pruned. Raises as
+    `run`.
+    """
     settings = space.decoded(trial.params) | {"train.sample_rows": 0}
     if "seed" in trial.user_attrs:
         settings["train.seed"] = trial.user_attrs["seed"]
@@ -149,10 +154,10 @@ def trained(
     size, pruned = -1, False
 
     def worse() -> bool:
-        """Tell Optuna of evaluations that it doesn't know, in their order; whether one of them ends it."""
+        """Report new evaluations to Optuna, in their order. Return True if one of them prunes the trial."""
         nonlocal size, pruned
         now = log.path.stat().st_size if log.path.exists() else 0
-        if now == size:  # asked twice a second, and both journals grow long
+        if now == size:  # This is called twice a second, and both journals grow long.
             return pruned
         size, pruned = now, watched.should_prune()
         last = study.get_trials(deepcopy=False)[trial.number].last_step or 0
@@ -166,11 +171,13 @@ def trained(
 
 
 def run(project: Path, worse: Callable[[], bool]) -> bool:
-    """Run stage train in `project` until it ends or is `worse` (returned). Raises the error it ended with."""
-    if worse():  # the job was killed between seeing that and saying so
+    """Run stage train in `project` until it exits or `worse` returns True. Return True if it was worse.
+    Raises the error that it exited with.
+    """
+    if worse():  # The job was killed after the pruning was decided and before it was reported.
         return True
     log = project / LOG
-    before = log.stat().st_size if log.exists() else 0  # what earlier attempts said
+    before = log.stat().st_size if log.exists() else 0  # output of earlier attempts
     place = ("--root", str(project), "--params", str(project / "params.yaml"))
     with log.open("ab") as output, started("pipeline", "train", *place, output=output) as process:
         while process.poll() is None:
@@ -179,7 +186,7 @@ def run(project: Path, worse: Callable[[], bool]) -> bool:
                 return True
             time.sleep(LOOK_SECONDS)
     code = process.returncode
-    if worse():  # whatever its last steps showed meanwhile
+    if worse():  # Its last evaluations may have come meanwhile.
         return True
     if code:
         raise failure(code, log, before)
@@ -187,8 +194,8 @@ def run(project: Path, worse: Callable[[], bool]) -> bool:
 
 
 def failure(code: int, log: Path, before: int) -> BaseException:
-    """What a training of this exit status ended with, its own last sentence in it; `before` is where in the
-    log it began to write.
+    """Return the error for a training with this exit status; its message is the training's last one. `before`
+    is the offset in the log where this attempt began.
     """
     if stopped := signal_of(code):
         return Stopped(stopped)
@@ -201,12 +208,12 @@ def failure(code: int, log: Path, before: int) -> BaseException:
 
 
 def measured(row: Row, metric: str) -> float:
-    """The metric in an evaluation's row."""
+    """Return the metric in an evaluation's row."""
     return float(row["eval_loss"] if metric == "eval_loss" else row["measures"][metric])
 
 
 def value_at_end(project: Path, rows: list[Row], metric: str) -> float:
-    """The metric of the adapter that the training ended with."""
+    """Return the metric of the adapter that the training kept."""
     report = read_json(project / "reports/train.json", "start the same command again")
     step = report["adapter_step"]
     return measured(
@@ -215,8 +222,8 @@ def value_at_end(project: Path, rows: list[Row], metric: str) -> float:
 
 
 def exclusive_job(project: Path) -> IO[str]:
-    """A lock with which no other process runs the job of this folder; one that a killed sweep left may save
-    its checkpoint first. Raises `MachineError` if it does not end.
+    """Take the lock that keeps other processes from running the job of this folder. A job that a killed sweep
+    left may save its checkpoint first. Raises `MachineError` if it does not exit.
     """
     deadline = time.monotonic() + PATIENCE
     while True:

@@ -1,5 +1,5 @@
-"""A sweep's result, shown: on the terminal, and as one page, `reports/sweep/NAME.html`, whose picture has an
-axis for each key and one for the metric, and a line for each trial.
+"""Show a sweep's result: on the terminal, and as the page `reports/sweep/NAME.html`. Its plot has an axis for
+each key and one for the metric, and a line for each trial.
 """
 
 import math
@@ -15,12 +15,12 @@ from pipeline.pages.plots import ACCENT, INK, LINE, MUTED, WARM, axes_of, cut, s
 from pipeline.pages.templating import fill
 
 SHOWN = 20  # trials on the terminal
-LONGEST, LONGEST_LABEL = 24, 16  # characters: of a value, of a label in the picture
-WIDE, HIGH = 1.35, 4.0  # inches: of an axis, of the picture
+LONGEST, LONGEST_LABEL = 24, 16  # characters of a value; of a label in the plot
+WIDE, HIGH = 1.35, 4.0  # inches: width of an axis; height of the plot
 
 
 class Axis(NamedTuple):
-    """An axis of the picture: from 0 below to 1 above, with labels at their heights."""
+    """Axis of the plot, from 0 at the bottom to 1 at the top, with labels at their heights."""
 
     name: str
     height: Callable[[Any], float]
@@ -64,7 +64,7 @@ def show(report: Mapping[str, Any], page: Path) -> None:
 
 
 def ranked(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The trials: those that reached their end, the best first, then the others."""
+    """Return the trials: the complete ones, the best first, then the others."""
     sign = -1 if report["maximize"] else 1
 
     def rank(trial: Mapping[str, Any]) -> tuple[bool, bool, float, int]:
@@ -75,13 +75,13 @@ def ranked(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def value_text(value: Any) -> str:
-    """A setting's value, short."""
+    """Return a setting's value as a short text."""
     text = significant(value) if isinstance(value, float) else as_yaml(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """The page as one string of HTML."""
+    """Return the page as HTML."""
     return fill(
         "sweep.html.jinja",
         setting=value_text,
@@ -92,8 +92,8 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def parallel_plot(report: Mapping[str, Any]) -> str:
-    """The trials as lines; those that were pruned are dashed, finalists and the winner stand out. Returns
-    SVG, or "" if no trial has a value.
+    """Plot the trials as lines. Pruned ones are dashed; finalists and the winner are emphasized. Returns SVG,
+    or "" if no trial has a value.
     """
     space, trials = report["space"], [trial for trial in ranked(report) if trial["value"] is not None]
     if not trials:
@@ -147,18 +147,18 @@ def parallel_plot(report: Mapping[str, Any]) -> str:
 
 
 def color_of(trial: int, winner: int | None, finalists: set[int]) -> tuple[str, float]:
-    """(color, width) of a trial's line."""
+    """Return (color, width) of a trial's line."""
     return (ACCENT, 2.6) if trial == winner else (INK, 1.5) if trial in finalists else (MUTED, 0.9)
 
 
 def tip(trial: Mapping[str, Any], metric: str) -> str:
-    """A trial in words."""
+    """Return a trial as text."""
     settings = ", ".join(f"{key} {value_text(value)}" for key, value in trial["settings"].items())
     return f"trial {trial['trial']} ({trial['state']}): {settings}, {metric} {trial['value']:.4g}"
 
 
 def key_axis(name: str, searched: Any) -> Axis:
-    """The axis of a key: choices at equal distances, numbers on their scale."""
+    """Return the axis of a key: choices at equal distances, numbers on their scale."""
     name = name.removeprefix("train.")
     if isinstance(searched, list):
         steps = max(1, len(searched) - 1)
@@ -171,7 +171,7 @@ def key_axis(name: str, searched: Any) -> Axis:
 
 
 def metric_axis(metric: str, values: list[float], maximize: bool) -> Axis:
-    """The axis of the metric, the best above."""
+    """Return the axis of the metric, the best at the top."""
     low, high = min(values), max(values)
     axis = number_axis(metric, low, high, (low + high) / 2)
     if maximize:
@@ -182,7 +182,7 @@ def metric_axis(metric: str, values: list[float], maximize: bool) -> Axis:
 def number_axis(
     name: str, low: float, high: float, middle: float, scale: Callable[[float], float] = float
 ) -> Axis:
-    """An axis from `low` to `high`, marked there and at `middle`."""
+    """Return an axis from `low` to `high`, with labels there and at `middle`."""
     start, length = scale(low), scale(high) - scale(low)
 
     def height(value: float) -> float:

@@ -1,4 +1,4 @@
-"""What a sweep searches: a file of its own (`space.yaml`), read as strictly as `params.yaml`."""
+"""Search space of a sweep: a file of its own (`space.yaml`), read as strictly as `params.yaml`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,15 @@ from pipeline.workflow.stages import table
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-LOSS = "eval_loss"  # the lower the better; of all else that is measured, the higher
-# how a run is watched and kept; trials that differ in it could not be compared while they run
+LOSS = "eval_loss"  # lower is better; for every other metric, higher
+# Settings that control how a run is watched and saved. Trials that differ in them could not be compared while
+# they run.
 WATCHING = ("eval_steps", "save_steps", "save_total_limit", "sample_rows")
-ON_GRID = 1e-9  # of a step: how far a value may be off the grid by rounding
+ON_GRID = 1e-9  # share of a step that rounding may put a value off the grid
 
 
 class Range(Section):
-    """Numbers from `low` to `high`; whole ones if both are whole."""
+    """Range of numbers from `low` to `high`. It contains only whole numbers if both are whole."""
 
     low: float | int
     high: float | int
@@ -36,7 +37,7 @@ class Range(Section):
     step: Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)] | None = None
 
     def problems(self) -> Iterator[str]:
-        """What Optuna would refuse later."""
+        """Yield a message for each value that Optuna would refuse later."""
         if self.low >= self.high:
             yield f"low is {self.low} and high is {self.high}: give a lower and a higher number"
         if self.log and (self.low <= 0 or self.step is not None):
@@ -46,11 +47,13 @@ class Range(Section):
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """Return True if the range contains only whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def nearest(self, value: Any) -> float | int | None:
-        """`value` as Optuna would have drawn it; None if it is not a number, out of range or off the grid."""
+        """Return `value` as Optuna would have drawn it. Returns None if it is not a number, out of range or
+        off the grid.
+        """
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if not self.low <= value <= self.high:
@@ -59,7 +62,8 @@ class Range(Section):
             steps = (value - self.low) / step
             if abs(steps - round(steps)) > ON_GRID:
                 return None
-            value = min(self.low + round(steps) * step, self.high)  # 0.0 + 3 · 0.05 is more than 0.15
+            # The limit is needed because 0.0 + 3 · 0.05 is more than 0.15.
+            value = min(self.low + round(steps) * step, self.high)
         return int(value) if self.whole else float(value)
 
 
@@ -71,26 +75,28 @@ Searched = Annotated[
 
 
 class Space(Section):
-    """All of the file: the keys of section train to search, and how."""
+    """Contents of the file: the keys of section train to search, and the settings of the search."""
 
     keys: Annotated[dict[str, Searched], Field(min_length=1, max_length=20)]
     trials: Annotated[int, Field(ge=1, le=10_000)] = 20
-    seeds: Annotated[int, Field(ge=2, le=100)] = 3  # that each finalist is trained with
+    seeds: Annotated[int, Field(ge=2, le=100)] = 3  # number of seeds that each finalist is trained with
     finalists: Annotated[int, Field(ge=1, le=100)] = 3
     metric: Literal["eval_loss", "accuracy", "reward"] = "eval_loss"
     sampler: Literal["tpe", "random"] = "tpe"
     pruner: Literal["median", "none"] = "median"
-    startup: Count = 5  # trials that end before the sampler learns from them and the pruner prunes
+    startup: Count = 5  # finished trials before the sampler learns from them and the pruner prunes
     prune_after: Annotated[int, Field(ge=0, le=10**9)] = 0  # steps of a trial before it may be pruned
-    seed: Seed = 0  # of the sampler
+    seed: Seed = 0  # seed of the sampler
 
     @property
     def maximize(self) -> bool:
-        """Whether a higher value of the metric is better."""
+        """Return True if a higher value of the metric is better."""
         return self.metric != LOSS
 
     def distributions(self) -> dict[str, "BaseDistribution"]:
-        """The space as Optuna has it; choices are JSON, for Optuna knows no lists."""
+        """Return the space as Optuna's distributions. Choices are JSON, because Optuna does not support
+        lists.
+        """
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         distributions: dict[str, BaseDistribution] = {}
@@ -108,7 +114,7 @@ class Space(Section):
         return distributions
 
     def encoded(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """{key: value} as Optuna has it; None if one of them lies outside of the space."""
+        """Return {key: value} in Optuna's form, or None if a value lies outside of the space."""
         encoded: dict[str, Any] = {}
         for name, searched in self.keys.items():
             value = settings[name]
@@ -123,7 +129,7 @@ class Space(Section):
         return encoded
 
     def decoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """{key: value} of Optuna's, in the order of the file."""
+        """Return {key: value} from Optuna's form, in the order of the file."""
         return {
             name: json.loads(values[name]) if isinstance(searched, list) else values[name]
             for name, searched in self.keys.items()
@@ -131,7 +137,7 @@ class Space(Section):
 
 
 def read_space(path: Path) -> Space:
-    """The file, read. Every error in it is named in one `ConfigError`."""
+    """Read the file. All errors in it are reported in one `ConfigError`."""
     values, lines = read_strict(path)
     try:
         return Space.model_validate(values if values is not None else {})
@@ -146,7 +152,7 @@ def read_space(path: Path) -> Space:
 
 
 def check_space(space: Space, params: Params) -> None:
-    """Raise `ConfigError` for a key that can't be searched or a value invalid for it with these settings."""
+    """Raise `ConfigError` for a key that can't be searched or a value that is invalid with these settings."""
     method, measures = params.train.method, METHODS[params.train.method].measures
     if space.metric not in measures:
         raise ConfigError(
@@ -163,7 +169,7 @@ def check_space(space: Space, params: Params) -> None:
 
 
 def unsearchable(name: str, metric: str) -> str | None:
-    """Why a key can't be searched, with the remedy; None if it can."""
+    """Return the reason why a key can't be searched, with the remedy. Returns None if it can."""
     stages = ("base", "curate", "preprocess")
     before = [stage for stage in stages if any(_reads(name, key) for key in table().stages[stage].params)]
     section, _, key = name.partition(".")
@@ -185,7 +191,9 @@ def _reads(name: str, key: str) -> bool:
 
 
 def with_settings(params: Params, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`params` as a dict for YAML with these values of keys. Raises `ConfigError` if they don't fit."""
+    """Return `params` as a dict for YAML, with these values of keys. Raises `ConfigError` if they are
+    invalid.
+    """
     values = deepcopy(params.model_dump(mode="json"))
     for name, value in settings.items():
         put(values, place_of(name), value)
@@ -199,7 +207,7 @@ def with_settings(params: Params, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def settings_of(space: Space, params: Params) -> dict[str, Any]:
-    """The values that `params` have of the keys of the space; for null, the method's own."""
+    """Return the values of the space's keys in `params`. null is replaced by the method's own value."""
     values, train = params.model_dump(mode="json"), params.train
     values["train"]["lora_dropout"] = train.dropout
     values["train"]["preference"]["beta"] = train.beta

@@ -1,8 +1,8 @@
-"""A sweep's trials in Optuna's journal: the only record of what was tried and what came out.
+"""Record of a sweep's trials in Optuna's journal: the only record of what was tried, and the results.
 
-Every step of a trial's life is one line of the journal: it is there with all of its settings, or it is not.
-What a trial tries depends on the sweep's seed, its number and the trials before it alone, so a sweep that
-was killed tries what it would have tried.
+Every step of a trial is one line of the journal. A trial is there with all of its settings, or not at all.
+The settings of a trial depend only on the sweep's seed, the trial's number and the trials before it. So a
+sweep that was killed continues with the settings that it would have tried.
 """
 
 import hashlib
@@ -19,49 +19,49 @@ if TYPE_CHECKING:
     from optuna.storages.journal import JournalFileSymlinkLock
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-SWEEPS = Path("models/.sweep")  # scratch: neither Snakemake's main workflow nor DVC looks at it
+SWEEPS = Path("models/.sweep")  # Scratch: neither Snakemake's main workflow nor DVC reads it.
 RESULTS = Path("reports/sweep")
-LOG = "train.log"  # in a job's folder: what its training said
-ROOT = "root"  # in a sweep's folder: where the project is
-SEARCH, SEEDS = "search", "seeds"  # the studies in a journal: trials; finalists with other seeds
+LOG = "train.log"  # output of the training, in a job's folder
+ROOT = "root"  # path of the project, in a sweep's folder
+SEARCH, SEEDS = "search", "seeds"  # studies in a journal: trials; finalists with other seeds
 
 
 class Sweep(NamedTuple):
-    """A sweep's place: the project and a folder in it, both absolute."""
+    """Paths of a sweep: the project and a folder in it, both absolute."""
 
     root: Path
     folder: Path
 
     @classmethod
     def named(cls, root: Path, name: str) -> "Sweep":
-        """The sweep of this name in a project."""
+        """Return the sweep of this name in a project."""
         return cls(root.resolve(), root.resolve() / SWEEPS / name)
 
     @classmethod
     def opened(cls, folder: Path) -> "Sweep":
-        """The sweep in this folder, as a job sees it. It can't tell the project by the folders above it, for
-        one of them may be a link to another disk.
+        """Return the sweep in this folder, as a job sees it. The folders above do not tell the project,
+        because one of them may be a link to another disk.
         """
         return cls(Path((folder / ROOT).read_text(encoding="utf-8")), folder)
 
     @property
     def journal(self) -> Path:
-        """Optuna's."""
+        """Path of Optuna's journal."""
         return self.folder / "journal.log"
 
     @property
     def space(self) -> Path:
-        """The copy of the space that the sweep began with."""
+        """Path of the copy of the space that the sweep began with."""
         return self.folder / "space.yaml"
 
     @property
     def params(self) -> Path:
-        """The copy of the settings that the sweep began with."""
+        """Path of the copy of the settings that the sweep began with."""
         return self.folder / "params.yaml"
 
 
 def open_study(sweep: Sweep, part: str, space: Space) -> "Study":
-    """The study `SEARCH` or `SEEDS` of a sweep, made if there is none."""
+    """Open the study `SEARCH` or `SEEDS` of a sweep. Create it if it does not exist."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -71,8 +71,9 @@ def open_study(sweep: Sweep, part: str, space: Space) -> "Study":
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if part == SEARCH and space.pruner == "median":
         pruner = optuna.pruners.MedianPruner(n_startup_trials=space.startup, n_warmup_steps=space.prune_after)
-    sampler = optuna.samplers.RandomSampler(seed=0)  # asked for nothing: `draw` is
-    if part in {study.study_name for study in storage.get_all_studies()}:  # to make it again writes a line
+    sampler = optuna.samplers.RandomSampler(seed=0)  # It is never used: `draw` chooses the settings.
+    # To create it again would write a line.
+    if part in {study.study_name for study in storage.get_all_studies()}:
         return optuna.load_study(storage=storage, study_name=part, sampler=sampler, pruner=pruner)
     return optuna.create_study(
         storage=storage,
@@ -85,19 +86,20 @@ def open_study(sweep: Sweep, part: str, space: Space) -> "Study":
 
 
 def lock_of(sweep: Sweep) -> "JournalFileSymlinkLock":
-    """What writers of the journal hold; one that a kill left ends by itself after 30 s."""
+    """Return the lock for writers of the journal. A lock that a kill left expires after 30 s."""
     from optuna.storages.journal import JournalFileSymlinkLock
 
-    return JournalFileSymlinkLock(str(sweep.journal))  # absolute: a relative one would never end
+    # An absolute path: a lock with a relative one would never expire.
+    return JournalFileSymlinkLock(str(sweep.journal))
 
 
 def trials_of(study: "Study") -> dict[str, "FrozenTrial"]:
-    """{job: its trial}, in the order in which they began."""
+    """Return {job: its trial} in the order in which they began."""
     return {trial.user_attrs["job"]: trial for trial in study.get_trials()}
 
 
 def known_trials(sweep: Sweep, part: str, space: Space) -> dict[str, "FrozenTrial"]:
-    """`trials_of` a study that there may not be yet; the journal is only read."""
+    """Return `trials_of` a study that may not exist yet. The journal is only read."""
     if not sweep.journal.is_file() or f'"study_name":"{part}"' not in sweep.journal.read_text("utf-8"):
         return {}
     return trials_of(open_study(sweep, part, space))
@@ -106,7 +108,9 @@ def known_trials(sweep: Sweep, part: str, space: Space) -> dict[str, "FrozenTria
 def begin(
     study: "Study", job: str, params: Mapping[str, Any], space: Space, **attributes: Any
 ) -> "FrozenTrial":
-    """The running trial of `job`, which has none yet, with these parameters (as Optuna has them)."""
+    """Begin a trial for `job`, which has none yet, with these parameters (in Optuna's form). Return it,
+    running.
+    """
     from optuna.trial import TrialState, create_trial
 
     study.add_trial(
@@ -121,13 +125,14 @@ def begin(
 
 
 def draw(space: Space, job: str, before: Mapping[str, "FrozenTrial"]) -> dict[str, Any]:
-    """What `job` tries, as Optuna has it: chosen by the sampler from what the trials `before` showed."""
+    """Choose the settings of `job`, in Optuna's form: the sampler uses the results of the trials `before`."""
     import optuna
 
     digest = hashlib.sha256(f"{space.seed}/{job}".encode()).digest()
     seed = int.from_bytes(digest[:4])
     with warnings.catch_warnings():
-        # constant_liar: trials at work count as bad ones, so that several at once don't try the same
+        # constant_liar counts running trials as bad ones, so that parallel trials don't try the same
+        # settings.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
         if space.sampler == "tpe":
@@ -140,16 +145,18 @@ def draw(space: Space, job: str, before: Mapping[str, "FrozenTrial"]) -> dict[st
 
 
 def live(study: "Study", trial: "FrozenTrial") -> "Trial":
-    """A trial that can be reported to."""
+    """Return a trial that can be reported to."""
     import optuna
 
-    storage = study._storage  # the one that it was opened with
+    storage = study._storage  # storage that the study was opened with
     number = storage.get_study_id_from_name(study.study_name)
     return optuna.trial.Trial(study, storage.get_trial_id_from_study_id_trial_number(number, trial.number))
 
 
 def same_settings_trial(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | None":
-    """A finished trial with the same parameters and seed: training again would give the same bytes."""
+    """Return a finished trial with the same parameters and seed, or None. To train again would give the same
+    bytes.
+    """
     from optuna.trial import TrialState
 
     for other in study.get_trials(states=(TrialState.COMPLETE,)):
@@ -159,7 +166,9 @@ def same_settings_trial(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | 
 
 
 class Ending(NamedTuple):
-    """How a trial ended: Optuna's state, the metric's value, why, how many steps and seconds it trained."""
+    """End of a trial: Optuna's state, the metric's value, the reason, and the number of steps and seconds of
+    training.
+    """
 
     state: "TrialState"
     value: float | None
@@ -169,7 +178,7 @@ class Ending(NamedTuple):
 
 
 def tell(study: "Study", trial: "FrozenTrial", end_of: Ending) -> None:
-    """Report a trial's end to Optuna; its notes go first, so that a finished trial has them."""
+    """Report a trial's end to Optuna. Its notes are written first, so that a finished trial has them."""
     running = live(study, trial)
     for name in ("reason", "steps", "seconds"):
         running.set_user_attr(name, getattr(end_of, name))
@@ -178,8 +187,8 @@ def tell(study: "Study", trial: "FrozenTrial", end_of: Ending) -> None:
 
 
 def repair(sweep: Sweep) -> None:
-    """Cut what a power cut left of the journal's last line: the next one would be glued to it, and no line
-    after that could be read.
+    """Cut off an incomplete last line of the journal, left by a power cut. Otherwise the next line would be
+    appended to it, and no later line could be read.
     """
     if not sweep.journal.is_file():
         return

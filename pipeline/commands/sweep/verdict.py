@@ -1,10 +1,10 @@
-"""What a sweep found, as `reports/sweep/NAME.json` has it, and which finalist is best: by the mean over seeds
-that the search has not seen, for a finalist was chosen for a low value with the search's own seed, which luck
-is part of.
+"""Collect a sweep's results for `reports/sweep/NAME.json` and decide which finalist is best, by the mean over
+seeds that the search has not used. A finalist was chosen for a low value with the search's own seed, and luck
+is part of that value.
 
 Every finalist is trained with the same seeds, so they are compared pairwise by seed (Student's t; p-values
-raised by Holm's method, for all pairs). Seeds are the only chance in these intervals: all are measured on the
-same held-out rows, and other rows may rank them otherwise.
+corrected by Holm's method over all pairs). Seeds are the only source of chance in these intervals: all are
+measured on the same held-out rows, and other rows may rank them differently.
 """
 
 import math
@@ -33,7 +33,7 @@ Values = Mapping[int, Mapping[int, float]]  # {finalist: {seed: value}}
 
 
 def collect(name: str, space: Space, search: Trials, seeds: Trials) -> dict[str, Any]:
-    """The report of a sweep, finished or not."""
+    """Return the report of a sweep, finished or not."""
     searched = all_done(search, space)
     best = finalists(search, space) if searched else []
     trained = {number: trainings(seeds, number) for number in best}
@@ -76,7 +76,7 @@ def collect(name: str, space: Space, search: Trials, seeds: Trials) -> dict[str,
 
 
 def described(trial: "FrozenTrial", space: Space) -> dict[str, Any]:
-    """A trial as JSON."""
+    """Return a trial as JSON."""
     about = trial.user_attrs
     return {
         "trial": number_of(about["job"]),
@@ -94,33 +94,33 @@ def described(trial: "FrozenTrial", space: Space) -> dict[str, Any]:
 
 
 def number_of(job: str) -> int:
-    """7 of "trial-7"."""
+    """Return the number of a job: 7 for "trial-7"."""
     return int(job.rpartition("-")[2])
 
 
 def all_done(search: Trials, space: Space) -> bool:
-    """Whether every trial has ended."""
+    """Return True if every trial has finished."""
     jobs = (f"trial-{number}" for number in range(space.trials))
     return all(job in search and search[job].state.is_finished() for job in jobs)
 
 
 def finalists(search: Trials, space: Space) -> list[int]:
-    """The best trials of different settings, the best first."""
+    """Return the numbers of the best trials with different settings, the best first."""
     sign = -1 if space.maximize else 1
     ended = [
         (sign * trial.value, number_of(job), repr(sorted(trial.params.items())))
         for job, trial in search.items()
         if trial.state.name == "COMPLETE" and trial.value is not None
     ]
-    numbers: dict[str, int] = {}  # of each settings' best trial
+    numbers: dict[str, int] = {}  # best trial of each combination of settings
     for _, best, settings in sorted(ended):
         numbers.setdefault(settings, best)
     return list(numbers.values())[: space.finalists]
 
 
 def trainings(seeds: Trials, number: int) -> tuple[dict[int, float], dict[int, str]]:
-    """A finalist's trainings that have ended: ({seed: value} of those that reached their end, {seed: reason}
-    of the others, which diverged, say).
+    """Return a finalist's finished trainings: {seed: value} of the complete ones, and {seed: reason} of the
+    others, for example those that diverged.
     """
     values: dict[int, float] = {}
     failed: dict[int, str] = {}
@@ -135,21 +135,22 @@ def trainings(seeds: Trials, number: int) -> tuple[dict[int, float], dict[int, s
 
 
 def no_trial(search: Trials, name: str) -> str:
-    """That no trial reached its end, with the log of the first."""
+    """Return the reason that there is no winner: no trial was completed. It names the log of the first."""
     states = Counter(trial.state.name.lower() for trial in search.values())
     counts = listed([f"{count} {state}" for state, count in sorted(states.items())])
     return f"no trial reached its end ({counts}; the first one's log is {SWEEPS / name / 'trial-0' / LOG})"
 
 
 def apply(settings: Mapping[str, Any]) -> str:
-    """The command that trains with these settings, which it writes into `params.yaml`."""
+    """Return the command that trains with these settings. It writes them into `params.yaml`."""
     words = (shlex.quote(f"{key}={as_yaml(value)}") for key, value in settings.items())
     return f"quench run train {' '.join(words)}"
 
 
 def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -> dict[str, Any]:
-    """The winner by its mean, what is within its noise, and a sentence. `values` has two seeds at least,
-    the same for all; `left_out` says in a sentence which finalists are missing there, and why.
+    """Find the winner by its mean and the finalists within its noise, and describe them in a sentence.
+    `values` contains at least two seeds, the same for all. `left_out` is a sentence that lists the missing
+    finalists with the reason.
     """
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
     table = {trial: [by_seed[seed] for seed in seeds] for trial, by_seed in values.items()}
@@ -157,7 +158,7 @@ def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -
     winner = (max if maximize else min)(means, key=lambda trial: means[trial]["mean"])
     others = [trial for trial in table if trial != winner]
     tests = {trial: compared(table[winner], table[trial]) for trial in others}
-    # raised by all pairs: which of them the winner is in, the same values have chosen
+    # The p-values are corrected for all pairs: the same values have chosen which of them contain the winner.
     pairs = list(combinations(table, 2))
     raised = holm([compared(table[first], table[second])["p_value"] for first, second in pairs])
     for pair, p_value in zip(pairs, raised, strict=True):
@@ -175,18 +176,20 @@ def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -
 
 
 def mean_of(values: Sequence[float]) -> dict[str, float]:
-    """The mean over seeds with its 95 % interval."""
+    """Return the mean over seeds with its 95 % interval."""
     mean, half = fmean(values), half_width(np.array(values)[:, None])
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 def compared(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """`second` less `first`, seed by seed: mean with its 95 % interval and two-sided p of no difference."""
+    """Compare `second` less `first`, seed by seed: mean with its 95 % interval and two-sided p of no
+    difference.
+    """
     from scipy.stats import ttest_1samp
 
     differences = np.array(second) - np.array(first)
     difference = mean_of(differences.tolist())
-    if np.allclose(differences, differences[0], rtol=1e-9, atol=0):  # no spread to compare with
+    if np.allclose(differences, differences[0], rtol=1e-9, atol=0):  # There is no spread to compare with.
         return difference | {"p_value": 0.0 if differences.any() else 1.0}
     return difference | {"p_value": float(ttest_1samp(differences, 0.0).pvalue)}
 
@@ -194,7 +197,7 @@ def compared(first: Sequence[float], second: Sequence[float]) -> dict[str, float
 def sentence(
     winner: int, mean: Mapping[str, float], others: list[int], alike: list[int], seeds: list[int], metric: str
 ) -> str:
-    """The verdict in words."""
+    """Return the verdict as a sentence."""
     value = (
         f"{metric} {number(mean['mean'], 4)} (95 %: {number(mean['low'], 4)} to {number(mean['high'], 4)})"
     )

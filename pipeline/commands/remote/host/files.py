@@ -1,8 +1,9 @@
-"""Files on the host: where they are, what arrives and what leaves, by hash, and what grows, as it comes; and
-how it answers.
+"""Files on the host: their folders, files that arrive and leave by hash, and files that grow, sent as they
+grow. Also the format of answers.
 """
 
-from __future__ import annotations  # an older Python is to say so, not to stumble
+# An older Python is to report its version instead of failing with a syntax error.
+from __future__ import annotations
 
 import base64
 import fcntl
@@ -21,17 +22,18 @@ HOME = Path.home() / ".cache/quench/remote"
 OBJECTS, INCOMING, RUNS = HOME / "objects", HOME / "incoming", HOME / "runs"
 LOOK_SECONDS = 0.2
 PIECE = 1 << 20  # bytes of a file in one answer
-QUIET_SECONDS = 5.0  # without news: a sign of life, by which the other end knows that the line is not cut
+# seconds without news before a sign of life is sent; it tells the other end that the connection is not lost
+QUIET_SECONDS = 5.0
 Files = dict[str, str]  # {path: sha256}, or {name: path}
 
 
 def say(**message: Any) -> None:
-    """Answer."""
+    """Print an answer."""
     print(MARK + json.dumps(message), flush=True)
 
 
 def alive(folder: Path) -> bool:
-    """Whether a process holds the run's lock."""
+    """Return True if a process holds the run's lock."""
     try:
         with (folder / "alive").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -58,8 +60,8 @@ def sha256(path: Path) -> str:
 
 
 def wanted(files: dict[str, int]) -> None:
-    """Which of `files` ({sha256: size}) are not here, with the bytes that are; what arrived whole is hashed
-    and kept.
+    """Report which of `files` ({sha256: size}) are missing here, with the bytes that have arrived. Complete
+    files are hashed and kept.
     """
     for folder in (HOME, OBJECTS, INCOMING, RUNS):
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,16 +82,16 @@ def wanted(files: dict[str, int]) -> None:
 
 
 def snapshot(run: str, paths: list[str], skip: list[str]) -> None:
-    """Keep the files at `paths` (in the project, folders with all below) for rsync as they are now, and tell
-    {path: [sha256, size]}; names that begin with a dot, and those in `skip`, are left out.
+    """Keep the files at `paths` (in the project, folders with everything below) for rsync as they are now,
+    and report {path: [sha256, size]}. Names that begin with a dot, and those in `skip`, are left out.
     """
     folder = RUNS / run
     project, out = folder / "project", folder / "out"
     if not out.is_dir():
-        say(files=None)  # it was removed
+        say(files=None)  # It was removed.
         return
     with (folder / "snapshot").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # after a lost connection another process may still be at work
+        fcntl.flock(lock, fcntl.LOCK_EX)  # After a lost connection another process may still be at work.
         memory, entries = json.loads(read(folder / "hashes.json") or "{}"), {}
         for path in (path for top in paths for path in files_below(project / top)):
             place = path.relative_to(project).as_posix()
@@ -98,7 +100,7 @@ def snapshot(run: str, paths: list[str], skip: list[str]) -> None:
             try:
                 entries[place] = kept(path, place, out, memory.get(place))
             except FileNotFoundError:
-                continue  # pruned at this moment
+                continue  # The file was pruned at this moment.
         for old in out.iterdir():
             if old.name not in {entry[-1] for entry in entries.values()}:
                 old.unlink()
@@ -107,14 +109,16 @@ def snapshot(run: str, paths: list[str], skip: list[str]) -> None:
 
 
 def kept(path: Path, place: str, out: Path, entry: list[Any] | None) -> list[Any]:
-    """[inode, size, date, sha256] of a file that now is in `out` too; not read if it is `entry`'s."""
+    """Return [inode, size, date, sha256] of a file that is now in `out` too. It is not read if it is
+    unchanged since `entry`.
+    """
     state = path.stat()
     key = [state.st_ino, state.st_size, state.st_mtime_ns]
     if entry and entry[:-1] == key and (out / entry[-1]).exists():
         return entry
     aside = out / "aside"
     aside.unlink(missing_ok=True)
-    # a published checkpoint never changes, and may be deleted at any time; the rest grows
+    # A published checkpoint never changes, and may be deleted at any time. Other files grow.
     (os.link if "/checkpoint-" in place else shutil.copyfile)(path, aside)
     key[1], name = aside.stat().st_size, sha256(aside)
     aside.replace(out / name)
@@ -122,17 +126,19 @@ def kept(path: Path, place: str, out: Path, entry: list[Any] | None) -> list[Any
 
 
 def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int, str]]) -> None:
-    """Send what is new in `files` ({name: path in the project's folder}), where `tails` says what is known of
-    each ([size, sha256]), and the names of the checkpoints in the folder `checkpoints`, until the run ends.
+    """Send what is new in `files` ({name: path in the project's folder}) and the names of the checkpoints in
+    the folder `checkpoints`, until the run exits. `tails` contains what the receiver has of each file ([size,
+    sha256]).
 
-    A checkpoint is named after the steps before it were sent.
+    A checkpoint is announced after the steps before it were sent.
     """
     folder = RUNS / run
     open_files = [Tail(name, folder / path, *tails[name]) for name, path in files.items()]
     shown: list[str] = []
     last_message = time.monotonic()
     while True:
-        running = alive(folder)  # before reading: nothing is written after
+        # It is read before the files, because nothing is written after the run has exited.
+        running = alive(folder)
         complete = sorted(
             path.parent.name for path in (folder / checkpoints).glob("checkpoint-*/complete.json")
         )
@@ -152,13 +158,15 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
 
 
 class Tail:
-    """A file that grows, or is replaced by another that begins otherwise: that is sent from its start."""
+    """File that grows, or is replaced by another with a different beginning. That one is sent from its
+    start.
+    """
 
     def __init__(self, name: str, path: Path, size: int, digest: str) -> None:
         self.name, self.path, self.size, self.digest, self.inode = name, path, size, digest, -1
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """What is new, in pieces."""
+        """Yield what is new, in pieces."""
         try:
             with self.path.open("rb") as file:
                 state = os.fstat(file.fileno())

@@ -1,6 +1,7 @@
-"""Runs on the host: start, look, stop, remove; and the call of this and all else here."""
+"""Runs on the host: start, look, stop, remove. `main` also calls the functions of `files`."""
 
-from __future__ import annotations  # an older Python is to say so, not to stumble
+# An older Python is to report its version instead of failing with a syntax error.
+from __future__ import annotations
 
 import fcntl
 import importlib.metadata
@@ -33,7 +34,7 @@ from pipeline.commands.remote.host.files import (
 )
 
 PATIENCE = 600.0  # seconds for a checkpoint of a training that was asked to stop
-# becomes the parent of train, to write down how it ended
+# program of train's parent process, which records train's exit code
 WATCH = """
 import signal, subprocess, sys
 from pathlib import Path
@@ -50,7 +51,7 @@ code = child.wait()
 
 
 def check(names: list[str]) -> None:
-    """What is installed here: Python, packages by name, rsync."""
+    """Report what is installed here: Python, packages by name, rsync."""
     versions: dict[str, str | None] = {}
     for name in names:
         try:
@@ -61,8 +62,8 @@ def check(names: list[str]) -> None:
 
 
 def start(run: str, attempt: str, inputs: Files, state: Files, words: list[str]) -> None:
-    """Make the folder of `run` from objects ({path: sha256}; `state` is what train writes to) and start train
-    in it, detached. Does nothing if it runs, or if this very attempt was started before.
+    """Make the folder of `run` from objects ({path: sha256}; `state` contains the files that train writes to)
+    and start train in it, detached. Do nothing if it runs, or if this attempt was started before.
     """
     folder = RUNS / run
     with (RUNS / (run + ".starting")).open("w") as lock:
@@ -74,7 +75,8 @@ def start(run: str, attempt: str, inputs: Files, state: Files, words: list[str])
         if damaged:
             say(damaged=damaged)
             return
-        sent = {*sent_for(folder), *inputs.values(), *state.values()}  # of the attempts before, too
+        # including those of the attempts before
+        sent = {*sent_for(folder), *inputs.values(), *state.values()}
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)
         (folder / "sent").write_text("\n".join(sorted(sent)))
@@ -91,12 +93,12 @@ def start(run: str, attempt: str, inputs: Files, state: Files, words: list[str])
 
 
 def sent_for(folder: Path) -> list[str]:
-    """The names of the objects that a run was started from."""
+    """Return the names of the objects that a run was started from."""
     return read(folder / "sent").split()
 
 
 def launch(folder: Path, words: list[str]) -> None:
-    """Start train below its watcher, in a session of its own; both hold the lock `alive` until they end."""
+    """Start train below its watcher, in a session of its own. Both hold the lock `alive` until they exit."""
     variables = {"PYTHONPATH": str(folder / "code"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", WATCH, str(folder), sys.executable, "-m", "pipeline", *words]
     with (folder / "alive").open("w") as lock, (folder / "log").open("ab") as log:
@@ -121,8 +123,8 @@ def whole(path: Path) -> bool:
 
 
 def look(run: str) -> None:
-    """State of `run`: running, ended (with its exit code), dead (without one) or none; and the step of
-    its newest checkpoint (-1: there is none).
+    """Report the state of `run`: running, ended (with its exit code), dead (without one) or none. Report the
+    step of its newest checkpoint too (-1: there is none).
     """
     say(**state_of(RUNS / run))
 
@@ -145,9 +147,10 @@ def newest_step(checkpoints: Path) -> int:
 
 
 def runs() -> None:
-    """How every run here is, and what all take on the disk."""
+    """Report the state of every run here, and the disk space of all."""
     names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
-    inodes = {file.stat().st_ino: file.stat().st_blocks * 512 for file in files_below(HOME)}  # many are links
+    # Many files are links.
+    inodes = {file.stat().st_ino: file.stat().st_blocks * 512 for file in files_below(HOME)}
     say(
         runs={name: {**state_of(RUNS / name), "line": last_line(RUNS / name / "log")} for name in names},
         bytes=sum(inodes.values()),
@@ -160,7 +163,7 @@ def last_line(path: Path) -> str:
 
 
 def stop(run: str) -> None:
-    """Tell a run to end, as Ctrl-C does, and wait for that."""
+    """Stop a run, as Ctrl-C does, and wait for its exit."""
     folder, until = RUNS / run, time.monotonic() + PATIENCE
     if alive(folder) and read(folder / "pid"):
         os.kill(int(read(folder / "pid")), signal.SIGTERM)
@@ -170,8 +173,9 @@ def stop(run: str) -> None:
 
 
 def clean(run: str | None, keep: bool) -> None:
-    """Remove the folder of `run` and what was sent for it (None: of all that don't run, and whatever else was
-    sent), unless that is to be kept or another run's too; then whatever is empty.
+    """Remove the folder of `run` and the files that were sent for it, unless `keep` is set or another run
+    uses them. None stands for all runs that are not running, and for all other sent files. Then remove empty
+    folders.
     """
     left: list[str] = []
     sent: set[Path] = set()
@@ -196,11 +200,11 @@ CALLS = {call.__name__: call for call in (check, wanted, start, look, follow, sn
 
 
 def main(name: str, /, **given: Any) -> None:
-    """Do one of them."""
+    """Call one of the functions."""
     os.umask(0o077)
     try:
         CALLS[name](**given)
     except BrokenPipeError:
-        os._exit(1)  # the reader is gone
+        os._exit(1)  # The reader is gone.
     except OSError as error:
         say(error=f"{type(error).__name__}: {error}")
