@@ -1,5 +1,5 @@
 """Check that every row of these files can be used. For CI: reads and cleans like stage curate. Writes
-nothing, unless it is asked to put a mapping of other names into params.yaml.
+nothing, unless --write puts a mapping of other names into params.yaml.
 
 quench data check data/raw
 """
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 RECIPE = resource("recipes/demo.yaml")
 SHOWN = 50  # lines about rejected rows
-READINGS = 20  # files of which it is said what their rows are read as
+READINGS = 20  # files whose readings are listed
 
 
 def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
-    """Yield (path, name as in data/raw) of the files named, and of those below the folders named, without
-    hidden ones. Raises `DataError`.
+    """Yield (path, name as in data/raw) of the named files, and of those below the named folders, without
+    hidden ones. Raises `DataError` for a path that is missing or a folder without a file.
     """
     for path in paths:
         try:
@@ -48,7 +48,7 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
                 f"{safe(str(path))} is missing or can't be reached ({error.strerror}): name a file or a "
                 "folder with chat logs",
             ) from error
-        # a link to a file is itself the file
+        # A link to a file counts as the file itself.
         place = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
         inside = place.relative_to(raw.resolve()) if place.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
@@ -64,7 +64,7 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
 
 
 def settings(params: Path | None, root: Path) -> Curate:
-    """Return the settings of curate in the file named, in `root`'s params.yaml or, outside of a project, in
+    """Return the settings of curate in the named file, in `root`'s params.yaml or, outside of a project, in
     the demo's recipe. Raises `ConfigError`.
     """
     path = params or root / "params.yaml"
@@ -75,7 +75,7 @@ def settings(params: Path | None, root: Path) -> Curate:
 
 
 def cleaner_of(settings: Curate, root: Path) -> "Cleaner":
-    """Return the rules of stage curate below `root`, without those of a base that is not there yet."""
+    """Return the rules of stage curate below `root`, without those of a base that does not exist yet."""
     from pipeline.stages.curate.clean import Cleaner
     from pipeline.stages.curate.inputs import added_tokens, no_chats, read_names
 
@@ -92,7 +92,9 @@ def cleaner_of(settings: Curate, root: Path) -> "Cleaner":
 
 
 def grouped(entries: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
-    """Return the first entry of each reason among those of a file, and how many rows have that reason."""
+    """Return the first entry of each reason among a file's entries, with the number of rows with that
+    reason.
+    """
     first: dict[str, dict[str, Any]] = {}
     counts = Counter[str]()
     for entry in entries:
@@ -102,19 +104,19 @@ def grouped(entries: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], int
 
 
 def _line(entry: dict[str, Any], rows: int) -> str:
-    """Say what is wrong with a row, and with how many more of its file."""
+    """Return a line about a rejected row, with the number of further rows like it in the file."""
     more = f" (and {plural(rows - 1, 'more row')})" if rows > 1 else ""
     return f"{place_of(entry)}: {entry['reason']}: {one_line(entry['detail'], 300)}{more}"
 
 
 @dataclass
 class Options:
-    """Options of what is shown, and of a mapping that is written."""
+    """Options of the output, and of a mapping that is written."""
 
-    everything: bool = False  # every row
+    everything: bool = False  # lists every row
     as_json: bool = False
     write: bool = False
-    guess: int | None = None  # which of two that are nearly as good
+    guess: int | None = None  # number of the guess, if two are nearly as good
 
 
 @dataclass
@@ -125,22 +127,22 @@ class Outcome:
     notes: Counter[str] = field(default_factory=Counter)
     archives: dict[str, Unread] = field(default_factory=dict)  # members that are not read
     reasons: Counter[str] = field(default_factory=Counter)
-    lines: int = 0  # printed or left out, about rejected rows
-    readings: list[str] = field(default_factory=list)  # what the rows of a file are read as
+    lines: int = 0  # lines about rejected rows, printed or left out
+    readings: list[str] = field(default_factory=list)  # formats and kinds that each file's rows are read as
     left_out: list[str] = field(default_factory=list)  # columns of texts that are not read
     empty: list[str] = field(default_factory=list)  # files that give no row, each with the reason
-    faults: list[str] = field(default_factory=list)  # of mappings
+    faults: list[str] = field(default_factory=list)  # faults of mappings
     proposed: list[Proposed] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        """The exit code: 3 if there is a row that can't be used, or a mapping that does nothing."""
+        """Return the exit code: 3 if there is a row that can't be used, or a mapping that does nothing."""
         return 3 if self.reasons or self.faults else 0
 
 
 def main(params: Path | None, root: Path, paths: Sequence[Path], options: Options) -> int:
-    """Name the rows that can't be used, by default the first of each file and reason, and propose a mapping
-    for those that fit no format. Return the exit code, which is 3 if there is any row that can't be used.
+    """List the rows that can't be used, by default the first of each file and reason, and propose a mapping
+    for those that fit no format. Return the exit code: 3 if there is any row that can't be used.
     """
     for file, what in (
         ("models/base.json", "control tokens are"),
@@ -169,7 +171,7 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], options: Option
 def _check(
     params: Path | None, root: Path, paths: Sequence[Path], options: Options
 ) -> tuple[Outcome, "Cleaner"]:
-    """Read and clean all files, and print what is found. Return that, and the rules."""
+    """Read and clean all files, and print the results. Return them, and the rules."""
     cleaner = cleaner_of(settings(params, root), root)
     found = Outcome()
     for path, name in files(paths, root / "data/raw"):
@@ -179,7 +181,7 @@ def _check(
 
 
 def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Outcome) -> None:
-    """Print what is wrong with the rows of one file, and note what was found."""
+    """Print the faults of one file's rows, and add them to `found`."""
     entries = file.entries(cleaner, found.tally)
     one_by_one = options.everything or options.as_json
     counted = ((entry, 1) for entry in entries) if one_by_one else grouped(entries)
@@ -214,7 +216,7 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
 
 
 def _print_summary(found: Outcome, options: Options) -> None:
-    out = sys.stderr if options.as_json else sys.stdout  # what a machine reads stays clean
+    out = sys.stderr if options.as_json else sys.stdout  # The output for a program stays clean.
     told = [
         *_first(found.readings),
         *_first(found.left_out),
@@ -235,17 +237,19 @@ def _print_summary(found: Outcome, options: Options) -> None:
     print(f"check: {rejected:,} rejected: {reasons}", file=out)
     commonest = found.reasons.most_common(1)[0][0]
     advice = f"check: `quench doctor explain {commonest}` says what a reason means and what to do"
-    print(advice, file=sys.stderr)  # the counts stay the last line of what is piped
+    print(advice, file=sys.stderr)  # The counts stay the last line of piped output.
 
 
 def _first(sentences: list[str]) -> list[str]:
-    """Return the first of the sentences on files, and how many there are more."""
+    """Return the first sentences on files, and the number of further ones."""
     others = len(sentences) - READINGS
     return [*sentences[:READINGS], *([f"… and {others:,} more files"] if others > 0 else [])]
 
 
 def _stats(found: Outcome) -> list[str]:
-    """Say what was read, with every file and row counted once, and what training doesn't do with it."""
+    """Return sentences on the rows that were read, with every file and row counted once, and on those that
+    training does not use.
+    """
     tally = found.tally
     notes = found.notes
     empty = f", {tally['empty']:,} without a row" if tally["empty"] else ""

@@ -1,5 +1,5 @@
-"""Describe the columns of unread rows: which hold texts, which a list of turns, and what their names say of
-them. A column is a key, or a path of keys joined by dots.
+"""Describe the columns of unread rows: those with texts, those with a list of turns, and the meaning of their
+names. A column is a key, or a path of keys joined by dots.
 """
 
 import re
@@ -12,20 +12,20 @@ from pipeline.core.jsonl import BadLine, parse_value
 from pipeline.stages.curate.reading.letter_case import spelling
 from pipeline.stages.curate.reading.values import NUMBER
 
-DEPTH = 3  # objects inside each other that are looked into
+DEPTH = 3  # levels of nested objects that are searched
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}.*")
 IDENTITY = re.compile(r"[0-9a-fA-F]{8,}|[0-9a-fA-F-]{32,36}|https?://\S+|\S*\d{4,}\S*")
-MOST = 0.8  # share of a column's values from which on it is what they are
-MOST_WORDS = 8  # of a column's name
-FEW_TURNS = 2  # turns that may say the same
-FEW_OF = 20  # rows from which on a column of some values that repeat themselves is a class
+MOST = 0.8  # share of a column's values that decides its type
+MOST_WORDS = 8  # words of a column's name
+FEW_TURNS = 2  # turns that may repeat the same text
+FEW_OF = 20  # number of rows from which a column with few different values counts as a class
 
 
 def _words(*lines: str) -> frozenset[str]:
     return frozenset(word for line in lines for word in line.split())
 
 
-# words of names, by what the column holds
+# words in column names, by the column's content
 WORDS: Mapping[str, frozenset[str]] = {
     "question": _words(
         "q question query prompt instruction instructions input user human nl request ask asked problem task",
@@ -50,7 +50,7 @@ CONTENT_WORDS = _words("content value text message utterance body says said word
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of a name, in small letters."""
+    """Return the words of a name in lower case."""
     return [word for word in re.split(r"[\W_]+", spelling(name)) if word]
 
 
@@ -61,17 +61,17 @@ def name_speaks_of(name: str, what: str) -> bool:
 
 @dataclass
 class Column:
-    """The values of one column in a sample of rows."""
+    """Values of one column in a sample of rows."""
 
     path: str
-    place: int  # in the order of the row's keys
+    place: int  # position in the order of the row's keys
     texts: list[str] = field(default_factory=list)
-    lists: list[list[Any]] = field(default_factory=list)  # of objects
+    lists: list[list[Any]] = field(default_factory=list)  # lists of objects
     others: int = 0  # values of other types
 
     @property
     def words(self) -> list[str]:
-        """The words of the last key of its path, in small letters."""
+        """Return the words of the last key of its path in lower case."""
         return words_of(self.path.rpartition(".")[2])
 
     def speaks_of(self, what: str) -> bool:
@@ -80,17 +80,17 @@ class Column:
 
     @property
     def length(self) -> float:
-        """The mean number of characters."""
+        """Return the mean number of characters."""
         return sum(map(len, self.texts)) / max(1, len(self.texts))
 
     @property
     def says_something(self) -> bool:
-        """Return True if the values are not empty, nor many times the same."""
+        """Return True if the values are not empty, and not the same many times."""
         return self.length > 0 and (len(self.texts) <= FEW_TURNS or len(set(self.texts)) > 1)
 
     @property
     def is_text(self) -> bool:
-        """Return True if the values are what people or models wrote: no numbers, dates, ids or classes."""
+        """Return True if people or models wrote the values: they are not numbers, dates, ids or classes."""
         filled = [text.strip() for text in self.texts if text.strip()]
         if not filled or len(filled) <= self.others:
             return False
@@ -107,7 +107,7 @@ class Column:
 
 
 def are_values(names: Sequence[str]) -> bool:
-    """Return True if the names of a table's columns read like a row of it, which lacks a line of names."""
+    """Return True if the names of a table's columns look like a row. The table lacks a line of names then."""
     return any(" " in name.strip() and name.rstrip().endswith(("?", "!", ".")) for name in names) or any(
         len(name.split()) > MOST_WORDS for name in names
     )
@@ -142,7 +142,7 @@ def _values(row: Mapping[str, Any], above: str, depth: int) -> Iterator[tuple[st
 
 
 def _json(text: str) -> Any:
-    """Return what a text is as JSON if it is a list or an object, else the text."""
+    """Return the text as JSON if it is a list or an object, otherwise unchanged."""
     try:
         value = parse_value(text.encode("utf-8", "surrogatepass"))
     except BadLine:
@@ -152,17 +152,17 @@ def _json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class TurnKeys:
-    """The keys of the turns in a column of lists: of role and text, or of both sides of an exchange."""
+    """Keys of the turns in a column of lists: of role and text, or of both sides of an exchange."""
 
     role: str = ""
     content: str = ""
     user: str = ""
     assistant: str = ""
-    names: tuple[str, ...] = ()  # the values of the role, those that speak first before others
+    names: tuple[str, ...] = ()  # values of the role; those that speak first come first
 
 
 def turn_keys(lists: Sequence[Sequence[Mapping[str, Any]]]) -> TurnKeys | None:
-    """Return which keys of the turns say who speaks and what; None if none do."""
+    """Return the keys of the turns with the speaker and the text. Returns None if there are none."""
     turns = columns_of([turn for turns in lists for turn in turns])
     texts = [column for column in turns if column.texts]
     roles = [column for column in texts if _is_role(column, lists)]
@@ -181,7 +181,9 @@ def turn_keys(lists: Sequence[Sequence[Mapping[str, Any]]]) -> TurnKeys | None:
 
 
 def _is_role(column: Column, lists: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
-    """Return True for short values of which a conversation has a few, as speakers are."""
+    """Return True for short values with only a few different ones per conversation, as names of speakers
+    are.
+    """
     different = set(column.texts)
     if max(map(len, different)) > 40 or CONTENT_WORDS.intersection(column.words) - ROLE_WORDS:
         return False

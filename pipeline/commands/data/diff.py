@@ -2,7 +2,7 @@
 
     quench data diff HEAD~1 --rows 3
 
-Streams both versions; of a row only 64 bits and its split stay in memory, and the source of those that
+Streams both versions. Only 64 bits and the split of each row stay in memory, and the source of those that
 differ.
 """
 
@@ -18,13 +18,13 @@ from pipeline.commands.data.versions import SPLITS, Version, revision, workspace
 from pipeline.core.text import one_line, plural
 from pipeline.stages.curate.rules.changes import excerpts
 
-LINES = 20  # of a table of domains or reasons
-SEEN = 8  # set in a split's number once the row was met in the other version
+LINES = 20  # lines of a table of domains or reasons
+SEEN = 8  # bit set in a split's number once the row was found in the other version
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a row in one version."""
+    """Place of a row in one version."""
 
     id: str
     source: str
@@ -33,10 +33,10 @@ class Place:
 
 @dataclass
 class Difference:
-    """Rows that differ; a changed row has the same source and other content."""
+    """Rows that differ. A changed row has the same source and other content."""
 
     same: int = 0
-    moved: list[tuple[Place, str]] = field(default_factory=list)  # and the split it is in now
+    moved: list[tuple[Place, str]] = field(default_factory=list)  # old place, and the new split
     added: list[Place] = field(default_factory=list)
     removed: list[Place] = field(default_factory=list)
     changed: list[tuple[Place, Place]] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Difference:
 
 
 def compare(before: Version, after: Version) -> Difference:
-    """Match every row of both versions, by id first, by source then."""
+    """Match every row of both versions, first by id, then by source."""
     old: dict[int, int] = {}
-    new: dict[str, list[Place]] = {}  # by source, which rows of one conversation of an export share
+    new: dict[str, list[Place]] = {}  # places by source; rows of one exported conversation share a source
     difference = Difference()
     for split, row in before.rows():
         old.setdefault(int(row["id"], 16), SPLITS.index(split))
@@ -136,12 +136,12 @@ def main(root: Path, first: str, second: str | None, rows: int) -> None:
     after = revision(root, second) if second else workspace(root)
     difference = compare(before, after)
     for line in chain(summary(before, after, difference), examples(before, after, difference, rows)):
-        print(line)  # one by one: the summary is there even if the examples can't be read
+        print(line)  # Lines are printed one by one: the summary appears even if the examples can't be read.
 
 
 def _table(title: str, before: Counter[str], after: Counter[str]) -> Iterable[str]:
-    """Names with both numbers and their difference: all splits in their order, else those that differ, the
-    largest difference first.
+    """Yield a table of names with both numbers and their difference. It lists all splits in their order,
+    otherwise the names that differ, the largest difference first.
     """
     change = {name: after[name] - before[name] for name in before.keys() | after.keys()}
     names = (

@@ -1,5 +1,5 @@
-"""Write a split in another tool's format: ShareGPT or Alpaca, for other trainers. What such a row can't say
-is refused, never dropped.
+"""Write a split in another trainer's format: ShareGPT or Alpaca. A row that the format can't express is
+refused; nothing is dropped silently.
 
 quench data export train.json --to sharegpt
 """
@@ -16,16 +16,16 @@ from pipeline.core.jsonl import read_rows, to_line, write_rows
 from pipeline.core.text import one_line, plural
 from pipeline.stages.curate.reading.turns import Turn
 
-NAMED = 20  # rows left out that are named one by one
+NAMED = 20  # excluded rows that are listed one by one
 SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
 
 
 def to_sharegpt(row: Row) -> dict[str, Any]:
-    """Return a chat as ShareGPT: calls are turns `function_call`, results `observation`, `tools` is JSON
+    """Return a chat as ShareGPT: calls are turns `function_call`, results `observation`, and `tools` is JSON
     text, as LLaMA-Factory reads them.
 
-    Ids and names of tools stay as further keys of their turns, an untrained turn has `weight` 0. Raises
-    `BadRow` (`not_exportable`) for other kinds, for reasoning, and for a turn that both speaks and calls.
+    Ids and names of tools stay as further keys of their turns. An untrained turn has `weight` 0. Raises
+    `BadRow` (`not_exportable`) for other kinds, for reasoning, and for a turn with both text and a call.
     """
     _chat_only(row, "ShareGPT")
     result: dict[str, Any] = {
@@ -99,12 +99,14 @@ def _json(value: Any) -> str:
 
 
 def to_messages(row: Row) -> Row:
-    """Return the row's content and domain, as stage curate reads them again."""
+    """Return the row's content and domain in a form that stage curate reads."""
     return {key: value for key, value in row.items() if key not in ("id", "source", "kind") and value != []}
 
 
 def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str, BadRow]]]:
-    """Write the rows of `source` to `target`. Return how many, and which `format` can't hold and why."""
+    """Write the rows of `source` to `target`. Return their number, and the rows that `format` can't express
+    with the reason.
+    """
     left: list[tuple[str, BadRow]] = []
     convert = {"sharegpt": to_sharegpt, "alpaca": to_alpaca, "messages": to_messages}[format]
 
@@ -119,8 +121,8 @@ def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str
 
 
 def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:
-    """Export and say what was left out. Return exit code 3 if something was and `skip` doesn't allow it, else
-    0.
+    """Export and print which rows were left out. Return exit code 3 if some were and `skip` does not allow
+    it, otherwise 0.
     """
     source = split_file(root, split)
     if target.exists() and not target.is_file():

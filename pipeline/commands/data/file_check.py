@@ -1,5 +1,5 @@
-"""Check one file for `quench data check`: find the rows that can't be used, what the others are read as, and
-a sample of those that fit no format.
+"""Check one file for `quench data check`: find the rows that can't be used, the formats of the others, and a
+sample of those that fit no format.
 """
 
 from collections import Counter
@@ -21,14 +21,14 @@ from pipeline.stages.curate.reading.notes import why_no_row
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
 
-SAMPLE = 200  # rows of which a mapping is guessed
-SAMPLE_BYTES = 8 << 20  # of these rows
+SAMPLE = 200  # rows from which a mapping is guessed
+SAMPLE_BYTES = 8 << 20  # bytes of these rows
 KEYS_SHOWN = 8  # keys of rows that fit no format
 KEY_SHOWN = 40  # characters of such a key
 UNMAPPED = "unknown_format"
 TABLES = frozenset((".csv", ".tsv", ".xlsx"))
-EMPTY = "is missing or empty"  # in the detail of a row that lacks only an answer, say
-# reasons for which other names in the turns may be the cause
+EMPTY = "is missing or empty"  # part of the detail of a row that lacks, for example, only an answer
+# reasons that other names in the turns may cause
 OF_TURNS = ("bad_role", "bad_shape", "content_not_text")
 
 
@@ -42,24 +42,24 @@ class FileCheck:
     usable: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
-    mapped: Counter[str] = field(default_factory=Counter)  # as `CleaningStats` counts it
-    left_out: Counter[str] = field(default_factory=Counter)  # likewise
+    mapped: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
+    left_out: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     reasons: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)  # as `raw_lines` makes them
-    unread: list[dict[str, Any]] = field(default_factory=list)  # the first rows that fit no format
-    sampled: int = 0  # bytes of these
+    notes: Counter[str] = field(default_factory=Counter)  # counted by `raw_lines`
+    unread: list[dict[str, Any]] = field(default_factory=list)  # first rows that fit no format
+    sampled: int = 0  # bytes of these rows
 
     @property
     def shown(self) -> str:
-        """The path for a terminal."""
+        """Return the path in a form that is safe for a terminal."""
         return safe(str(self.path))
 
     def entries(self, cleaner: "Cleaner", tally: Counter[str]) -> Iterator[dict[str, Any]]:
-        """Yield the reject entries of the file, as `data/rejects.jsonl` holds them but for the file's path;
-        none if every row can be used as it stands or repaired.
+        """Yield the reject entries of the file, as `data/rejects.jsonl` contains them except for the file's
+        path. There is none if every row can be used unchanged or repaired.
 
-        `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
-        `scored` (with a reward).
+        `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, rows by kind, and
+        `scored` rows (with a reward).
         """
         from pipeline.stages.curate.clean import CleaningStats, file_entry
 
@@ -89,8 +89,8 @@ class FileCheck:
     def _read(
         self, line: RawLine, cleaner: "Cleaner", stats: "CleaningStats", tally: Counter[str]
     ) -> list[dict[str, Any]]:
-        """Read one row. Return its entry if it can't be used; or several if `curate.transform` makes several
-        rows of it.
+        """Read one row. Return its entry if it can't be used. There may be several entries if
+        `curate.transform` makes several rows from it.
         """
         entries = []
         for outcome in cleaner.outcomes(self.name, line, stats):
@@ -110,12 +110,14 @@ class FileCheck:
 
     @cached_property
     def proposal(self) -> Proposal | None:
-        """The guesses of a mapping, when all rows are read; None if there is none, or no need of one."""
+        """Return the guesses of a mapping, once all rows are read. None if there is no guess, or no need of
+        one.
+        """
         return propose(self.unread, self.name) if self.unread and not self.lacks_names else None
 
     @cached_property
     def lacks_names(self) -> bool:
-        """Return True for a table whose first line seems to be a row, by which no mapping is guessed."""
+        """Return True for a table whose first line seems to be a row. No mapping is guessed then."""
         is_table = bool(TABLES.intersection(suffix.lower() for suffix in self.path.suffixes))
         return is_table and are_values(self._keys())
 
@@ -124,7 +126,7 @@ class FileCheck:
         return list(dict.fromkeys(key for row in self.unread for key in row))
 
     def _named_keys(self, cleaner: "Cleaner") -> str:
-        """Name these keys."""
+        """Return these keys as text, shortened."""
         keys = self._keys()
         shown = [cleaner.scrubbed(one_line(key, KEY_SHOWN)) for key in keys[:KEYS_SHOWN]]
         if len(keys) > KEYS_SHOWN:
@@ -132,13 +134,13 @@ class FileCheck:
         return listed(shown)
 
     def no_row(self) -> str:
-        """Say why the file gives no row; "" if it does, or is not meant to."""
+        """Return the reason why the file gives no row. Returns "" if it gives one, or is not meant to."""
         if self.lines or self.reasons:
             return ""
         return why_no_row(not self.path.stat().st_size, self.notes)
 
     def reading(self) -> str:
-        """Say what the usable rows are read as; "" if there are none."""
+        """Return a sentence on the formats and kinds of the usable rows. Returns "" if there are none."""
         if not self.usable:
             return ""
         kinds = listed([f"{number:,} {kind}" for kind, number in most(self.kinds)])
@@ -146,7 +148,7 @@ class FileCheck:
         return f"{self.shown}: {plural(self.usable, 'row')} usable, read as {by}: {kinds}"
 
     def _rows_inside(self, cleaner: "Cleaner") -> str:
-        """Say which key of a file's only row holds a list of objects, which may be the rows."""
+        """Return a hint if a key of the file's only row contains a list of objects, which may be the rows."""
         only = self.unread[0] if self.lines == len(self.unread) == 1 else {}
         for key, value in only.items():
             if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value):
@@ -155,7 +157,7 @@ class FileCheck:
         return ""
 
     def unmapped_line(self, entry: Mapping[str, Any], cleaner: "Cleaner") -> str:
-        """Say in one line that rows fit no format, and which keys they have."""
+        """Return a line about rows that fit no format, with the keys that they have."""
         rows = self.reasons[UNMAPPED]
         says_more = not self._keys() or (EMPTY in entry["detail"] and self.proposal is None)
         if says_more:
@@ -176,15 +178,15 @@ class FileCheck:
 
 
 def place_of(entry: Mapping[str, Any]) -> str:
-    """Return where a rejected row stands, with the file as the user named it."""
+    """Return the place of a rejected row, with the file as the user named it."""
     if entry["line"] is None:
         return str(entry["file"])
-    within = entry.get("source", "").rpartition(":")[2]  # LINE~NUMBER, of several rows
+    within = entry.get("source", "").rpartition(":")[2]  # LINE~NUMBER if a line gives several rows
     return f"{entry['file']}:{within or entry['line']}"
 
 
 def _may_be_mapped(entry: Mapping[str, Any]) -> bool:
-    """Return True if other names may be what is wrong with a row."""
+    """Return True if other names may be the fault of a row."""
     if entry["reason"] == UNMAPPED:
         return not entry["detail"].startswith("looks like")
     return entry["reason"] in OF_TURNS or OF_CHOICES in entry["detail"]

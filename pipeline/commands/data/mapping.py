@@ -1,4 +1,6 @@
-"""Show the mappings of `curate.fields` that `quench data check` proposes, and put them into `params.yaml`."""
+"""Show the mappings of `curate.fields` that `quench data check` proposes, and write them into
+`params.yaml`.
+"""
 
 import glob
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,18 +23,18 @@ Scrub = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Proposed:
-    """A proposal for one file."""
+    """Proposal for one file."""
 
     file: FileCheck
     proposal: Proposal
 
     @property
     def glob(self) -> str:
-        """The pattern that matches the file alone."""
+        """Return the pattern that matches only this file."""
         return glob.escape(self.file.name)
 
     def as_dict(self, scrub: Scrub) -> dict[str, Any]:
-        """Return what `--json` prints; docs/data-formats.md describes it."""
+        """Return the values that `--json` prints; docs/data-formats.md describes them."""
         first, *others = self.proposal.guesses
         return {
             "file": self.file.shown,
@@ -87,7 +89,7 @@ def _guess_lines(guess: Guess, alike: Sequence[Proposed], scrub: Scrub) -> Itera
 
 
 def _said(row: Row, scrub: Scrub) -> Iterator[tuple[str, str]]:
-    """Yield who says what in a row, shortened and without secrets."""
+    """Yield (speaker, text) of a row's turns, shortened and without secrets."""
     for place in TURN_LISTS:
         for turn in row.get(place, ()):
             side = turn["role"] if place == "messages" else place
@@ -99,10 +101,10 @@ def _said(row: Row, scrub: Scrub) -> Iterator[tuple[str, str]]:
 
 
 def write(file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | None) -> tuple[list[str], bool]:
-    """Put the proposals into a `params.yaml`, before the mappings that it has. Return sentences on them, and
+    """Write the proposals into a `params.yaml`, before its existing mappings. Return sentences on them, and
     True if any is written.
 
-    Raises `ConfigError` if there is no such file. A guess that is not sure is written only if it is chosen.
+    Raises `ConfigError` if there is no such file. An unsure guess is written only if it is chosen.
     """
     from pipeline.config.params import load_params
 

@@ -1,8 +1,8 @@
-"""Guess the mapping of `curate.fields` for a file whose rows fit no format: by the names of its columns and
-by what they hold.
+"""Guess the mapping of `curate.fields` for a file whose rows fit no format, by the names and the contents of
+its columns.
 
-Each guess is tried on the sample, by the code that curates; only guesses that read most of it are proposed.
-If two are nearly as good, it is said that the choice is the user's.
+Each guess is tried on the sample by the code that curates. Only guesses that read most of it are proposed. If
+two are nearly as good, the user has to choose.
 """
 
 from collections import Counter
@@ -22,13 +22,13 @@ from pipeline.stages.curate.reading.letter_case import known_names, with_known_k
 from pipeline.stages.curate.reading.markup import is_rendered, parse
 from pipeline.stages.curate.reading.turns import MEDIA, ROLES, Turn
 
-Stated = dict[str, Any]  # a mapping as params.yaml has it
-SURE = 1.0  # points by which the best guess leads
+Stated = dict[str, Any]  # mapping as in params.yaml
+SURE = 1.0  # lead in points of the best guess over the second
 READ = 0.5  # least share of the sample that a guess reads
 EXAMPLES = 2
-MOST_TEXTS = 6  # columns of text of which pairs are formed, the longest
+MOST_TEXTS = 6  # longest columns of text that pairs are formed from
 LONG_TEXT = 200  # characters of texts that may be documents
-# points for what speaks for an exchange
+# points for evidence of an exchange
 NAMED = 2.0
 ORDERED = 0.3
 ASKS = 0.5
@@ -36,16 +36,16 @@ LENGTHS = 0.5
 # points of other guesses
 OF_TURNS = 6.0
 OF_PAIRS = 7.0
-OF_CHATS = 7.0  # rendered to text
+OF_CHATS = 7.0  # for chats rendered to text
 OF_CHOICES = 8.0
 OF_TEXTS = 1.0
 SYSTEM = ("system", "system_prompt")  # keys that are read without a mapping
-SIDES = ("question", "answer", "system")  # of what a speaker's name may speak
+SIDES = ("question", "answer", "system")  # topics that a speaker's name may point to
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A mapping, what speaks for it, and rows of the sample as they are read with it."""
+    """A mapping, its points, and rows of the sample as it reads them."""
 
     fields: Stated
     points: float
@@ -54,13 +54,13 @@ class Guess:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The guesses for a file, best first."""
+    """Guesses for a file, the best first."""
 
     guesses: tuple[Guess, ...]
 
     @property
     def is_sure(self) -> bool:
-        """Return True if no other guess is nearly as good as the first, for which a name speaks."""
+        """Return True if no other guess is nearly as good as the first, and a name supports the first."""
         if len(self.guesses) == 1:
             return True
         first, second = self.guesses
@@ -68,8 +68,8 @@ class Proposal:
 
 
 def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
-    """Return the guesses for the rows of a file that fit no format; None if there is none, or if each would
-    lose a part of what belongs together.
+    """Return the guesses for the rows of a file that fit no format. Returns None if there is none, or if each
+    would lose a part of columns that belong together.
     """
     columns = columns_of(rows)
     if doubt(rows, columns):
@@ -122,7 +122,7 @@ def _holds_chats(column: Column) -> bool:
 
 
 def _rendered(words: str) -> list[Turn]:
-    """Return the turns of a rendered chat; none of any other text."""
+    """Return the turns of a rendered chat, or [] for any other text."""
     if not is_rendered(words):
         return []
     try:
@@ -166,13 +166,13 @@ def _of_turns(path: str, keys: TurnKeys) -> Stated:
 
 
 def _role_name(name: str) -> str:
-    """Return a role as formats look it up."""
+    """Return a role in the form that formats look up."""
     return name.strip().lower().replace("-", "_")
 
 
 def _sides(names: Sequence[str], free: Sequence[str]) -> list[str]:
-    """Return a role for each name: by its words, else the user for who speaks first and the assistant for the
-    others.
+    """Return a role for each name: by its words, otherwise the user for the first speaker and the assistant
+    for the others.
     """
     sides = []
     for number, name in enumerate(names):
@@ -188,7 +188,7 @@ def _sides(names: Sequence[str], free: Sequence[str]) -> list[str]:
 
 
 def _is_by_order(fields: Stated) -> bool:
-    """Return True if nothing but their order says of two speakers which is the user."""
+    """Return True if only the order of two speakers tells which is the user."""
     names = list(fields.get("roles", ()))
     return len(names) == 2 and not any(name_speaks_of(name, what) for name in names for what in SIDES)
 
@@ -205,7 +205,7 @@ def _beside(texts: Sequence[Column]) -> dict[str, Column]:
             is_other = column.speaks_of("answer") or (what == "context" and column.speaks_of("question"))
             if column.speaks_of(what) and not is_other and column not in beside.values():
                 beside.setdefault(what, column)
-    if len(texts) - len(beside) < 2:  # it is one of the two texts itself
+    if len(texts) - len(beside) < 2:  # The context is one of the two texts itself.
         beside.pop("context", None)
     return beside
 
@@ -225,7 +225,7 @@ def _pairs_of_answers(
 
 
 def _speaks(column: Column, what: str) -> bool:
-    """Return True if any key of a column's path speaks of `what`."""
+    """Return True if any key of a column's path contains a word for `what`."""
     return any(name_speaks_of(key, what) for key in column.path.split("."))
 
 
@@ -253,8 +253,8 @@ def _system(beside: Mapping[str, Column]) -> Stated:
 
 
 def _system_of_turns(columns: Sequence[Column]) -> Stated:
-    """Return the mapping of the text beside a list of turns that says how to answer, or on what, if formats
-    don't read it under its own name. It may be the same in all rows.
+    """Return the mapping of the text next to a list of turns that contains instructions or context, if
+    formats don't read it under its own name. It may be the same in all rows.
     """
     texts = [column for column in columns if column.texts and not column.others]
     systems = [column for column in texts if column.speaks_of("system")]
@@ -270,12 +270,12 @@ def _share(column: Column, ending: str) -> float:
 
 
 def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], file: str) -> Guess | None:
-    """Return the guess with what it makes of the rows, and with null for keys that stand in its way; None if
-    it reads too few.
+    """Return the guess with the rows that it reads, and with null for keys that prevent reading. Returns None
+    if it reads too few.
     """
     try:
         fields_of(fields)
-    except ValueError:  # a key with braces, say, which no source can name
+    except ValueError:  # for example a key with braces, which no source can name
         return None
     read = _read(fields, rows, file)
     if len(read) < len(rows):
@@ -292,8 +292,8 @@ def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], fil
 
 
 def _doubtful(fields: Stated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of the rows that formats read and the mapping doesn't name; but for those with lists
-    and objects of what is asked, which the user must not lose.
+    """Return the keys of the rows that formats read and the mapping does not name. Keys with lists and
+    objects of the request are excluded, because the user must not lose them.
     """
     keys = list(dict.fromkeys(key for row in rows for key in row))
     named = {str(source).partition(".")[0] for source in fields.values()}
@@ -326,7 +326,7 @@ def _read(fields: Stated, rows: Sequence[Mapping[str, Any]], file: str) -> list[
 
 
 def _says_something(row: Row) -> bool:
-    """Return True if a chat has an answer, as the rule `turns` wants it."""
+    """Return True if a chat has an answer, as the rule `turns` requires."""
     if row["kind"] != "chat":
         return True
     sides = [turn["role"] for turn in row["messages"] if turn["content"].strip() or turn.get("tool_calls")]

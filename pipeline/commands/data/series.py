@@ -1,5 +1,6 @@
-"""Columns that belong together, by names that count on: the choices of a question (`opa`, `opb` …), and turns
-that are objects below numbered keys (`turn_1`, `turn_2` …). A mapping of one of them would lose the others.
+"""Columns that belong together, found by numbered names: the choices of a question (`opa`, `opb` …), and
+turns that are objects below numbered keys (`turn_1`, `turn_2` …). A mapping of one of them would lose the
+others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +16,8 @@ SHOWN = 3  # names of a series that are shown
 
 
 class Choices(NamedTuple):
-    """A question's columns of choices, the column that says which is right, and the labels of the choices as
-    that column writes them.
+    """Columns of a question's choices, the column with the right one, and the labels of the choices as that
+    column writes them.
     """
 
     keys: tuple[str, ...]
@@ -25,8 +26,8 @@ class Choices(NamedTuple):
 
 
 def choices_of(rows: Rows, columns: Sequence[Column]) -> Choices | None:
-    """Return the choices that the rows have and the only column that names the right one of them in every
-    row; None if there is no such column, or if it may count from 0 or from 1.
+    """Return the choices in the rows and the only column that names the right one in every row. Returns None
+    if there is no such column, or if it may count from 0 or from 1.
     """
     keys = _texts_in_series(columns)
     if not keys or len(keys) > MOST_CHOICES:
@@ -47,7 +48,9 @@ def _texts_in_series(columns: Sequence[Column]) -> tuple[str, ...]:
 
 
 def _labels(values: Sequence[Any], keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the labels of the choices if the values are letters or numbers of them, as they write these."""
+    """Return the labels of the choices, as the values write them, if the values are letters or numbers of
+    choices.
+    """
     if any(isinstance(value, bool) or not isinstance(value, str | int) for value in values):
         return ()
     stated = {str(value).strip() for value in values}
@@ -65,7 +68,7 @@ def _labels(values: Sequence[Any], keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _quoted(path: str, rows: Rows, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return letters for the choices if the column repeats the right one as it is written."""
+    """Return letters for the choices if the column repeats the right choice literally."""
     for row in rows:
         if row.get(path) not in [row.get(key) for key in keys]:
             return ()
@@ -73,7 +76,9 @@ def _quoted(path: str, rows: Rows, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def doubt(rows: Rows, columns: Sequence[Column]) -> str:
-    """Say why no mapping is guessed for rows that have columns in a series; "" if they have none."""
+    """Return the reason why no mapping is guessed for rows with columns in a series. Returns "" if there are
+    none.
+    """
     for above, names in _objects_in_series(rows):
         where = f"{above} has" if above else "they have"
         return (
@@ -90,7 +95,7 @@ def doubt(rows: Rows, columns: Sequence[Column]) -> str:
 
 
 def _objects_in_series(rows: Rows) -> Iterator[tuple[str, list[str]]]:
-    """Yield each key ("" for the row) below which objects have numbered keys, and these."""
+    """Yield each key ("" for the row) whose objects have numbered keys, with these keys."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         for above, value in [("", row), *row.items()]:

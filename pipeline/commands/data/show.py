@@ -1,5 +1,4 @@
-"""Show rows as the model will see them: rendered by the base's own template, with the text that is trained
-marked.
+"""Show rows as the model will see them: rendered by the base's own template, with the trained text marked.
 
     quench data show --split test --row 3
 
@@ -24,12 +23,14 @@ from pipeline.core.text import console, one_line, plural
 
 TRAINED = "bold green"
 MASKED = "dim"
-BRACKETS = "⟦⟧"  # around trained text if there are no colors
+BRACKETS = "⟦⟧"  # marks around trained text if there are no colors
 
 
 @dataclass(frozen=True)
 class View:
-    """One rendering of a row: text pieces, trained or not, and token counts or why it can't be rendered."""
+    """One rendering of a row: text pieces, trained or not, and token counts or the reason why it can't be
+    rendered.
+    """
 
     title: str
     pieces: list[tuple[str, bool]]
@@ -37,12 +38,13 @@ class View:
 
 
 def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Of a
-    source come all rows that were made of it, also if they are more. Raises `DataError` if there is none.
+    """Yield (number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. For a
+    source, yield all rows that were made from it, even if there are more. Raises `DataError` if there is
+    none.
     """
     rows = enumerate(read_rows(source), start=1)
     if wanted is not None:
-        number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # an id has 16 digits
+        number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # An id has 16 digits.
         numbered = next(
             (
                 (at, row)
@@ -68,10 +70,10 @@ def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, 
 
 
 def views(row: Row, tokenizer: Any) -> list[View]:
-    """Return what the model sees of a row: one text; two for a preference, and one for each answer if the
-    template makes a chat unfold.
+    """Return the texts that the model sees of a row: usually one, two for a preference, and one for each
+    answer if the template unfolds a chat.
 
-    Without a tokenizer these are the messages as they stand.
+    Without a tokenizer these are the plain messages.
     """
     if row["kind"] == "text":
         return [_segments(row, tokenizer)]
@@ -130,11 +132,11 @@ def _tokenizer(root: Path) -> Any:
 
 
 def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return (title, messages) of each text that comes of a row."""
+    """Return (title, messages) of each text that a row gives."""
     if row["kind"] in JUDGED:
         thumb = "thumb up" if row.get("label") else "thumb down"
         return [(name or thumb, chat["messages"]) for _, name, chat in answers_of(row)]
-    if row["kind"] == "prompt":  # the model continues from here: nothing in it is trained
+    if row["kind"] == "prompt":  # The model continues from here, so nothing in it is trained.
         return [("", [read_only(turn) for turn in row["messages"]])]
     return [("", row["messages"])]
 
@@ -189,7 +191,7 @@ def _refused(why: Any) -> str:
 
 
 def _messages(turns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
-    """Yield roles and contents, everything else of a turn as JSON."""
+    """Yield roles and contents, and the other keys of a turn as JSON."""
     import json
 
     for turn in turns:
@@ -200,7 +202,7 @@ def _messages(turns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
 
 
 def _parted(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[str, bool]]:
-    """Return the text in pieces, those within `spans` trained."""
+    """Return the text in pieces. Those within `spans` are trained."""
     edges = [0, *chain.from_iterable(spans), len(text)]
     return [(text[start:end], number % 2 == 1) for number, (start, end) in enumerate(pairwise(edges))]
 

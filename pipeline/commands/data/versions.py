@@ -1,4 +1,4 @@
-"""The versions of a project's data: what lies in the workspace, and what a git revision's `dvc.lock` names.
+"""Versions of a project's data: the workspace, and the data that a git revision's `dvc.lock` names.
 
 An old version is read through DVC, from its cache or its remote; nothing is checked out.
 """
@@ -22,10 +22,10 @@ FINAL = "data/final"
 
 @dataclass(frozen=True)
 class Version:
-    """One version of the data; `name` is what the user calls it."""
+    """One version of the data. `name` is the user's name for it."""
 
     name: str
-    open: Callable[[str], BinaryIO]  # raises DataError if the file can't be had
+    open: Callable[[str], BinaryIO]  # raises DataError if the file is not available
 
     def rows(self) -> Iterator[tuple[str, Row]]:
         """Yield (split, row) of every row, one at a time."""
@@ -42,7 +42,7 @@ class Version:
                         ) from None
 
     def stats(self) -> dict[str, Any]:
-        """Return `reports/data.json`; {} if this version has none."""
+        """Return `reports/data.json`, or {} if this version has none."""
         try:
             with self.open("reports/data.json") as file:
                 return cast("dict[str, Any]", orjson.loads(file.read()))
@@ -59,7 +59,7 @@ def split_file(root: Path, split: str) -> Path:
 
 
 def workspace(root: Path) -> Version:
-    """Return the version that lies below `root` now."""
+    """Return the version that is below `root` now."""
 
     def opened(path: str) -> BinaryIO:
         try:
@@ -124,7 +124,7 @@ def revision(root: Path, name: str) -> Version:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return what git says; None if it fails."""
+    """Return git's output, or None if git fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -135,7 +135,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def _outputs(lock: str) -> set[str]:
-    """Return the paths that a dvc.lock names as outputs."""
+    """Return the output paths in a dvc.lock."""
     try:
         stages = yaml.safe_load(lock)["stages"].values()
         return {output["path"] for stage in stages for output in stage.get("outs") or []}

@@ -1,1 +1,1 @@
-"""Base, adapter, merged folder and GGUFs that any tool made, each hand-over against the one before it."""
+"""Comparison of base, adapter, merged folder and GGUFs of any tool: each hand-over with the one before."""

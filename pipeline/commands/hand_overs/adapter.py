@@ -1,4 +1,4 @@
-"""Base → adapter: whether the adapter is a LoRA that was trained on this base."""
+"""Base → adapter: a check that the adapter is a LoRA that was trained on this base."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,14 @@ from pipeline.models.merging.plan import Plan, plan
 
 KEY = "adapter"
 NAME = "base → adapter"
-# errors of an adapter that was trained on another base, and of one whose vocabulary is another
+# error ids for an adapter that was trained on another base, and for one with another vocabulary
 OTHER_BASE = ("Q-MODELS-017", "Q-MODELS-018")
 OTHER_ROWS = "Q-MODELS-019"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Weights that the merged model should hold, by base and adapter, or by the base only."""
+    """Expected weights of the merged model, from base and adapter, or from the base only."""
 
     plan: Plan
     model: Structure
@@ -30,8 +30,9 @@ class Expected:
 
 
 def expected_of(files: Files) -> tuple[Expected | None, Check | None]:
-    """Return what base and adapter make together and the verdict on the adapter; None for each if no adapter
-    was named."""
+    """Return the merge of base and adapter, and the verdict on the adapter. Both are None if no adapter was
+    named.
+    """
     if files.adapter is None:
         return None, None
     if files.base is None:
@@ -72,7 +73,7 @@ def refused(error: DataError) -> Check:
 
 
 def idle(adapter: Adapter) -> Check | None:
-    """Return the verdict on an adapter that changes nothing; None for others."""
+    """Return the verdict on an adapter that changes nothing. None for others."""
     second = [
         entry
         for module in adapter.modules
@@ -90,8 +91,9 @@ def idle(adapter: Adapter) -> Check | None:
 
 
 def resized(base: Path, folder: Path, adapter: Adapter, model: Structure) -> Check | None:
-    """Return the verdict on an adapter whose tokenizer has tokens without a row of the embeddings; None for
-    others."""
+    """Return the verdict on an adapter with more tokens in its tokenizer than rows in the embeddings. None
+    for others.
+    """
     if not has_tokenizer(folder):
         return None
     from pipeline.chat.tokenizer_file import plain_tokenizer
@@ -111,9 +113,10 @@ def resized(base: Path, folder: Path, adapter: Adapter, model: Structure) -> Che
 
 
 def named_base(base: Path, folder: Path) -> str:
-    """Return a sentence if the adapter names another base; empty if it names this one or none.
+    """Return a sentence if the adapter names another base. It is empty if it names this one or none.
 
-    A path says nothing, and neither does a snapshot's folder of the hub's cache that holds the name above.
+    A path in adapter_config.json is not compared. A snapshot's folder in the hub's cache is named after a
+    commit, so the folders above it, one of which has the model's name, are compared too.
     """
     named = read_json(folder / "adapter_config.json", "copy the adapter again").get("base_model_name_or_path")
     if not isinstance(named, str) or named.count("/") != 1 or Path(named).is_absolute():
@@ -127,7 +130,7 @@ def named_base(base: Path, folder: Path) -> str:
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a model's name, without what says how its weights are stored."""
+    """Return the letters and digits of a model's name, without suffixes for the storage of its weights."""
     lowered = name.lower()
     for ending in ("-bnb-4bit", "-unsloth", "-4bit", "-awq", "-gptq"):
         lowered = lowered.replace(ending, "")

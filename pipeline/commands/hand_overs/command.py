@@ -1,7 +1,7 @@
 """Find the hand-over at which a model differs, in files of any tool: base, adapter, merged folder, GGUFs.
 
-Weights, settings, tokens, template and outputs are compared in the order in which files are made of each
-other, by the checks of stage parity where these need no project. Writes nothing.
+Weights, settings, tokens, template and outputs are compared in the order in which the files are made from
+each other. The checks are those of stage parity that need no project. Writes nothing.
 
     quench judge --base DIR --adapter DIR --gguf FILE
 """
@@ -31,7 +31,7 @@ KEYS = {"id": "key", "hand_over": "name", "verdict": "verdict", "found": "found"
 MARKS = {"pass": "equal", "warn": "beware", "fail": "differs", "not measured": "not measured"}
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not measured": "yellow"}
 FILES_ONLY = "--files-only was given"
-# what of a GGUF's text and outputs is compared
+# names of the comparisons of a GGUF's text and outputs
 NAMES = {
     text.LOADED: "llama.cpp",
     text.TOKENS: "tokenizer",
@@ -44,7 +44,7 @@ NAMES = {
 
 
 def main(files: Files, params_file: Path | None, root: Path, *, files_only: bool, as_json: bool) -> int:
-    """Print what was found. Return exit code 5 if a hand-over differs, else 0."""
+    """Print the results. Return exit code 5 if a hand-over differs, otherwise 0."""
     checks = list(judged(files, find_llama(settings_of(params_file, root).machine), files_only=files_only))
     first = next((check for check in checks if check.verdict == "fail"), None)
     if as_json:
@@ -76,7 +76,7 @@ def judged(files: Files, llama: Llama, *, files_only: bool) -> Iterator[Check]:
 
 
 def merged_check(files: Files, expected: adapter.Expected | None) -> Check:
-    """Return the verdict on the merged folder, as far as it can be had."""
+    """Return the verdict on the merged folder, as far as the named files allow one."""
     assert files.merged
     if files.base is None:
         return unmeasured(merged.KEY, merged.NAME, "no --base was named")
@@ -91,7 +91,7 @@ def merged_check(files: Files, expected: adapter.Expected | None) -> Check:
         return check
     if check.verdict == "pass":
         return failed(f"{merged.KEY}.absent", merged.NAME, check.sentence, merged.AGAIN)
-    if check.key == f"{merged.KEY}.other_base":  # which a merge is meant to do
+    if check.key == f"{merged.KEY}.other_base":  # A merge is meant to change these weights.
         return unmeasured(
             merged.KEY, merged.NAME, "weights differ from the base's, and no --adapter says how they should"
         )
@@ -159,8 +159,9 @@ def of_text(files: Files, headers: dict[Path, Header], llama: Llama, *, files_on
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """Return the folder's tokenizer. Like its template it is a foreign program, so it is tried in processes
-    with limits first."""
+    """Return the folder's tokenizer. Like its template it is a foreign program, so it is first tried in
+    processes with limits.
+    """
     from pipeline.chat.template import try_templates
     from pipeline.chat.tokenizer_file import try_tokenizer
     from pipeline.chat.tokens import load_tokenizer
@@ -174,7 +175,7 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def show(checks: list[Check], first: Check | None) -> None:
-    """Print a table of the hand-overs, what to do about those that differ, and the first of them."""
+    """Print a table of the hand-overs, the remedies for those that differ, and the first of them."""
     from rich.text import Text
 
     console = wide_console(None)
@@ -192,7 +193,7 @@ def show(checks: list[Check], first: Check | None) -> None:
 
 
 def last_line(checks: list[Check], first: Check | None) -> str:
-    """Return a sentence on the first hand-over that differs, with its remedy, or on how much was equal."""
+    """Return a sentence on the first hand-over that differs, with its remedy, or on how many are equal."""
     if first:
         return (
             f"The first hand-over that differs: {first.name} ({first.key}): {first.found.rstrip('.')}. "

@@ -1,4 +1,4 @@
-"""Model → GGUF: the weights of every tensor at any level, and the settings that llama.cpp computes with."""
+"""Model → GGUF: the weights of every tensor at any level, and the settings of llama.cpp's computation."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -33,7 +33,7 @@ AGAIN = "Convert the merged folder again with llama.cpp's convert_hf_to_gguf.py"
 
 @dataclass(frozen=True)
 class Planned(Piece):
-    """A piece of a tensor as a merge would write it; `start` is it before the adapter."""
+    """Piece of a tensor as a merge would write it. With `start`, it is the piece before the adapter."""
 
     rows: Rows | None = None
     start: bool = False
@@ -49,8 +49,8 @@ class Planned(Piece):
 
 @dataclass(frozen=True)
 class Model:
-    """Contents that a GGUF should have: the folder with the config, and of each of its tensors the pieces,
-    before the adapter and with it; `exact` if these are the very bytes of a folder.
+    """Expected contents of a GGUF: the folder with the config, and the pieces of each tensor, before the
+    adapter and with it. `exact` is True if these are the very bytes of a folder.
     """
 
     folder: Path
@@ -62,12 +62,12 @@ class Model:
 
     @property
     def tied(self) -> bool:
-        """Return True if config.json says that head and embeddings are one."""
+        """Return True if config.json ties head and embeddings."""
         return bool(text_config(self.config).get("tie_word_embeddings"))
 
 
 def model_of(base: Path | None, merged: Path | None, expected: Expected | None) -> Model | str:
-    """Return what the GGUFs should hold, or why that is not known."""
+    """Return the expected contents of the GGUFs, or the reason why they are not known."""
     folder = merged or base
     if folder is None:
         return "neither --base nor --merged was named"
@@ -118,7 +118,7 @@ def planned(
 
 
 def weights_check(gguf: Path, model: Model, name: str) -> Check:
-    """Return the verdict on the GGUF's tensors: the first thing that differs."""
+    """Return the verdict on the GGUF's tensors: the first difference."""
     try:
         header, tensors = gguf_tensors(gguf)
     except DataError as error:
@@ -171,14 +171,16 @@ def names(header: Header, tensors: dict[str, GgufTensor], model: Model, name: st
 
 
 def noise_of(tensor: GgufTensor) -> float | None:
-    """Return what rounding to the tensor's type may cost, as a share of its length; None if unknown."""
+    """Return the largest rounding error of the tensor's type, as a share of its length. None if unknown."""
     if tensor.type in FLOAT_BYTES:
         return ROUNDED
     return NOISE[tensor.type] * SLACK if tensor.type in NOISE and tensor.readable else None
 
 
 def piece_fit(tensor: GgufTensor, model: Model, name: str, *, ordered: bool = True) -> Fit:
-    """Return how near a tensor is to what it should be; in Hugging Face's order of rows unless `ordered`."""
+    """Measure how near a tensor is to its expected values, in Hugging Face's order of rows unless
+    `ordered`.
+    """
     after = model.after[name]
     before = model.before.get(name, after)
     if _size(before) != _size(after):
@@ -212,7 +214,7 @@ def _size(pieces: list[Piece]) -> list[tuple[int, int, int]]:
 
 
 def values(tensor: GgufTensor, first: int, count: int) -> Floats:
-    """Return `count` weights of a tensor from its `first` one on, rows disregarded."""
+    """Return `count` weights of a tensor from number `first` on, without regard to rows."""
     if tensor.rows == 1:
         return tensor.values(0, 1).reshape(-1)[first : first + count]
     row = first // tensor.columns
@@ -222,7 +224,7 @@ def values(tensor: GgufTensor, first: int, count: int) -> Floats:
 
 
 def verdict(fits: dict[str, Fit], tensors: dict[str, GgufTensor], model: Model, name: str) -> Check:
-    """Return the verdict by the sums over all tensors; of a wrong one with how it came about."""
+    """Return the verdict by the sums over all tensors. For a wrong model, describe how it came about."""
     noises = {each: noise_of(tensors[each]) or ROUNDED for each in fits}
     wrong = [each for each, fit in fits.items() if not fit.is_near(noises[each])]
     whole = sum((fit for fit in fits.values() if fit.update), Fit())
@@ -283,7 +285,7 @@ def of_strength(strength: float, first: str, name: str) -> Check:
 
 
 def settings_check(gguf: Path, model: Model, header: Header, name: str) -> Check:
-    """Return the verdict on what llama.cpp computes with: heads, norms, rotary embedding, context."""
+    """Return the verdict on llama.cpp's settings: heads, norms, rotary embedding, context."""
     checks = list(different_settings(model, header, name))
     wrong = [check for check in checks if check.verdict == "fail"]
     if wrong or checks:
@@ -295,7 +297,7 @@ def settings_check(gguf: Path, model: Model, header: Header, name: str) -> Check
 
 
 def different_settings(model: Model, header: Header, name: str) -> Iterator[Check]:
-    """Yield a verdict on each setting that the GGUF has otherwise than config.json."""
+    """Yield a verdict on each setting with another value in the GGUF than in config.json."""
     config = text_config(model.config)
     stored = header.fields
     kind = known_family(model.config).name

@@ -1,4 +1,4 @@
-"""The files of a model that any tool made: each is what its option says, or refused before it is read."""
+"""Files of a model that any tool made. A file that does not match its option is refused before it is read."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ NAMES = "--base DIR, --adapter DIR, --merged DIR, --gguf FILE"
 
 @dataclass(frozen=True)
 class Files:
-    """Paths that were named: Hugging Face folders of base and merged model, PEFT's folder, GGUFs."""
+    """Named paths: Hugging Face folders of base and merged model, PEFT's folder, GGUFs."""
 
     base: Path | None
     adapter: Path | None
@@ -22,22 +22,22 @@ class Files:
 
     @property
     def text_folder(self) -> Path | None:
-        """The folder whose tokenizer and template the GGUF should have: the last that was made and has
-        them.
+        """Return the folder with the tokenizer and template that the GGUF should have: the last one made that
+        contains them.
         """
         folders = (self.merged, self.adapter, self.base)
         return next((folder for folder in folders if folder and has_tokenizer(folder)), None)
 
     def as_values(self) -> dict[str, Any]:
-        """The paths as JSON."""
+        """Return the paths as JSON."""
         folders = {"base": self.base, "adapter": self.adapter, "merged": self.merged}
         named = {name: path and str(path) for name, path in folders.items()}
         return named | {"gguf": [str(path) for path in self.ggufs]}
 
 
 def need_files(base: str | None, adapter: Path | None, merged: Path | None, ggufs: list[Path]) -> Files:
-    """Return the files that were named. Raises `ConfigError` if fewer than two are, `DataError` for one
-    that is not what its option says.
+    """Return the named files. Raises `ConfigError` if there are fewer than two, and `DataError` for one that
+    does not match its option.
     """
     named = sum(each is not None for each in (base, adapter, merged)) + len(ggufs)
     if named < 2:
@@ -58,7 +58,7 @@ def need_files(base: str | None, adapter: Path | None, merged: Path | None, gguf
 
 
 def base_folder(name: str) -> Path:
-    """Return the folder of that path; else, of a repository's name, the snapshot that the hub's cache has."""
+    """Return the folder of that path. For a repository's name, return its snapshot in the hub's cache."""
     path = Path(name).expanduser()
     if path.exists() or name.count("/") != 1 or name.startswith(("/", ".", "~")):
         return path
@@ -72,7 +72,9 @@ def base_folder(name: str) -> Path:
 
 
 def need_model(folder: Path, option: str) -> Path:
-    """Return the folder. Raises `DataError` if it is no Hugging Face folder, or its weights are quantized."""
+    """Return the folder. Raises `DataError` if it is not a Hugging Face folder, or if its weights are
+    quantized.
+    """
     config = folder / "config.json"
     if not config.is_file():
         what = "has no config.json"
@@ -100,5 +102,5 @@ def need_model(folder: Path, option: str) -> Path:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Return True if the folder has a tokenizer that can be compared."""
+    """Return True if the folder contains a tokenizer that can be compared."""
     return (folder / "tokenizer.json").is_file()

@@ -1,4 +1,4 @@
-"""Base and adapter → merged folder: every weight, and the settings that a model is computed with."""
+"""Base and adapter → merged folder: every weight, and the settings that determine a model's computation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,11 +23,11 @@ from pipeline.models.runtime import in_turn
 KEY = "merged"
 NAME = "base + adapter → merged"
 AGAIN = "Load the base in 16 bit, put the adapter on it and merge once (merge_and_unload), then convert that"
-# the types that bitsandbytes computes in
+# compute types of bitsandbytes
 DTYPES = ("bfloat16", "float16", "float32")
-# its scales are quantized too, or not
+# with and without double quantization
 DOUBLE = (True, False)
-# settings that a model is computed with, by transformers' names, in which rope_parameters are in one form
+# settings that determine a model's computation, by transformers' names; rope_parameters has one form there
 SETTINGS = (
     "rope_parameters",
     "max_position_embeddings",
@@ -42,7 +42,7 @@ SETTINGS = (
 
 
 class Story(NamedTuple):
-    """A way in which a merged tensor may have come about, its id and its remedy."""
+    """Possible history of a wrong merged tensor, with its id and its remedy."""
 
     key: str
     sentence: str
@@ -53,7 +53,7 @@ class Story(NamedTuple):
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors that should be in the merged model and those that are."""
+    """Tensors that should be in the merged model, and those that are."""
 
     jobs: dict[str, Job]
     there: dict[str, Entry]
@@ -61,7 +61,7 @@ class Weights:
 
 
 def base_alone(base: Path) -> Expected:
-    """Return what a model should hold that is the base without an adapter."""
+    """Return the expected contents of a model that is the base without an adapter."""
     jobs = [Job(name, entry, entry.file.name) for name, entry in read_folder(base).items()]
     return Expected(Plan(jobs), structure(base), None)
 
@@ -74,7 +74,7 @@ def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
         sentence, _, remedy = error.sentence.rpartition(": ")
         return failed(f"{KEY}.damaged", NAME, sentence, remedy.capitalize())
     weights = Weights({job.name: job for job in expected.plan.jobs}, there, expected)
-    # what follows takes for granted that all tensors are there
+    # The comparison below assumes that all tensors are present.
     different = next(chain(names(weights), settings(base, merged, expected)), None)
     if different:
         return different
@@ -89,7 +89,7 @@ def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
 
 
 def names(weights: Weights) -> Iterator[Check]:
-    """Yield a verdict on tensors that the merged folder lacks, adds or has in another shape."""
+    """Yield a verdict on tensors that are missing in the merged folder, added there, or of another shape."""
     wanted = weights.jobs
     there = weights.there
     model = weights.expected.model
@@ -111,7 +111,7 @@ def names(weights: Weights) -> Iterator[Check]:
     added = [
         name
         for name in sorted(there.keys() - wanted.keys())
-        # a tied head that is stored beside its twin is the same model
+        # A tied head that is stored next to its twin is the same model.
         if not (
             name == model.head
             and model.embedding in there
@@ -166,7 +166,7 @@ def settings(base: Path, merged: Path, expected: Expected) -> Iterator[Check]:
 
 
 def verdict(weights: Weights, fits: dict[str, Fit]) -> Check:
-    """Return the verdict by the sums over all tensors; of a wrong one with how it came about."""
+    """Return the verdict by the sums over all tensors. For a wrong model, describe how it came about."""
     wrong = [name for name, fit in fits.items() if not fit.is_near()]
     adapted = [name for name in wrong if weights.jobs[name].update]
     whole = sum((fits[name] for name, job in weights.jobs.items() if job.update), Fit())
@@ -177,7 +177,7 @@ def verdict(weights: Weights, fits: dict[str, Fit]) -> Check:
         return passed(
             KEY, NAME, f"{len(fits)} tensors; the adapter is in them at {strength:.2f} times its strength"
         )
-    # of the wrong ones the one in which most is to be seen
+    # Of the wrong tensors, choose the one that shows the most.
     name = max(adapted or wrong, key=lambda each: fits[each].size)
     entry = weights.there[name]
     fit = fits[name]
@@ -212,7 +212,7 @@ def verdict(weights: Weights, fits: dict[str, Fit]) -> Check:
 
 
 def stories(job: Job, expected: Expected) -> Iterator[Story]:
-    """Yield what may have gone wrong with a tensor, likely things first."""
+    """Yield possible errors for a tensor, the likely ones first."""
     if job.update and expected.adapter:
         yield from _updates(job, expected.adapter.settings, job.update)
     if in_model(job.name) in expected.model.quantized:
@@ -227,7 +227,7 @@ def stories(job: Job, expected: Expected) -> Iterator[Story]:
 
 
 def _updates(job: Job, settings: Any, update: Any) -> Iterator[Story]:
-    """Yield what may have gone wrong with only the update."""
+    """Yield possible errors of only the update."""
 
     def scaled(scale: float) -> Job:
         return replace(job, update=replace(update, scale=scale))

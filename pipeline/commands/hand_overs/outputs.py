@@ -1,4 +1,4 @@
-"""Outputs of the models: the folder's logits against each GGUF's, and whether a GGUF ends its answers."""
+"""Outputs of the models: the folder's logits against each GGUF's, and the end of a GGUF's answers."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,7 +23,7 @@ from pipeline.stages.parity.hand_overs import MAX_KLD_EXACT, OVERFLOW
 
 OUTPUTS = "outputs"
 ENDS = "ends"
-ROOM = 1.3  # of the weights' bytes that running them takes: one tensor is in float32 at a time
+ROOM = 1.3  # memory to run the model, as a multiple of its weights' bytes; one tensor at a time is in float32
 FLOATS = ("F32", "F16", "BF16")
 ASKED = (
     ("Which river is the longest?", "The Nile is usually named first."),
@@ -38,7 +38,7 @@ ROWS: list[Row] = [
 
 
 def level_of(header: Header) -> str:
-    """Return the level that a GGUF's header names, F16 among them; "unknown" if it names none."""
+    """Return the level that a GGUF's header names, including F16. Returns "unknown" if it names none."""
     from gguf import LlamaFileType
 
     number = header.fields.get("general.file_type")
@@ -50,7 +50,7 @@ def level_of(header: Header) -> str:
 
 
 def reference_of(files: Files) -> tuple[str, AbstractContextManager[Speaker]] | None:
-    """Return what the GGUFs are compared with, its name first; None if no folder was named."""
+    """Return the name and the model that the GGUFs are compared with. Returns None if no folder was named."""
     if files.merged:
         return "the merged folder", plain_model(files.merged)
     if files.base and files.adapter:
@@ -59,7 +59,7 @@ def reference_of(files: Files) -> tuple[str, AbstractContextManager[Speaker]] | 
 
 
 def too_large(folder: Path | None) -> str:
-    """Return why the folder's model can't be run in the memory that is free; empty if it can."""
+    """Return the reason why the folder's model can't be run in the free memory. It is empty if it can."""
     import psutil
 
     assert folder
@@ -71,7 +71,7 @@ def too_large(folder: Path | None) -> str:
 
 
 def prompts_of(tokenizer: Any) -> list[Prompt]:
-    """Return conversations as tokens, or as plain text if the template does not take them."""
+    """Return conversations as tokens, or as plain text if the template does not accept them."""
     encoded = [row.ids for row in encodable(tokenizer, ROWS, CTX_SIZE)]
     plain = [tokenizer(f"{question}\n{reply}")["input_ids"] for question, reply in ASKED]
     return [spread(ids) for ids in encoded or plain]
@@ -80,7 +80,7 @@ def prompts_of(tokenizer: Any) -> list[Prompt]:
 def output_checks(
     files: Files, headers: dict[Path, Header], tokenizer: Any, llama: Llama, scratch: Path
 ) -> dict[Path, Check]:
-    """Return how far each GGUF is from the folder."""
+    """Compare each GGUF's outputs with the folder's. Return the checks by GGUF."""
     reference = reference_of(files)
     if reference is None:
         return not_run(files, "neither --base nor --merged was named")
@@ -95,18 +95,18 @@ def output_checks(
             for gguf in files.ggufs:
                 checks[gguf] = gguf_check(gguf, headers[gguf], before, label, llama)
     except (QuenchError, ValueError, OSError, KeyError, RuntimeError) as error:
-        # of those that were run before, the verdict stands
+        # The verdicts on GGUFs that were run before are kept.
         return not_run(files, f"{label} can't be run ({reason_of(error)})") | checks
     return checks
 
 
 def not_run(files: Files, why: str) -> dict[Path, Check]:
-    """Return the verdict on the outputs of each GGUF if there is nothing that they can be held against."""
+    """Return the verdict on the outputs of each GGUF if there is nothing to compare them with."""
     return {gguf: unmeasured(OUTPUTS, OUTPUTS, why) for gguf in files.ggufs}
 
 
 def gguf_check(gguf: Path, header: Header, before: Reference, label: str, llama: Llama) -> Check:
-    """Return how far one GGUF is from what `before` holds, against what its level may cost."""
+    """Compare one GGUF's outputs with those in `before`, within the limit of its level."""
     level = level_of(header)
     try:
         with gguf_speaker(gguf, before.prompts, threads=llama.threads, tools=llama.tools) as speaker:
@@ -135,7 +135,7 @@ def gguf_check(gguf: Path, header: Header, before: Reference, label: str, llama:
 
 
 def ends_check(gguf: Path, tokenizer: Any, llama: Llama) -> Check:
-    """Return the verdict on whether the GGUF's answers end by themselves."""
+    """Check that the GGUF's answers end by themselves."""
     requests, budget = questions(ROWS, tokenizer, len(ROWS), CTX_SIZE)
     try:
         with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:

@@ -1,4 +1,4 @@
-"""Tokenizer and template → GGUF: token ids, special tokens, what ends an answer, the chat template."""
+"""Tokenizer and template → GGUF: token ids, special tokens, the end of an answer, the chat template."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -35,12 +35,12 @@ BOS = "bos"
 STRINGS = 4000
 CONVERSATIONS = 20
 CONVERT = "Convert again with a folder that has the trained tokenizer's files, all of them"
-GUESSED = ("default", None)  # of tokenizer.ggml.pre: the converter did not know the tokenizer
+GUESSED = ("default", None)  # values of tokenizer.ggml.pre when the converter did not know the tokenizer
 
 
 @dataclass(frozen=True)
 class Text:
-    """A tokenizer that training had, from `folder`, and the GGUF that should have the same."""
+    """Tokenizer of the training, from `folder`, and the GGUF that should have the same."""
 
     tokenizer: Any
     folder: Path
@@ -50,7 +50,7 @@ class Text:
 
 
 def loaded_check(gguf: Path, llama: Llama, name: str) -> Check:
-    """Return the verdict on whether llama.cpp loads the GGUF."""
+    """Check that llama.cpp loads the GGUF."""
     try:
         with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE):
             return passed(LOADED, name, "llama.cpp loads it")
@@ -64,14 +64,14 @@ def loaded_check(gguf: Path, llama: Llama, name: str) -> Check:
 
 
 def reason(error: ToolError) -> str:
-    """Return the line of llama-server's log that says why it ended."""
+    """Return the line of llama-server's log that gives the reason for its exit."""
     lines = [line.strip() for line in error.sentence.splitlines()]
     telling = [line for line in lines if re.search(r"error loading|unknown|missing|wrong|invalid", line)]
     return (telling or lines)[0].rpartition("error loading model: ")[2]
 
 
 def tokens_check(text: Text, name: str) -> Check:
-    """Return the verdict on the ids that llama.cpp makes of strings on which tokenizers differ."""
+    """Compare token ids: llama.cpp's and the tokenizer's, for strings on which tokenizers differ."""
     check = corpus_ids(strings(text.tokenizer, [], STRINGS), text.tokenizer, text.gguf, text.llama.tools)
     pre = text.header.fields.get("tokenizer.ggml.pre")
     if check.verdict != "fail":
@@ -92,7 +92,7 @@ def tokens_check(text: Text, name: str) -> Check:
 
 
 def special_check(text: Text, name: str) -> Check:
-    """Return the verdict on ends of text and turn, beginning of text, and what is added to a text."""
+    """Check the ends of text and turn, the beginning of text, and the tokens that are added to a text."""
     with open_vocabulary(text.llama.tools, text.gguf) as vocabulary:
         found = list(special_faults(text, vocabulary, name))
     worst = next((check for check in found if check.verdict == "fail"), None)
@@ -103,13 +103,13 @@ def special_check(text: Text, name: str) -> Check:
 
 
 def end_of_answer(tokenizer: Any) -> Any:
-    """Return the token that ends an answer: the one that the template writes, else the end of text."""
+    """Return the token that ends an answer: the one that the template writes, otherwise the end of text."""
     written = end_of_turn(tokenizer) if tokenizer.chat_template else None
     return written or tokenizer.eos_token
 
 
 def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterator[Check]:
-    """Yield what is wrong with special tokens, the worst first."""
+    """Yield the faults of special tokens, the worst first."""
     tokenizer = text.tokenizer
     folder = text.folder
     gguf = text.gguf
@@ -130,7 +130,8 @@ def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterato
     for difference in filter(None, special_tokens.same_ids(tokenizer, folder, gguf)):
         kind = difference.partition(" ")[0]
         if "in GGUF" in difference and kind != "pad":
-            # another end at which llama.cpp stops as well does no harm: found above if it does not
+            # Another end at which llama.cpp stops as well is harmless. If it does not stop, this was reported
+            # above.
             stops = kind == "eos" and vocabulary.ends(tokenizer.eos_token_id)
             verdict = warned if stops else failed
             yield verdict(f"{SPECIAL}.{kind}", name, difference, CONVERT)
@@ -151,7 +152,7 @@ def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterato
 
 
 def template_checks(text: Text, names: tuple[str, str]) -> Iterator[Check]:
-    """Yield the verdicts on the GGUF's template, as llama-server renders it, and on beginnings of text."""
+    """Yield the verdicts on the GGUF's template, as llama-server renders it, and on the beginning of text."""
     name, bos = names
     stored = in_use(named_templates(text.header.fields))
     ours = in_use(text.tokenizer.chat_template)
@@ -174,7 +175,7 @@ def template_checks(text: Text, names: tuple[str, str]) -> Iterator[Check]:
 
 
 def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> Iterator[Check]:
-    """Yield the verdicts on template and beginning of text, with a server that has loaded the GGUF."""
+    """Yield the verdicts on template and beginning of text, from a server that has loaded the GGUF."""
     name, bos = names
     texts = served_texts(text.tokenizer, server, chosen([], CONVERSATIONS))
     check = template_text(texts, text.tokenizer, text.gguf)
@@ -214,7 +215,7 @@ def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> 
 
 
 def prints_today(text: Text, server: Server) -> bool:
-    """Return True if conversations come out alike once the folder's template has today's date in it."""
+    """Return True if conversations are rendered alike once the folder's template contains today's date."""
     tokenizer = copy(text.tokenizer)
     templates = tokenizer.chat_template
     try:
@@ -230,7 +231,7 @@ def prints_today(text: Text, server: Server) -> bool:
 
 
 def bos_check(text: Text, tokens: Callable[[str], list[int]], name: str) -> Check:
-    """Return the verdict on a beginning of text that comes twice: from the template and from llama.cpp."""
+    """Check that the beginning of text does not come twice: from the template and from llama.cpp."""
     tokenizer = text.tokenizer
     if tokenizer.bos_token is None:
         return passed(BOS, name, "the tokenizer has no beginning of text")

@@ -1,1 +1,1 @@
-"""`quench data get`: bring a data set into data/raw, and write down where it comes from."""
+"""`quench data get`: download a data set into data/raw, with a record of its origin."""

@@ -1,4 +1,4 @@
-"""Parse an address, which names a data set of the hub, or a file of a web server or an S3 store."""
+"""Parse an address of a data set on the hub, or of a file on a web server or an S3 store."""
 
 import os
 import re
@@ -20,14 +20,14 @@ PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f]+(?:/[^/\\\x00-\x1f]+)*")
 
 @dataclass(frozen=True)
 class OnHub:
-    """A data set of the hub, at a commit, branch or tag; None is the current commit."""
+    """Data set on the hub at a commit, branch or tag. None is the current commit."""
 
     repository: str
     revision: str | None
 
 
 def parsed_address(address: str) -> OnHub | Url:
-    """Return what an address names. Raises `ConfigError`."""
+    """Return the parsed address. Raises `ConfigError` if it is not one."""
     match = ON_HUB.fullmatch(address)
     if match:
         return OnHub(match[1], match[2])
@@ -53,7 +53,7 @@ def file_name(place: Url) -> str:
 
 
 def need_plain_name(name: str, option: str) -> str:
-    """Return a name below data/raw. Raises `ConfigError` unless it is relative, stays there and is not
+    """Return a name below data/raw. Raises `ConfigError` unless it is relative, stays below and is not
     hidden.
     """
     if not PLAIN_NAME.fullmatch(name) or any(part.startswith(".") for part in name.split("/")):

@@ -1,5 +1,5 @@
-"""Choose the files of a data set's repository that are fetched: those of one config and split, as `datasets`
-finds them, by the card's `configs` or else by the files' names.
+"""Choose the files of a data set's repository to download: those of one config and split, as `datasets` finds
+them, by the card's `configs` or otherwise by the files' names.
 """
 
 import re
@@ -16,9 +16,9 @@ from pipeline.stages.curate.reading.documents import DOCUMENTS
 from pipeline.stages.curate.reading.files import READ, suffixes
 from pipeline.stages.curate.reading.saved_folders import DESCRIPTIONS
 
-ALL = "all"  # as a split: every one
+ALL = "all"  # value of split that stands for every one
 NAMED = 12  # names in a sentence
-PREFERRED = (".parquet", ".json", ".csv")  # of kinds with equally many files
+PREFERRED = (".parquet", ".json", ".csv")  # order of preference of kinds with equally many files
 TEXTS = (".txt", ".md")
 USED = {"config_name", "data_files", "data_dir", "default", "description", "drop_labels", "features"}
 
@@ -30,7 +30,7 @@ class Choice:
     config: str | None
     split: str
     files: list[str]
-    unused: list[str]  # keys of the config that say how another reader reads
+    unused: list[str]  # keys of the config that control how another reader reads
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Repository:
     card: Mapping[str, Any]
 
     def choose(self, config: str | None, split: str) -> Choice:
-        """Return the files of a config and a split. Raises `ConfigError` if there is no such one, `DataError`
-        if the data set needs a script or has nothing that curate reads.
+        """Return the files of a config and a split. Raises `ConfigError` if there is no such config or split,
+        and `DataError` if the data set needs a script or has no file that curate reads.
         """
         configs = self._configs()
         chosen = self._named_config(configs, config) if configs else config
@@ -114,8 +114,8 @@ class Repository:
             )
 
     def _need_folder(self, folder: str) -> None:
-        """Raise `ConfigError` if the config named is not a folder, or several folders are configs (as in the
-        hub's own Parquet, CONFIG/SPLIT/0000.parquet) and none is named.
+        """Raise `ConfigError` if the named config is not a folder. Also raise it if several folders are
+        configs (as in the hub's own Parquet, CONFIG/SPLIT/0000.parquet) and none is named.
         """
         parts = [name.split("/") for name in self.files if suffixes(name)[0]]
         tops = dict.fromkeys(part[0] for part in parts if len(part) > 1)
@@ -131,7 +131,7 @@ class Repository:
 
     def _splits(self, data_files: Any, folder: str) -> dict[str, list[str]]:
         """Return the files of each split, in `folder`."""
-        # datasets' own rules, so that the splits are those that its users know.
+        # The rules are those of datasets, so that the splits are those that its users know.
         from datasets.data_files import _get_data_files_patterns, sanitize_patterns
 
         inside = f"{folder}/" if folder else ""
@@ -157,8 +157,8 @@ class Repository:
 
     @staticmethod
     def _readable(files: Sequence[str]) -> list[str]:
-        """Return the files of the commonest kind that curate reads: of two kinds both may hold the same
-        rows.
+        """Return the files of the most frequent kind that curate reads. Files of two kinds may contain the
+        same rows.
         """
         kinds = {
             file: suffixes(file)[0]
@@ -171,7 +171,7 @@ class Repository:
             return []
 
         def rank(kind: str) -> tuple[bool, int, int]:
-            # Texts beside tables are mostly about them.
+            # Texts next to tables are mostly about them.
             return kind not in TEXTS, count[kind], -[*PREFERRED, kind].index(kind)
 
         best = max(count, key=rank)

@@ -1,4 +1,5 @@
-"""Bring a data set into data/raw: fetched beside it, checked, then put there whole, with its record.
+"""Download a data set into data/raw: it is fetched next to it, checked, then moved there complete, with its
+record.
 
 quench data get OWNER/NAME@COMMIT --split train
 """
@@ -24,13 +25,13 @@ from pipeline.core.text import plural
 from pipeline.core.units import size_text
 from pipeline.stages.curate.reading.files import READ, suffixes
 
-SCRATCH = "data/.getting"  # what has arrived, below a name made of the request
+SCRATCH = "data/.getting"  # folder for arriving files, below a name derived from the request
 TRAIN = "train"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The part of a data set that is fetched, and its name below data/raw."""
+    """Part of a data set that is fetched, and its name below data/raw."""
 
     config: str | None = None
     split: str | None = None
@@ -38,7 +39,7 @@ class Options:
 
 
 def main(root: Path, address: str, options: Options) -> None:
-    """Fetch what an address names, unless it is there already."""
+    """Fetch the data at an address, unless it is there already."""
     asked = parsed_address(address)
     target = _get_set(root, asked, options) if isinstance(asked, OnHub) else _get_file(root, asked, options)
     shown = target.relative_to(root)
@@ -83,8 +84,8 @@ def _get_file(root: Path, asked: Url, options: Options) -> Path:
 
 @contextmanager
 def _fetching(root: Path, request: Source) -> Iterator[Path]:
-    """Give the folder in which this request's files arrive. It stays if the body raises, so that the next try
-    goes on there. Raises `MachineError` if another process is at it.
+    """Yield the folder in which this request's files arrive. It stays if the body raises, so that the next
+    attempt continues there. Raises `MachineError` if another process uses it.
     """
     named = json_hash([request.address, request.revision, request.config, request.split])[:16]
     cache = root / SCRATCH / named
@@ -104,7 +105,7 @@ def _fetching(root: Path, request: Source) -> Iterator[Path]:
 
 
 def _is_there(target: Path, request: Source) -> bool:
-    """Return True if the target is what is asked for. Raises `ConfigError` if it is anything else."""
+    """Return True if the target is the requested data. Raises `ConfigError` if it is anything else."""
     if not target.exists():
         return False
     record = read_source(record_path(target))
@@ -134,8 +135,8 @@ def _hash_or_none(path: Path) -> str | None:
 
 
 def _publish(target: Path, source: Source, arrived: Mapping[str, Path]) -> None:
-    """Put the files that arrived into the target's place, after the record, so that no data is without
-    one.
+    """Move the arrived files to the target, after the record is written, so that no data is without a
+    record.
     """
     record = record_path(target)
     files: dict[str, dict[str, Any]] = {

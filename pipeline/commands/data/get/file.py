@@ -1,4 +1,4 @@
-"""Fetch one file of a web server or an S3 store, resumed where an earlier try ended if the file is still the
+"""Download one file from a web server or an S3 store. An earlier attempt is resumed if the file is still the
 same.
 """
 
@@ -12,11 +12,11 @@ from pipeline.core.text import safe
 from pipeline.core.units import size_text
 from pipeline.stages.base.named_file import Coming, of_store, of_web
 
-VERSION = "version"  # beside the part: what the server said that the file is
+VERSION = "version"  # file next to the part, with the server's version of the file
 
 
 def fetch_file_at(place: Url, part: Path, name: str) -> None:
-    """Write the file of an address, which is to have this name, to `part`. Raises `QuenchError`."""
+    """Write the file at an address to `part`; `name` is its future name. Raises `QuenchError`."""
     noted = part.with_name(VERSION)
     version = noted.read_text(encoding="utf-8") if noted.exists() else ""
 
@@ -37,7 +37,7 @@ def fetch_file_at(place: Url, part: Path, name: str) -> None:
 
     pieces = of_store if place.url.startswith("s3:") else of_web
     with part.open("ab") as stream:
-        if not version:  # of which nobody can say that the rest belongs to it
+        if not version:  # Without a version, nobody knows whether the rest belongs to it.
             stream.truncate(0)
         try:
             for piece in pieces(place.url, stream.tell(), check, version):
@@ -51,14 +51,14 @@ def fetch_file_at(place: Url, part: Path, name: str) -> None:
             raise ToolError(
                 "Q-GET-015", f"{place} needs a package that is not installed: `pip install 'quench[s3]'`"
             ) from error
-        except Exception as error:  # each library has its own kinds
+        except Exception as error:  # Each library has its own exceptions.
             if isinstance(error, OSError) and error.errno and error.filename == str(part):
                 raise
             raise _refusal(error, place) from error
 
 
 def _refusal(error: Exception, place: Url) -> QuenchError:
-    """Return what an error of a library means to the user, without what is secret in an address."""
+    """Return the error of a library as one for the user, without secrets of an address."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403) or isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
         return DataError(

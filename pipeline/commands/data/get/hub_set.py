@@ -1,4 +1,4 @@
-"""Fetch a data set of the Hugging Face hub at one commit: resumable, each byte checked, nothing that runs."""
+"""Download a data set of the Hugging Face hub at one commit: resumable, each byte checked, without code."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,19 +21,21 @@ SHOWN = 5  # files in a sentence
 
 @dataclass(frozen=True)
 class HubSet:
-    """A data set at the commit that its address named, or that is the current one."""
+    """Data set at the commit that its address names, or at the current one."""
 
     address: OnHub
     commit: str
-    listing: list[Any]  # the files as the hub lists them, with sizes and hashes
+    listing: list[Any]  # the hub's list of files, with sizes and hashes
 
     @property
     def repository(self) -> str:
-        """OWNER/NAME."""
+        """Return OWNER/NAME."""
         return self.address.repository
 
     def card(self, cache: Path) -> dict[str, Any]:
-        """Return the metadata of the data set's card; an empty one if it has none. Raises `DataError`."""
+        """Return the metadata of the data set's card. It is empty if there is no card. Raises `DataError` if
+        it is not YAML.
+        """
         import yaml
         from huggingface_hub.repocard import metadata_load
 
@@ -51,8 +53,8 @@ class HubSet:
             ) from error
 
     def chosen(self, choice: Choice) -> list[Any]:
-        """Return the listed files of a choice, the smallest first. Raises `ConfigError` for a name that would
-        leave the folder.
+        """Return the listed files of a choice, the smallest first. Raises `ConfigError` for a name outside of
+        the folder.
         """
         for name in choice.files:
             need_plain_name(name, f"a file of {self.repository}")
@@ -63,7 +65,7 @@ class HubSet:
         )
 
     def fetch(self, files: list[Any], cache: Path) -> None:
-        """Fetch files into `cache`. Raises `DataError` for one that is not as the hub lists it."""
+        """Download files into `cache`. Raises `DataError` for one that differs from the hub's list."""
         for file in files:
             with hub_errors(self.address):
                 fetch_file(self.repository, self.commit, file, cache, "dataset")
@@ -78,8 +80,8 @@ class HubSet:
 
 
 def found_set(address: OnHub) -> HubSet:
-    """Ask the hub for a data set. Raises `DataError` if there is none or no right to it, `MachineError` if
-    the hub does not answer.
+    """Find a data set on the hub. Raises `DataError` if it does not exist or may not be read, and
+    `MachineError` if the hub does not answer.
     """
     with hub_errors(address):
         api, timeout = hub_client()
@@ -90,8 +92,8 @@ def found_set(address: OnHub) -> HubSet:
 
 
 def fetch_set(found: HubSet, config: str | None, split: str, cache: Path) -> Source:
-    """Fetch the files of a config and a split into `cache`, and return where they come from; its time and
-    hashes are not known yet.
+    """Download the files of a config and a split into `cache`. Return their source; its time and hashes are
+    not known yet.
     """
     card = found.card(cache)
     names = [file.rfilename for file in found.listing]
@@ -127,13 +129,13 @@ def fetch_set(found: HubSet, config: str | None, split: str, cache: Path) -> Sou
 
 
 def _arrived(cache: Path, name: str) -> int:
-    """Return the number of bytes of a file that are there already."""
+    """Return the number of bytes of a file that have arrived already."""
     paths = (cache / name, cache / f"{name}.part")
     return next((path.stat().st_size for path in paths if path.exists()), 0)
 
 
 def _columns(card: dict[str, Any], config: str | None) -> list[str]:
-    """Return the names of the columns that the card tells of a config."""
+    """Return the names of the columns that the card lists for a config."""
     described = card.get("dataset_info") or []
     infos = described if isinstance(described, list) else [described]
     for info in infos:
@@ -145,7 +147,7 @@ def _columns(card: dict[str, Any], config: str | None) -> list[str]:
 
 @contextmanager
 def hub_errors(address: OnHub) -> Iterator[None]:
-    """Turn what the hub's client raises into sentences."""
+    """Turn exceptions of the hub's client into errors with a sentence for the user."""
     import httpx2
     from huggingface_hub import errors
 
@@ -153,12 +155,12 @@ def hub_errors(address: OnHub) -> Iterator[None]:
         yield
     except (errors.HFValidationError, OSError, httpx2.HTTPError) as error:
         if isinstance(error, OSError) and error.errno:
-            raise  # the disk's, not the network's
+            raise  # This error comes from the disk, not from the network.
         raise _refusal(error, address) from error
 
 
 def _refusal(error: Exception, address: OnHub) -> QuenchError:
-    """Return what an error of the hub's client means to the user."""
+    """Return the error of the hub's client as one for the user."""
     from huggingface_hub import errors
 
     name = address.repository
