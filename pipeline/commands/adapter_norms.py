@@ -1,8 +1,8 @@
 """Show how much an adapter changes each layer and module: norms of A, B and of the update s·B·A.
 
-Reads a PEFT folder or any adapter's GGUF; with --base also the weights that it changes, for the
-change relative to them. What else an adapter changes (magnitudes, biases, whole tensors) is named and not
-counted. Writes nothing, needs no params.yaml and no PyTorch.
+Reads a PEFT folder or any adapter's GGUF. With --base, reads also the weights that it changes, for the
+relative change. Other parts of an adapter (magnitudes, biases, whole tensors) are named and not counted.
+Writes nothing; needs no params.yaml and no PyTorch.
 
     quench model norms models/adapter --base models/base
 """
@@ -21,7 +21,7 @@ from pipeline.pages.heat_map import modules_of
 
 
 def main(adapter: Path, base: Path | None, *, as_json: bool) -> None:
-    """Print the norms. Raises what `adapter_norms` does."""
+    """Print the norms. Raises the same errors as `adapter_norms`."""
     norms, also = adapter_norms(adapter, base), uncounted(adapter)
     if as_json:
         if also:
@@ -40,7 +40,7 @@ def main(adapter: Path, base: Path | None, *, as_json: bool) -> None:
 
 
 def _by_module(norms: Sequence[Norms]) -> object:
-    """Means by module, of all experts together."""
+    """Return a table of means by module, over all experts together."""
     table = plain_table(
         "module", "tensors", "rank", "scale", "‖A‖", "‖B‖", "‖s·B·A‖", "÷ ‖W‖", numbers=range(1, 8)
     )
@@ -67,7 +67,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _by_layer(norms: Sequence[Norms]) -> object:
-    """‖s·B·A‖ of every layer and module; of a layer's experts together."""
+    """Return a table of ‖s·B·A‖ by layer and module. A layer's experts are counted together."""
     modules = modules_of((0, tensor.module) for tensor in norms)
     short = [module.partition(".")[2] or module for module in modules]
     table = plain_table("‖s·B·A‖", *short, numbers=range(1, len(modules) + 1))

@@ -1,10 +1,10 @@
-"""Talk to the model that `quench serve` serves: streamed answers, reasoning dimmed, and their speed, in the
-terminal.
+"""Chat in the terminal with the model that `quench serve` serves: streamed answers, reasoning dimmed, and
+their speed.
 
-A line that ends in a backslash continues on the next one; between two lines of three double quotes, text is
-taken unchanged (to paste).
+A line that ends in a backslash continues on the next one. Between two lines of three double quotes, text is
+taken unchanged (for pasting).
 
-Reads `.quench/api-key` and section `serve`; the conversation is kept in memory only.
+Reads `.quench/api-key` and section `serve`. The conversation is kept in memory only.
 
     quench chat [MODEL]
 """
@@ -33,18 +33,19 @@ HELP = (
     '""" many lines'
 )
 FENCE = '"""'
-HALF = re.compile("[\ud800-\udfff]")  # what Python makes of a byte that is not UTF-8
+HALF = re.compile("[\ud800-\udfff]")  # Python's replacement of a byte that is not UTF-8
 DIM, PLAIN = "\033[2m", "\033[0m"
 
 
 def served_model(client: httpx.Client) -> str:
-    """The name of the model behind `client`. Raises `ToolError` if no server of this project answers.
+    """Return the name of the model behind `client`. Raises `ToolError` if no server of this project answers.
 
-    The first request has no key: a program that listens on the port and wants none does not get it.
+    The first request has no key: a program that listens on the port and requires none does not get it.
     """
     what, remedy = f"what listens on {client.base_url}", "stop it, or set another serve.port in params.yaml"
     try:
-        answer = httpx.get(client.base_url.join("/v1/models"), timeout=10, trust_env=False)  # without the key
+        # The request is sent without the key.
+        answer = httpx.get(client.base_url.join("/v1/models"), timeout=10, trust_env=False)
         if answer.status_code == 503:
             raise ToolError(
                 "Q-SERVE-019",
@@ -76,10 +77,10 @@ def served_model(client: httpx.Client) -> str:
 
 
 def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
-    """Yield the answer's pieces; the last ones carry usage and timings. Raises `ToolError` if the server
+    """Yield the answer's pieces. The last ones contain usage and timings. Raises `ToolError` if the server
     refuses.
 
-    A caller that stops asking for pieces closes the connection; the server then frees the answer's slot.
+    A caller that stops asking for pieces closes the connection. The server then frees the answer's slot.
     """
     body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}}
     try:
@@ -97,8 +98,9 @@ def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
 
 
 def read_message(ask: Callable[[], str]) -> tuple[str, bool]:
-    """One message of one or more lines, and whether it is a command: after a backslash the next line belongs
-    to it, after three quotes all up to three quotes, unchanged. The end of input ends one that has begun.
+    """Read one message of one or more lines. Return it, and True if it is a command. After a backslash the
+    next line belongs to the message. After three quotes all lines up to three quotes belong to it, unchanged.
+    The end of input ends a message that has begun.
     """
     text = ask()
     if text.strip() == FENCE:
@@ -116,8 +118,10 @@ def read_message(ask: Callable[[], str]) -> tuple[str, bool]:
 
 
 def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str], None]) -> None:
-    """Ask and stream answers until `/quit`, the end of input or Ctrl-C twice. `ask` gives a line, `show`
-    prints text."""
+    """Ask and stream answers until `/quit`, the end of input or Ctrl-C twice.
+
+    `ask` returns a line, `show` prints text.
+    """
     messages: list[Message] = []
     interrupted = False
     while True:
@@ -125,7 +129,8 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
             text, is_command = read_message(ask)
         except EOFError:
             return
-        except KeyboardInterrupt:  # a slip, or just after the answer's end: keep the conversation
+        # This was a mistake, or came just after the answer's end: the conversation is kept.
+        except KeyboardInterrupt:
             if interrupted:
                 return
             show("\n(Ctrl-C again ends)\n")
@@ -145,12 +150,12 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
             turn = [*messages, {"role": "user", "content": text}]
             try:
                 messages = [*turn, {"role": "assistant", "content": _answer(client, turn, show)}]
-            except ToolError as error:  # the conversation is unchanged: /new helps after a full context
+            except ToolError as error:  # The conversation is unchanged: /new helps after a full context.
                 show(safe(f"{error}\n", lines=True))
 
 
 def main(params: Params, root: Path, model: str | None) -> None:
-    """Chat with the running server; `ConfigError` if it serves another model than `model`."""
+    """Chat with the running server. Raises `ConfigError` if it serves another model than `model`."""
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)
         if (
@@ -164,7 +169,7 @@ def main(params: Params, root: Path, model: str | None) -> None:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() history and line editing)
         if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is not UTF-8 ends one message only
+            sys.stdin.reconfigure(errors="surrogateescape")  # Bytes that are not UTF-8 fail only one message.
         print(f"{served}: {HELP}")
         converse(client, lambda: input("> "), _show)
 
@@ -176,14 +181,15 @@ def _answer(client: httpx.Client, messages: list[Message], show: Callable[[str],
     with contextlib.closing(stream(client, messages)) as answer:
         try:
             for piece in answer:
-                if bool(piece.reasoning) > dim:  # it begins to reason
+                if bool(piece.reasoning) > dim:  # Reasoning begins.
                     show(DIM)
                 if dim and piece.text:
                     show(PLAIN + "\n")
                 dim = bool(piece.reasoning) or (dim and not piece.text)
                 text += piece.text
                 timings = piece.timings or timings
-                show(safe(piece.reasoning + piece.text, lines=True))  # a piece could be a movement alone
+                # A piece may consist only of a cursor movement.
+                show(safe(piece.reasoning + piece.text, lines=True))
         except KeyboardInterrupt:
             show(" (broken off)")
         finally:

@@ -1,4 +1,4 @@
-"""Is this machine ready? One line per check with its remedy, nothing changed.
+"""Check that this machine is ready. Prints one line per check with its remedy; changes nothing.
 
 Reads the installed packages, `requirements.lock`, `params.yaml`, the toolchain that it names and the machine.
 Writes nothing.
@@ -24,7 +24,7 @@ from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import TOOLS, VERSION, find_toolchain
 
 GB = 1e9
-DEMO_DISK = 16 * GB  # set-up and the demo's artifacts
+DEMO_DISK = 16 * GB  # bytes for the set-up and the demo's artifacts
 DEMO_MEMORY = 8 * GB
 PINNED = (
     "transformers",
@@ -33,11 +33,11 @@ PINNED = (
     "gguf",
     "dvc",
     "snakemake",
-)  # a slip in one of these changes results
+)  # A wrong version of one of these changes results.
 
 
 def doctor(*, root: Path, lock: Path) -> list[Check]:
-    """Every check, in the order in which a set-up needs them."""
+    """Return every check, in the order in which a set-up needs them."""
     import psutil
 
     settings, home = configuration(root)
@@ -56,7 +56,7 @@ def doctor(*, root: Path, lock: Path) -> list[Check]:
 
 
 def python() -> Check:
-    """Python 3.11 or later."""
+    """Check that Python is 3.11 or later."""
     version = ".".join(map(str, sys.version_info[:3]))
     return (
         Check("Python", "pass", version)
@@ -66,7 +66,7 @@ def python() -> Check:
 
 
 def compiler() -> Check:
-    """A C++ compiler, which only the first `make setup` needs."""
+    """Check that there is a C++ compiler. Only the first `make setup` needs it."""
     try:
         return Check("C++ compiler", "pass", find_compiler())
     except ToolError:
@@ -76,7 +76,7 @@ def compiler() -> Check:
 
 
 def git(root: Path) -> Check:
-    """A Git repository around the project: DVC needs one."""
+    """Check that a Git repository contains the project, because DVC needs one."""
     if not shutil.which("git"):
         return Check("Git", "fail", "not on PATH", "install git")
     done = subprocess.run(
@@ -88,7 +88,7 @@ def git(root: Path) -> Check:
 
 
 def packages(lock: Path) -> Check:
-    """The packages on which results depend, at the versions of the lock file."""
+    """Check that the packages that results depend on have the versions of the lock file."""
     pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
     if wrong := [
         f"{name} {installed or 'missing'} (pinned {pins[name]})"
@@ -100,7 +100,7 @@ def packages(lock: Path) -> Check:
 
 
 def torch() -> Check:
-    """PyTorch is installed; its version names its build (CPU, CUDA)."""
+    """Check that PyTorch is installed. Its version names its build (CPU, CUDA)."""
     version = _version("torch")
     return (
         Check("torch", "pass", version) if version else Check("torch", "fail", "missing", "run `make setup`")
@@ -108,7 +108,7 @@ def torch() -> Check:
 
 
 def configuration(root: Path) -> tuple[Check, str | None]:
-    """Whether `root`/params.yaml can be read, and the `machine.llama_cpp` that it names."""
+    """Check that `root`/params.yaml can be read. Return the check and the file's `machine.llama_cpp`."""
     from pipeline.config.params import load_params
 
     file = root / "params.yaml"
@@ -127,8 +127,8 @@ def configuration(root: Path) -> tuple[Check, str | None]:
 
 
 def llama_cpp(home: str | None) -> Check:
-    """The llama.cpp that stages will use is complete and runs, and the binding is of the pinned version;
-    `home` is `machine.llama_cpp`.
+    """Check that the llama.cpp that stages will use is complete and runs, and that the binding has the pinned
+    version. `home` is `machine.llama_cpp`.
     """
     chosen = "LLAMA_CPP_HOME" if os.environ.get("LLAMA_CPP_HOME") else "machine.llama_cpp" if home else None
     remedy = f"correct {chosen}" if chosen else "run `make setup`"
@@ -158,7 +158,10 @@ def llama_cpp(home: str | None) -> Check:
 
 
 def accelerator_name() -> str | None:
-    """The GPU that the driver shows, by name; None if there is none or the driver's tool fails."""
+    """Return the name of the GPU that the driver reports.
+
+    Returns None if there is none or the driver's tool fails.
+    """
     try:
         card = accelerator()
     except (ToolError, OSError):
@@ -167,7 +170,7 @@ def accelerator_name() -> str | None:
 
 
 def room(name: str, free: int, how: str, wanted: float, remedy: str) -> Check:
-    """Disk or memory for the demo: bytes that are `free` and `wanted`."""
+    """Check that there is enough disk or memory for the demo. `free` and `wanted` are in bytes."""
     finding = f"{free / GB:.1f} GB {how}"
     if free < wanted:
         return Check(name, "warn", finding, f"the demo needs {wanted / GB:.0f} GB: {remedy}")
@@ -175,7 +178,7 @@ def room(name: str, free: int, how: str, wanted: float, remedy: str) -> Check:
 
 
 def gpu() -> Check:
-    """A GPU that the driver shows, and a torch that can use it."""
+    """Check that the driver reports a GPU, and that torch can use it."""
     try:
         card = accelerator()
     except (ToolError, OSError) as error:
@@ -192,7 +195,7 @@ def gpu() -> Check:
 
 
 def main(root: Path) -> None:
-    """Print every check; `ToolError` if one fails."""
+    """Print every check. Raises `ToolError` if one fails."""
     checks = doctor(root=root, lock=resource("requirements.lock"))
     print(*checks, sep="\n")
     if failed := [check.name for check in checks if check.verdict == "fail"]:

@@ -1,11 +1,11 @@
-"""Explain errors by their ids and rejected rows by their reasons, and write the page that lists all errors:
+"""Explain errors by their ids and rejected rows by their reasons. Write the page that lists all errors:
 docs/troubleshooting.md.
 
     quench doctor explain Q-CONFIG-001
     quench doctor explain unknown_format
     quench doctor explain --write docs/troubleshooting.md
 
-The page's beginning, what no single error covers, is `pipeline/core/catalog/troubleshooting.md`.
+The page's beginning, on topics that no single error covers, is `pipeline/core/catalog/troubleshooting.md`.
 """
 
 import difflib
@@ -21,8 +21,8 @@ from pipeline.core.publish import write_text
 
 
 def main(wanted: str | None, page: Path | None) -> None:
-    """Write `page`, or print the problem, area or reason `wanted` (None: all problems). `ConfigError` if
-    there is none.
+    """Write `page`, or print the problem, area or reason `wanted` (None: all problems). Raises `ConfigError`
+    if there is none.
     """
     if page:
         write_text(page, troubleshooting())
@@ -44,8 +44,8 @@ def main(wanted: str | None, page: Path | None) -> None:
 
 
 def _sentences(reason: Reason) -> list[str]:
-    """Say what a reason means, with an example and what to do."""
-    meaning = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", reason.meaning)  # a link's text
+    """Return the lines on a reason: its meaning, an example and the remedy."""
+    meaning = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", reason.meaning)  # text of a link
     return [
         f"{reason.name} (a reason in data/rejects.jsonl)",
         f"Meaning: {meaning}.",
@@ -55,7 +55,7 @@ def _sentences(reason: Reason) -> list[str]:
 
 
 def _nearest(name: str) -> str:
-    """Say which id, area or reason was perhaps meant by `name` (in capitals)."""
+    """Return a sentence with the id, area or reason nearest to `name` (in capitals)."""
     areas = {problem.area for problem in catalog().values()}
     spelled = {known.upper(): known for known in (*catalog(), *sorted(areas), *reasons())}
     near = difflib.get_close_matches(name, spelled, n=1)
@@ -65,13 +65,15 @@ def _nearest(name: str) -> str:
 
 
 def exit_code(problem: Problem) -> str:
-    """The exit code of the error's class; one that passes a failed stage's error on has that stage's."""
+    """Return the exit code of the error's class. An error that passes on a failed stage's error has that
+    stage's exit code.
+    """
     kind = getattr(errors, problem.error)
     return "2 to 6" if kind is errors.QuenchError else str(kind.exit_code)
 
 
 def troubleshooting() -> str:
-    """docs/troubleshooting.md: the hand-written beginning, then a table per area."""
+    """Return docs/troubleshooting.md: the hand-written beginning, then a table per area."""
     areas = groupby(catalog().values(), key=lambda problem: problem.area)
     return "\n".join(
         [HEAD.read_text(encoding="utf-8"), *(_table(area, list(problems)) for area, problems in areas)]
@@ -87,6 +89,6 @@ def _table(area: str, problems: Sequence[Problem]) -> str:
 
 
 def reasons_table() -> str:
-    """The table of reasons in docs/data-formats.md, without its head."""
+    """Return the table of reasons in docs/data-formats.md, without its head."""
     rows = ((reason.name, reason.meaning.replace("|", "\\|")) for reason in reasons().values())
     return "".join(f"| `{name}` | {meaning} |\n" for name, meaning in rows)

@@ -1,9 +1,10 @@
 """Install PyTorch, or a hash-pinned lock file, into this environment.
 
-Reads the lock file and `pip config list`. uv is ten times as fast as pip, but doesn't know pip's mirrors,
-certificates and proxies; so they are handed on in uv's own environment variables. What pip and uv say goes to
-`setup.log` in the environment, without names and passwords for an index. What is not a wheel is built by the
-lock's own setuptools. Standard library only: it runs before anything is installed.
+Reads the lock file and `pip config list`. uv is ten times as fast as pip, but does not know pip's mirrors,
+certificates and proxies. So they are passed in uv's own environment variables. The output of pip and uv is
+written to `setup.log` in the environment, without names and passwords for an index. A package that is not a
+wheel is built by the lock's own setuptools. Uses only the standard library, because it runs before anything
+is installed.
 
     python -m pipeline.commands.install requirements.lock
     python -m pipeline.commands.install --torch auto [.venv/done/torch]
@@ -26,20 +27,20 @@ from pipeline.core.hardware import Accelerator, accelerator
 from pipeline.core.places import lines_of
 from pipeline.core.text import screen
 
-TORCH = "2.13.0"  # as in pyproject.toml
+TORCH = "2.13.0"  # the same as in pyproject.toml
 INDEX = "https://download.pytorch.org/whl/"
-# measured with 2.13.0 on Linux: what the plain package and its libraries take on disk above a CPU build
+# Disk space of the plain package and its libraries above a CPU build, measured with 2.13.0 on Linux.
 CUDA_SIZE = "3.3 GB"
-# PyTorch 2.13's builds that its release matrix calls stable (RELEASE.md), the newest first: the oldest driver
-# (NVIDIA's table of minor version compatibility: CUDA 13 from 580, CUDA 12 from 525), and the compute
-# capabilities it has code for: cu130 none for Pascal and Volta, cu126 none for Blackwell
+# PyTorch 2.13's builds that its release matrix calls stable (RELEASE.md), the newest first. Each has the
+# oldest driver (NVIDIA's table of minor version compatibility: CUDA 13 from 580, CUDA 12 from 525), and the
+# compute capabilities that it has code for: cu130 none for Pascal and Volta, cu126 none for Blackwell.
 CUDA_BUILDS = (("cu130", 580, 7.5, 99.0), ("cu126", 525, 5.0, 9.0))
 ROCM_BUILD = "rocm7.2"
-# without isolation: an isolated build fetches an unpinned setuptools
+# Builds run without isolation, because an isolated build fetches an unpinned setuptools.
 PINNED = ("--require-hashes", "--no-deps", "--no-build-isolation")
-TOOLS = ("uv", "setuptools")  # what installs the rest, and builds what is not a wheel
-CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*(?=@)")  # in an address
-# pip's setting: uv's variable, and what uv writes between several values
+TOOLS = ("uv", "setuptools")  # packages that install the rest, and build what is not a wheel
+CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*(?=@)")  # credentials in an address
+# pip's setting: uv's variable, and uv's separator between several values
 UV_VARIABLES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -50,13 +51,14 @@ UV_VARIABLES = {
     "default-timeout": ("UV_HTTP_TIMEOUT", " "),
     "timeout": ("UV_HTTP_TIMEOUT", " "),
 }
-SECTIONS = ("global", "install", ":env:")  # as pip has it: the later ones win
+SECTIONS = ("global", "install", ":env:")  # sections in pip's order: later ones override earlier ones
 
 
 def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """uv's variables for what `pip config list` printed; what the user set for uv already is left alone.
+    """Return uv's variables for the output of `pip config list`. Variables that the user has set for uv are
+    not changed.
 
-    Every file is pinned by its hash, so any index may give it: "unsafe-best-match" is how pip searches.
+    Every file is pinned by its hash, so any index may provide it: "unsafe-best-match" is pip's way to search.
     """
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for section in SECTIONS:
@@ -68,12 +70,14 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
 
 
 def torch_for(card: Accelerator | None) -> tuple[str, str]:
-    """The build of PyTorch for this GPU, and why: `cpu`, or the end of the address of PyTorch's index."""
+    """Return the build of PyTorch for this GPU and the reason. The build is `cpu`, or the end of the address
+    of PyTorch's index.
+    """
     if card is None:
         return "cpu", "no GPU is seen here"
     if card.kind == "rocm":
         return ROCM_BUILD, f"for {card.name}"
-    number = re.match(r"\d+", card.driver or "")  # some containers show [N/A]
+    number = re.match(r"\d+", card.driver or "")  # Some containers show [N/A].
     driver, capability = int(number[0]) if number else 0, float(card.capability or 8.0)
     of_card = [(oldest, build) for build, oldest, least, most in CUDA_BUILDS if least <= capability <= most]
     if not of_card:
@@ -88,12 +92,12 @@ def torch_for(card: Accelerator | None) -> tuple[str, str]:
 
 
 def install_torch(wanted: str) -> str:
-    """Install PyTorch: for the GPU that is there (`auto`), `cpu`, a build such as `cu130` or `rocm7.2`, or
-    whatever `wanted` says in pip's own words; gives what was chosen.
+    """Install PyTorch: for the GPU of this machine (`auto`), `cpu`, a build such as `cu130` or `rocm7.2`, or
+    the package that `wanted` specifies in pip's syntax. Return the choice.
 
-    A build is looked for where pip is set up to look, then in PyTorch's own index. Some mirrors have no CPU
-    build: then the plain package is taken. If the one for the GPU can't be had, a line says so and the CPU's
-    is installed. Raises `ToolError` if pip finds nothing.
+    A build is searched in pip's configured index, then in PyTorch's own index. Some mirrors have no CPU
+    build; then the plain package is installed. If the build for the GPU is not available, a line reports it
+    and the CPU build is installed. Raises `ToolError` if pip finds nothing.
     """
     if wanted == "auto":
         try:
@@ -141,7 +145,7 @@ def _install_plain() -> None:
 
 
 def install(lock: Path) -> None:
-    """Install every line of `lock` that this platform needs, hashes checked, nothing else touched.
+    """Install every line of `lock` that this platform needs, with hashes checked. Nothing else is changed.
 
     Raises `ToolError` if uv and pip both fail.
     """
@@ -150,12 +154,12 @@ def install(lock: Path) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             print(tools, file=file, flush=True)
             _pip("install", *PINNED, "-r", file.name)
-    invalidate_caches()  # uv may be there now
+    invalidate_caches()  # uv may have been installed just now.
     config = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
-    # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles
-    # all that it imports
+    # Bytecode is compiled now, as pip does. Containers often forbid Python to do it later, and then every
+    # start compiles all modules that it imports.
     flags = ("--compile-bytecode", "--python", sys.executable, *PINNED, "-r", str(lock))
     if find_spec("uv"):
         if _logged(("uv", "pip", "install", *flags), uv_environment(config, os.environ)):
@@ -183,14 +187,16 @@ def _need_torch(*words: str) -> None:
 
 
 def _pip(*arguments: str) -> bool:
-    """Whether pip succeeded; it retries twice: its default, five times, takes minutes without a network."""
+    """Run pip and return True if it succeeded. It retries twice: its default, five times, takes minutes
+    without a network.
+    """
     return _logged(
         ("pip", *arguments), {"PIP_RETRIES": os.environ.get("PIP_RETRIES", "2"), "PIP_PROGRESS_BAR": "off"}
     )
 
 
 def _logged(module: tuple[str, ...], environment: Mapping[str, str]) -> bool:
-    """Run a module of this environment with all that it says in the log; whether it succeeded."""
+    """Run a module of this environment and write all its output to the log. Return True if it succeeded."""
     command = [sys.executable, "-m", *module]
     with (
         _log().open("a", encoding="utf-8") as log,
@@ -210,7 +216,7 @@ def _logged(module: tuple[str, ...], environment: Mapping[str, str]) -> bool:
 
 
 def _masked(text: str) -> str:
-    """`text` without names and passwords in addresses (https://****@host)."""
+    """Return `text` without names and passwords in addresses (https://****@host)."""
     return CREDENTIALS.sub("****", text)
 
 
@@ -219,7 +225,7 @@ def _log() -> Path:
 
 
 def _reason() -> str:
-    """The last error of pip's last run, in its words."""
+    """Return the last error of pip's last run."""
     output = _log().read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
     errors = re.findall(r"^ERROR: (.+)$", output, re.MULTILINE)
     return errors[-1].rstrip(".") if errors else "pip failed"
@@ -227,11 +233,11 @@ def _reason() -> str:
 
 @screen()
 def main(words: list[str]) -> int:
-    """Install what the command line names; one sentence and exit 4 if that can't be."""
+    """Install what the command line names. Print one sentence and return exit code 4 if that fails."""
     try:
         if words[0] == "--torch":
             chosen = install_torch(words[1])
-            for file in words[2:]:  # a choice once made stays
+            for file in words[2:]:  # The choice is recorded and kept.
                 Path(file).write_text(f"{_masked(chosen)}\n", encoding="utf-8")
         else:
             install(Path(words[0]))

@@ -1,7 +1,8 @@
-"""Show what each method of training learns from and on which bases it runs, by the settings that say so.
+"""Show the rows that each method of training learns from and the bases it runs on, as the settings' checks
+define them.
 
-A base is supported if the settings that name it are accepted; what refuses them is the reason. A second table
-has the settings that only some methods use: under the others any value but the default is refused.
+A base is supported if the settings that name it are accepted. Otherwise the error is the reason. A second
+table lists the settings that only some methods use: under the others any value but the default is refused.
 
     quench config methods [--markdown | --json]
 """
@@ -18,7 +19,7 @@ from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import console
 
-LEVEL = "Q4_0"  # of a GGUF that is made of the base, for what needs one
+LEVEL = "Q4_0"  # level of a GGUF made from the base, for methods that need one
 BASES: dict[str, dict[str, dict[str, Any]]] = {
     "NF4": {"base": {"quantization": "nf4"}},
     "16 bit": {"base": {"quantization": "none"}},
@@ -32,8 +33,8 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """For each method: the kinds of rows, what a packed row holds whole, who computes the loss, and for each
-    base "yes" or why not.
+    """Yield for each method the kinds of rows, the unit that packing keeps together, the program that
+    computes the loss, and for each base "yes" or the reason why not.
     """
     for method, learning in METHODS.items():
         yield {
@@ -46,7 +47,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def refusal(method: Method, base: str) -> str | None:
-    """Why `method` can't run on a base; None if it can."""
+    """Return the reason why `method` can't run on a base, or None if it can."""
     changes = {section: dict(keys) for section, keys in BASES[base].items()}
     changes["train"] = changes.get("train", {}) | {"method": method}
     if base.startswith("GGUF"):
@@ -59,14 +60,16 @@ def refusal(method: Method, base: str) -> str | None:
 
 
 def settings() -> Iterator[dict[str, str]]:
-    """The settings that are refused unless another has a value that they need, and which."""
+    """Yield the settings that are refused unless another one has a value that they need, with that
+    condition.
+    """
     for only in CONDITIONS:
         if only.refused:
             yield {"setting": ", ".join(only.keys), "acts only if": only.condition}
 
 
 def table_rows() -> list[dict[str, str]]:
-    """`rows`, a refusal as a dash."""
+    """Return `rows` with each refusal as a dash."""
     return [
         {name: value if name not in BASES or value == "yes" else "–" for name, value in row.items()}
         for row in rows()
@@ -74,7 +77,7 @@ def table_rows() -> list[dict[str, str]]:
 
 
 def markdown() -> str:
-    """Both tables as docs/methods.md has them; a refusal is a dash."""
+    """Return both tables as in docs/methods.md. A refusal is a dash."""
     return "\n".join("\n".join(_lines(table)) + "\n" for table in (table_rows(), list(settings())))
 
 
@@ -84,7 +87,10 @@ def _lines(rows: list[dict[str, str]]) -> Iterator[str]:
 
 
 def main(*, as_json: bool = False, as_markdown: bool = False) -> None:
-    """Print the table, and under it why what is not supported is not. Raises `ConfigError` for two forms."""
+    """Print the table, and below it the reason for each unsupported base.
+
+    Raises `ConfigError` for two forms.
+    """
     if as_json and as_markdown:
         raise ConfigError("Q-COMMANDS-005", "--json and --markdown name two forms: give one of them")
     if as_json:

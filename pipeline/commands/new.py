@@ -1,7 +1,7 @@
 """Make a project: `quench new my-assistant`.
 
 Writes a folder with params.yaml, dvc.yaml, a Snakefile that includes the installed workflow, Snakemake's
-profiles and empty folders for data, and initializes Git and DVC there. It holds no code: the keys of the
+profiles and empty folders for data, and initializes Git and DVC there. It contains no code: the keys of the
 installed code are in .quench/code (`pipeline.workflow.project`). Nothing is written if the folder has
 content.
 """
@@ -63,17 +63,17 @@ Data, settings and results of a model; the code is that of an installed Quench.
 
 `params.yaml` has the settings that differ from the defaults; `quench config show` lists all.
 """
-RAW = "data/raw"  # the file that DVC records that folder in is in Git
+RAW = "data/raw"  # Git contains the file in which DVC records this folder.
 
 
 def main(folder: Path, recipe: str) -> None:
-    """Make the project `folder` with `recipe`, and say what to do next.
+    """Make the project `folder` with `recipe`, and print the next steps.
 
-    Raises `ConfigError` for an unknown recipe or a place that is taken, `ToolError` if Git or DVC fails,
+    Raises `ConfigError` for an unknown recipe or a place that is taken, `ToolError` if Git or DVC fails, and
     `MachineError` if the folder can't be written.
     """
     recipe_file(recipe)
-    folder = Path(os.path.realpath(folder))  # a link to another disk stays one; of a loop, resolve() fails
+    folder = Path(os.path.realpath(folder))  # A link to another disk stays one. resolve() fails for a loop.
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
             "Q-COMMANDS-035", f"{folder} is there already, with content: name a new folder, or an empty one"
@@ -91,7 +91,7 @@ def main(folder: Path, recipe: str) -> None:
     with publishing(folder) as aside:
         _write(aside, folder.name, recipe)
     try:
-        _initialize(folder)  # in its place, for Git notes paths
+        _initialize(folder)  # This happens in the final place, because Git records paths.
     except ToolError:
         remove(folder)
         raise
@@ -101,13 +101,14 @@ def main(folder: Path, recipe: str) -> None:
 
 
 def _write(folder: Path, name: str, recipe: str) -> None:
-    """The project's files."""
+    """Write the project's files."""
     shutil.copytree(resource("profiles"), folder / "profiles")
     models = name_for(name)
     params = recipe_params(recipe, models)
     ignored = resource(".gitignore").read_text(encoding="utf-8")
     (folder / RAW).mkdir(parents=True)
-    for kept in re.findall(r"^!/(.+)/\.gitkeep$", ignored, re.MULTILINE):  # empty, but in Git
+    # These folders are empty, but in Git.
+    for kept in re.findall(r"^!/(.+)/\.gitkeep$", ignored, re.MULTILINE):
         (folder / kept).mkdir(parents=True, exist_ok=True)
         (folder / kept / ".gitkeep").touch()
     texts = {
@@ -116,7 +117,8 @@ def _write(folder: Path, name: str, recipe: str) -> None:
         "params.yaml": recipe_text(recipe, models),
         LOCK: lock_text(params),
         "dvc.yaml": dvc_text(params.graph, of_project=True),
-        # the repository's own, but the keys of the code are kept: here they are the project's
+        # The repository's own .gitignore, but the keys of the code are not ignored: here they belong to the
+        # project.
         ".gitignore": ignored.replace("/.quench/\n", f"/.quench/*\n!/{FOLDER}/\n"),
     }
     for file, text in texts.items():
@@ -125,7 +127,9 @@ def _write(folder: Path, name: str, recipe: str) -> None:
 
 
 def _initialize(folder: Path) -> None:
-    """Make `folder` a DVC project in a Git repository (around it, else its own) and stage its files."""
+    """Make `folder` a DVC project in a Git repository (one around it, otherwise its own) and stage its
+    files.
+    """
     if _fails(folder.parent, "git", "rev-parse", "--is-inside-work-tree"):
         _do(folder, "git", "init", "--quiet")
         _do(folder, sys.executable, "-m", "dvc", "init")
@@ -144,7 +148,7 @@ def _do(folder: Path, *command: str) -> None:
 
 
 def _fails(folder: Path, *command: str) -> str:
-    """Run a command in `folder`; "" if it succeeds, else its last words."""
+    """Run a command in `folder`. Return "" if it succeeds, otherwise its last message."""
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
@@ -157,7 +161,7 @@ def _fails(folder: Path, *command: str) -> str:
 
 
 def _setup(recipe: str) -> list[str]:
-    """The step that makes the installation ready; none if it is."""
+    """Return the step that makes the installation ready, or [] if it is ready."""
     base = load_params(recipe_file(recipe)).base
     needs_demo = base.source == "package" and not find_spec(base.model.replace("-", "_"))
     if is_built(DEFAULT_HOME) and not needs_demo:

@@ -1,7 +1,7 @@
-"""Show every setting that is in effect, and where it comes from: `params.yaml`, a recipe's value there, or a
-default; with --idle those that do nothing here, and what each would need.
+"""Show every setting that is in effect with its origin: `params.yaml`, a recipe's value there, or a default.
+With --idle, show the settings that do nothing here, and what each would need.
 
-Reads `params.yaml` and the recipe that it names. With --write, puts what the file leaves out into it; writes
+Reads `params.yaml` and the recipe that it names. With --write, adds the keys that the file leaves out. Writes
 nothing else.
 """
 
@@ -21,21 +21,23 @@ from pipeline.llamacpp.devices import sees_gpu
 from pipeline.workflow.settings import complete as complete_file
 
 LAYERS = "machine.n_gpu_layers"
-WIDEST = 44  # columns of a value, beyond which the rest of the line moves
+WIDEST = 44  # columns of a value; a longer one moves the rest of the line
 
 
 class Setting(NamedTuple):
-    """A key, what is in effect and what it comes from."""
+    """A key, its value in effect and the origin of that value."""
 
     name: str
     value: Any
-    origin: str  # "params.yaml", "recipe", "default"
-    line: int | None  # in the file; None if it is left out there
+    origin: str  # "params.yaml", "recipe" or "default"
+    line: int | None  # line in the file; None if the key is left out there
 
 
 def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only_idle: bool = False) -> None:
-    """Print the settings of `file`, those of `section` (or of one key) alone if it is given; first `complete`
-    the file if asked. With `only_idle`, a sentence on each of them that does nothing here.
+    """Print the settings of `file`, or only those of `section` (or of one key) if it is given.
+
+    With `complete`, complete the file first. With `only_idle`, print a sentence on each setting that does
+    nothing here.
     """
     read = read_params(file)
     if complete:
@@ -73,7 +75,7 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only
 
 
 def settings(read: Read, recipe: str | None) -> list[Setting]:
-    """Every key in the schema's order; `recipe` is the one that the file was written from."""
+    """Return every key in the schema's order. `recipe` is the one that the file was written from."""
     values, defaults = read.params.model_dump(mode="json"), Params().model_dump(mode="json")
     written = {} if recipe is None else read_params(RECIPES / f"{recipe}.yaml").params.model_dump(mode="json")
     return [
@@ -84,7 +86,10 @@ def settings(read: Read, recipe: str | None) -> list[Setting]:
 
 
 def recipe_of(file: Path) -> str | None:
-    """The recipe named by a comment atop `file`, as `quench config use` writes it; None if there is none."""
+    """Return the recipe named by a comment at the top of `file`, as `quench config use` writes it.
+
+    None if missing.
+    """
     title = re.search(rf"^# {TITLE} ([\w.-]+):", file.read_text(encoding="utf-8")[:2000], re.MULTILINE)
     return title[1] if title and title[1] in recipe_names() else None
 
@@ -105,12 +110,12 @@ def _sentence(setting: Setting, file: str, recipe: str | None) -> str:
 
 
 def idle_settings(params: Params) -> dict[str, str]:
-    """{key: a sentence on why it does nothing} of the settings that are not their defaults: by the other
-    settings (`pipeline.config.conditions`), and for want of a GPU that llama.cpp could use.
+    """Return {key: a sentence on why it does nothing} for settings that are not their defaults. The reason is
+    another setting (`pipeline.config.conditions`), or that llama.cpp finds no GPU.
     """
     sentences = {setting.key: str(setting) for setting in idle(params)}
     layers = params.machine.n_gpu_layers
-    # a stage that is to put them on a GPU ends with Q-LLAMACPP-024
+    # A stage that should put them on a GPU fails with Q-LLAMACPP-024.
     if layers not in (0, AUTO) and not sees_gpu(params.machine.llama_cpp):
         sentences[LAYERS] = f"{LAYERS} is {layers}, and the llama.cpp here sees no GPU"
     return sentences

@@ -1,7 +1,7 @@
-"""What the parity checks said last: a line per parity check with figure, limit and verdict, and the likely
-cause of what failed.
+"""Show the last results of the parity checks: a line per check with figure, limit and verdict, and the likely
+cause of each failure.
 
-Reads `reports/parity.json`. Writes nothing, unless it measures again: then the stage's reports.
+Reads `reports/parity.json`. Writes nothing, unless it measures again: then it writes the stage's reports.
 
     quench model parity
     quench model parity --depth full   # measure again
@@ -25,7 +25,10 @@ COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not measured":
 
 
 def main(root: Path, *, as_json: bool) -> int:
-    """Print the last report; exit code 5 if a parity check failed, else 0. `DataError` without a report."""
+    """Print the last report.
+
+    Return exit code 5 if a check failed, otherwise 0. Raises `DataError` without a report.
+    """
     report = read(root / "reports" / "parity.json")
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -35,7 +38,7 @@ def main(root: Path, *, as_json: bool) -> int:
 
 
 def measure(params_file: Path | None, root: Path, depth: str) -> None:
-    """Run the stage at a depth other than params.yaml's; it writes the same reports even if a check fails."""
+    """Run the stage at a depth other than params.yaml's. It writes the same reports even if a check fails."""
     from pipeline.config.params import load_params
     from pipeline.stages.parity.stage import measure_parity
     from pipeline.workflow.integrity import verify_inputs
@@ -43,14 +46,14 @@ def measure(params_file: Path | None, root: Path, depth: str) -> None:
 
     params = load_params(params_file or root / "params.yaml")
     deeper = params.model_copy(update={"parity": params.parity.model_copy(update={"depth": depth})})
-    with running("parity", root):  # the stage itself may be at work here
+    with running("parity", root):  # The stage itself may be running here.
         if is_project_config(params_file, root):
             verify_inputs("parity", root)
         measure_parity(deeper, root)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The report. Raises `DataError` if it is missing or damaged."""
+    """Return the report. Raises `DataError` if it is missing or damaged."""
     if not path.is_file():
         raise DataError(
             "Q-CORE-001", f"{path} is missing: run `snakemake parity`, which measures the parity checks"
@@ -68,7 +71,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """Print a table of parity checks by group, what each failed check shows and why, and the verdict."""
+    """Print a table of the checks by group, the result and cause of each failed check, and the verdict."""
     from rich.text import Text
 
     console = wide_console(None)
@@ -93,7 +96,9 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def explained(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What each failed check shows with its likely cause, each warning, and why a check was not measured."""
+    """Yield the result of each failed check with its likely cause, each warning, and why a check was not
+    measured.
+    """
     for row in rows:
         detail = (row.get("detail") or "").rstrip(".")
         if row["verdict"] == "fail":

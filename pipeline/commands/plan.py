@@ -1,11 +1,11 @@
-"""What will training need: memory part by part, the longest rows that fit, disk and time. Reads numbers only,
-no weights.
+"""Plan training: memory part by part, the longest rows that fit, disk and time. Reads numbers only, no
+weights.
 
-Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tokens` holds. Writes nothing.
+Reads `params.yaml` (or a recipe), the base's config.json, and the contents of `data/tokens`. Writes nothing.
 
     quench config plan --recipe qwen2.5-7b-8gb --vram 8
     quench config plan --vram 24 --processes 4              # one process a card
-    quench config plan --serve --vram 8                     # what serving will need, level by level
+    quench config plan --serve --vram 8                     # memory of serving, level by level
 """
 
 import json
@@ -47,21 +47,22 @@ DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes that are still to be written, with a fifth to spare, and those that are free."""
+    """Bytes still to be written, with a fifth to spare, and free bytes."""
 
     needed: int
     free: int
 
     @property
     def missing(self) -> int:
-        """Bytes that there are too few of."""
+        """Return the bytes that are missing."""
         return max(0, self.needed - self.free)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is planned for; None: this machine's. `vram` is a card's memory as sold, in GB (8: 8 GiB),
-    `tflops` what training reaches in 10¹² operations a second, `processes` how many have such a card each.
+    """Hardware to plan for; None stands for this machine's. `vram` is a card's memory as sold, in GB (8: 8
+    GiB). `tflops` is the speed of training in 10¹² operations a second. `processes` is the number of
+    processes with such a card each.
     """
 
     vram: float | None = None
@@ -70,7 +71,10 @@ class Hardware:
 
 
 def settings_of(params_file: Path | None, root: Path, recipe: str | None) -> Params:
-    """The recipe's settings, else those of `params_file` or the project's. Raises `ConfigError` for both."""
+    """Return the recipe's settings, otherwise those of `params_file` or the project's.
+
+    Raises `ConfigError` for both.
+    """
     if recipe is None:
         return load_params(params_file or root / "params.yaml")
     if params_file is not None:
@@ -84,8 +88,9 @@ def settings_of(params_file: Path | None, root: Path, recipe: str | None) -> Par
 def main(
     params: Params, root: Path, hardware: Hardware, *, config: Path | None, serve: bool, as_json: bool
 ) -> None:
-    """Print the plan of training, or of serving with `serve`. Raises `MachineError` if card or disk are
-    too small.
+    """Print the plan of training, or of serving with `serve`.
+
+    Raises `MachineError` if card or disk are too small.
     """
     vram, processes_given = hardware.vram, hardware.processes
     processes = wanted_processes("train", None if processes_given is None else str(processes_given))
@@ -94,7 +99,7 @@ def main(
     if params.train.device == "cpu" and not serve:
         card = main_memory()
     base = config.name if config else params.base.model
-    # what is to be trained on a GPU is served there too, unless it says otherwise
+    # A model to be trained on a GPU is served there too, unless the settings differ.
     by_training = not serve or params.machine.n_gpu_layers == AUTO
     if card is None and not (wants_gpu(params.train) if by_training else params.serving.on_gpu):
         card = main_memory()
@@ -110,7 +115,7 @@ def main(
     plan = plan_run(params, shape, root, card, tflops=hardware.tflops, processes=processes)
     distillations = []
     if params.quantize.distill:
-        from pipeline.subprojects.distill import plan_distillation  # with it comes numpy
+        from pipeline.subprojects.distill import plan_distillation  # This import loads numpy.
 
         distillations = [plan_distillation(params, shape, level, card) for level in params.quantize.distill]
     stages = dict(planned_stages(params, plan))
@@ -153,8 +158,8 @@ def main(
 
 
 def disk_of(plan: Plan, root: Path) -> Disk:
-    """Return what a run writes below `root` and what is free there. DVC's copies are not counted: they may be
-    on another disk, or share blocks.
+    """Return the bytes that a run writes below `root` and the free bytes there. DVC's copies are not counted:
+    they may be on another disk, or share blocks.
     """
     base = 0 if (root / "models" / "base").exists() else plan.disk[BASE]
     return Disk(int((own_bytes(plan.disk) + base) * DISK_MARGIN), shutil.disk_usage(root).free)
@@ -189,7 +194,7 @@ def show(plan: Plan, stages: Mapping[str, Figures], base: str, disk: Disk) -> No
 
 
 def memory_table(memory: MemoryPlan, card: Card | None) -> "Table":
-    """What training keeps in memory, part by part, and what there is."""
+    """Return the table of training's memory, part by part, and of the available memory."""
     table = plain_table("part", "GB", "how", numbers=(1,))
     for part in memory.parts:
         if part.at_peak:
@@ -205,7 +210,7 @@ def memory_table(memory: MemoryPlan, card: Card | None) -> "Table":
 
 
 def reductions_table(reductions: Iterable[Reduction]) -> "Table":
-    """What to change until it fits."""
+    """Return the table of changes that make training fit."""
     table = plain_table(
         "change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2)
     )
@@ -220,7 +225,7 @@ def reductions_table(reductions: Iterable[Reduction]) -> "Table":
 
 
 def stages_table(stages: Mapping[str, Figures]) -> "Table":
-    """What each stage takes of main memory, time and disk."""
+    """Return the table of each stage's main memory, time and disk."""
     title = "stage: main memory, time, disk (–: not planned)"
     table = plain_table(title, "GB", "time", "GB of disk", numbers=(1, 2, 3))
     for name, planned in stages.items():
@@ -234,7 +239,7 @@ def stages_table(stages: Mapping[str, Figures]) -> "Table":
 
 
 def verdict(plan: Plan, disk: Disk) -> str:
-    """Return sentences on memory and disk: does the run fit, and how long are the longest rows that would?"""
+    """Return sentences on memory and disk: whether the run fits, and the longest rows that would."""
     full = f"It does not fit on the disk: {disk_gb(disk.missing)} too much. " if disk.missing else ""
     if plan.card is None or plan.longest_row is None:
         unknown = (
@@ -259,7 +264,7 @@ def verdict(plan: Plan, disk: Disk) -> str:
 
 
 def duration(plan: Plan) -> str:
-    """How long training takes, with what that rests on, or why that is not measured."""
+    """Return the duration of training with its assumptions, or the reason why it is not measured."""
     per_token = f"{plan.flops_per_token / 1e9:.1f} GFLOP a token"
     if plan.tflops is None:
         return f"not measured ({per_token}): give what the card reaches with --tflops"
@@ -276,7 +281,7 @@ def duration(plan: Plan) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Hours, minutes or seconds."""
+    """Return hours, minutes or seconds as text."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

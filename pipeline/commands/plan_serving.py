@@ -1,9 +1,9 @@
-"""What serving will need, level by level: weights, KV cache, buffers, the longest context that fits, and the
-best level that fits.
+"""Plan the memory of serving, level by level: weights, KV cache, buffers, the longest context that fits, and
+the best level that fits.
 
 Before a model is made, weights are computed from the base's config.json and the types that each level gives
-its tensors; after, they are the files'. Where every model is evaluated, the best is the recommended one that
-the gate lets pass. Writes nothing.
+its tensors. Afterwards they are the files' sizes. If every model is evaluated, the best is the recommended
+one that the gate lets pass. Writes nothing.
 
     quench config plan --serve --vram 8
 """
@@ -43,8 +43,8 @@ NOT_KNOWN = "not known"
 
 
 def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
-    """Print the plan; `MachineError` if no level fits `card` (None: its memory is not known), `ConfigError`
-    for too long a context.
+    """Print the plan. Raises `MachineError` if no level fits `card` (None: its memory is not known), and
+    `ConfigError` if the context is too long.
     """
     reports = {
         model: read_evaluation(root, model)
@@ -86,13 +86,13 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
 def plan_levels(
     params: Params, root: Path, shape: Shape, card: Card | None, reports: Evaluations
 ) -> dict[str, LevelPlan]:
-    """The plan of each model that can be served, the smallest first."""
+    """Return the plan of each model that can be served, the smallest first."""
     serve = served_on(card, params.serving)
     plans, room = [], card.memory if card else None
     for name, files, computed in models(params, root, shape):
         exists = all(file.is_file() for file in files)
         sizes = [file.stat().st_size for file in files] if exists else []
-        # an evaluation of another file says nothing about this one
+        # An evaluation of another file does not apply to this one.
         report = reports.get(name)
         measured = exists and report and report.bytes in (sizes[0], sum(sizes))
         peak = memory_of(report, serve).peak if report and measured else None
@@ -105,8 +105,8 @@ def plan_levels(
 
 
 def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Path], int]]:
-    """(name, files, bytes as computed) of what can be served: the tuned levels and the 16-bit model, or the
-    base's own GGUF with its adapter or with trained scales.
+    """Return (name, files, computed bytes) of the models that can be served: the tuned levels and the 16-bit
+    model, or the base's own GGUF with its adapter or with trained scales.
     """
     product = params.product
 
@@ -124,26 +124,26 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
 
 
 def served_on(card: Card | None, serve: Serve) -> Serve:
-    """`serve` as it would be for `card`, None being a GPU of unknown memory: one is planned with all layers
-    on it, so that nothing measured in main memory counts for it.
+    """Return `serve` for `card`; None is a GPU of unknown memory. A GPU is planned with all layers on it, so
+    that no measurement in main memory applies to it.
     """
     on_gpu = (card is None or card.device == "cuda") and not serve.on_gpu
     return serve.model_copy(update={"n_gpu_layers": ALL_LAYERS}) if on_gpu else serve
 
 
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
-    """The recommendation for `card` where everything is measured; None if something is not yet."""
+    """Return the recommendation for `card` if everything is measured, otherwise None."""
     try:
         inputs = load_inputs(root, params.evaluate.models)
     except DataError:
-        return None  # not all stages have run: the files alone decide
-    room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than there is
+        return None  # Not all stages have run: only the files decide.
+    room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than the real memory
     serve = served_on(card, params.serving)
     return advise(inputs, params.report, serve, memory_gb=room)[0]
 
 
 def as_values(plan: LevelPlan) -> dict[str, Any]:
-    """A level's plan as plain values: bytes and tokens."""
+    """Return a level's plan as plain values in bytes and tokens."""
     memory = plan.memory
     return {
         "weights_bytes": memory.weights,
@@ -204,7 +204,7 @@ def closing(
     best: str | None,
     advice: Recommendation | None,
 ) -> list[str]:
-    """What the table means, as lines."""
+    """Return the lines that explain the table."""
     lines = [f"{MEMORY_UNIT}."]
     if not all(plan.made and plan.memory.peak is not None for plan in plans.values()):
         lines.append(
@@ -229,5 +229,5 @@ def closing(
 
 
 def figure(value: int | None) -> str:
-    """Bytes as GB of 2³⁰ bytes with three digits."""
+    """Return bytes as GB of 2³⁰ bytes with three digits."""
     return NOT_KNOWN if value is None else f"{value / MEMORY_GB:.3f}"

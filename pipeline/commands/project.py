@@ -1,5 +1,5 @@
-"""A project with models that are ready, as the verbs that use one see it: which model is meant, its files,
-and the proof that these are what their stages recorded.
+"""A project with models that are ready, for the commands that use one: the model in question, its files, and
+the check that these are the recorded ones.
 """
 
 import json
@@ -19,7 +19,7 @@ REASON = 160  # characters of the gate's reason
 
 @dataclass(frozen=True)
 class Project:
-    """Settings `params` and folder `root`; `file` is where the settings were read from, if it was named."""
+    """Settings `params` and folder `root`. `file` is the file of the settings, if it was named."""
 
     params: Params
     root: Path
@@ -27,16 +27,16 @@ class Project:
 
     @property
     def tools(self) -> Toolchain:
-        """Its llama.cpp. Raises as `find_toolchain`."""
+        """Return the project's llama.cpp. Raises as `find_toolchain`."""
         return find_toolchain(self.params.machine.llama_cpp)
 
     def name_of(self, requested: str | None) -> str:
-        """The model that is meant, spelled as in `params.yaml`: what was asked for (any case), else the
-        recommended one, else the first level.
+        """Return the model's name, spelled as in `params.yaml`: the requested one (in any case), otherwise
+        the recommended one, otherwise the first level.
 
-        If base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) or
-        "tuned" (that file with trained scales), and "base" (the file alone). Raises `ConfigError` for a name
-        that the recipe doesn't make.
+        If base.quantization is gguf there are two: "adapter" (the base's file with its adapter next to it) or
+        "tuned" (that file with trained scales), and "base" (the file only). Raises `ConfigError` for a name
+        that the recipe does not make.
         """
         params = self.params
         if served := params.product.served:
@@ -64,7 +64,10 @@ class Project:
         return names[requested.upper()]
 
     def files(self, model: str) -> ModelFiles:
-        """The files of a model. If its GGUF is missing, the `DataError` names the stage that makes it."""
+        """Return the files of a model.
+
+        If its GGUF is missing, the `DataError` names the stage that makes it.
+        """
         files = self.params.files(self.root, model)
         if not files.gguf.exists():
             stage = self._stage_of(model)
@@ -76,12 +79,12 @@ class Project:
         return files
 
     def verify(self, *paths: Path | None, again: bool = True) -> None:
-        """Raise `DataError` where one of `paths` is not what its stage recorded (`verify_outputs`)."""
+        """Raise `DataError` if one of `paths` differs from its stage's record (`verify_outputs`)."""
         verify_outputs([*filter(None, paths)], self.root, again=again, params=self.file)
 
     def refusal(self, model: str) -> str | None:
-        """Return one line that says why the gate refuses a model; None if it passes, or if the reports are
-        missing or damaged.
+        """Return one line with the gate's reason for refusing a model. Returns None if it passes, or if the
+        reports are missing or damaged.
         """
         from pipeline.gate.inputs import load_inputs
         from pipeline.gate.judge import judge
@@ -114,5 +117,5 @@ class Project:
         try:
             report = json.loads((self.root / "reports" / "quants.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return ""  # no report yet
+            return ""  # There is no report yet.
         return str(report.get("recommended") or "") if isinstance(report, dict) else ""

@@ -1,9 +1,9 @@
-"""Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over a
-user's edits: `quench config use RECIPE`.
+"""Install a recipe as `params.yaml`, and its graph of stages as `dvc.yaml`, without overwriting a user's
+edits: `quench config use RECIPE`.
 
-Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml` (what
-differs from the defaults), `params.lock.yaml` (all settings) and `dvc.yaml`. An edited file is one that is
-not, byte for byte, what these make.
+Reads `recipes/` (the changes of each recipe to the schema's defaults) and `graphs/`. Writes `params.yaml`
+(the differences from the defaults), `params.lock.yaml` (all settings) and `dvc.yaml`. An edited file is one
+that differs from these in any byte.
 """
 
 import difflib
@@ -21,17 +21,17 @@ from pipeline.workflow.project import is_project
 from pipeline.workflow.settings import starting_text, write_lock
 
 RECIPES = resource("recipes")
-MOST_LETTERS = 40  # of a project's name in the names of its models
-TITLE = "Recipe"  # what the line begins with that names a written file's recipe
+MOST_LETTERS = 40  # characters of a project's name in the names of its models
+TITLE = "Recipe"  # beginning of the line that names a written file's recipe
 
 
 def recipe_names() -> list[str]:
-    """The names that `quench config use` knows."""
+    """Return the names that `quench config use` knows."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def recipe_file(recipe: str) -> Path:
-    """The file of a recipe. Raises `ConfigError` if there is none of this name."""
+    """Return the file of a recipe. Raises `ConfigError` if there is none of this name."""
     names = recipe_names()
     if recipe not in names:
         near = difflib.get_close_matches(recipe, names, n=1, cutoff=0.4)
@@ -41,9 +41,9 @@ def recipe_file(recipe: str) -> Path:
 
 
 def recipe_params(recipe: str, name: str | None = None) -> Params:
-    """Return the recipe's settings; those of a project whose models are called `name`, if one is given.
+    """Return the recipe's settings. If `name` is given, they are those of a project with models of that name.
 
-    A project of one's own has answers of any kind: it is not scored as the demo's rows are, which are JSON.
+    A user's own project has answers of any kind, so it is not scored like the demo's rows, which are JSON.
     """
     params = load_params(recipe_file(recipe))
     if name is None:
@@ -56,8 +56,8 @@ def recipe_params(recipe: str, name: str | None = None) -> Params:
 
 
 def recipe_text(recipe: str, name: str | None = None) -> str:
-    """The `params.yaml` that `quench config use` writes: what the recipe changes of the schema's defaults. In
-    a project its models are called `name` (`recipe_params`).
+    """Return the `params.yaml` that `quench config use` writes: the recipe's changes to the schema's
+    defaults. In a project its models are called `name` (`recipe_params`).
     """
     file = recipe_file(recipe)
     purpose = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
@@ -72,11 +72,11 @@ def recipe_text(recipe: str, name: str | None = None) -> str:
 
 
 def use(recipe: str, root: Path, force: bool = False) -> str:
-    """Install `recipe` as `root`/params.yaml, print what changes as a unified diff and give that diff ("" for
-    no change).
+    """Install `recipe` as `root`/params.yaml. Print the changes as a unified diff and return that diff ("" if
+    nothing changes).
 
     Raises `ConfigError` for an unknown recipe and, unless `force` is set, for a params.yaml with edits (the
-    diff is in the message).
+    message contains the diff).
     """
     recipe_file(recipe)
     target = root / "params.yaml"
@@ -112,26 +112,26 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
 
 
 def name_in(root: Path) -> str | None:
-    """Return what the models of a project that `quench new` made are called; None in any other folder."""
+    """Return the name of the models of a project that `quench new` made. Returns None in any other folder."""
     if not is_project(root):
         return None
     try:
         return load_params(root / "params.yaml").convert.name
-    except QuenchError:  # it is missing or damaged, and is about to be written
+    except QuenchError:  # It is missing or damaged, and is about to be written.
         return name_for(root.resolve().name)
 
 
 def name_for(folder: str) -> str:
-    """Return a folder's name as the name of models: of a file, in any file system."""
+    """Return a folder's name as the name of models: a file name that is valid in any file system."""
     plain = unicodedata.normalize("NFKD", folder).encode("ascii", "ignore").decode()
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("._-")[:MOST_LETTERS].rstrip("._-")
     return safe or Params().convert.name
 
 
 def graph(root: Path, cache_base: bool | None = None) -> None:
-    """Make `root`/dvc.yaml the graph that its params.yaml needs: after `base.quantization` or `train.tuner`
-    was changed by hand, or after an update. With `cache_base` DVC keeps the base's weights, or does no
-    longer.
+    """Write `root`/dvc.yaml as the graph that its params.yaml needs, after `base.quantization` or
+    `train.tuner` was changed by hand, or after an update. With `cache_base` DVC starts, or stops, to keep the
+    base's weights.
     """
     needed = load_params(root / "params.yaml").graph
     changed = put_graph(root, needed, cache_base=cache_base)
@@ -141,7 +141,7 @@ def graph(root: Path, cache_base: bool | None = None) -> None:
 
 
 def unified_diff(old: bytes, new: bytes, old_name: str, new_name: str) -> str:
-    """What turns `old` into `new`, as `diff -u` writes it; "" if they are equal."""
+    """Return the difference from `old` to `new` as `diff -u` writes it, or "" if they are equal."""
     before, after = (text.decode("utf-8", errors="replace").splitlines(keepends=True) for text in (old, new))
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

@@ -1,7 +1,7 @@
-"""Run Snakemake for `quench run`, and end as its stages ended.
+"""Run Snakemake for `quench run`, and exit as its stages exited.
 
 Snakemake is a child in the same process group, so the terminal's Ctrl-C and Ctrl-Z reach it and its stages
-directly. A signal that was sent to this process alone is passed on to the stages that run, because Snakemake
+directly. A signal that was sent only to this process is passed on to the running stages, because Snakemake
 would only wait for their end.
 """
 
@@ -21,13 +21,13 @@ from pipeline.core.child import bound
 from pipeline.core.errors import Stopped
 from pipeline.core.locks import stages_at_work
 
-LOOK_SECONDS = 0.1  # between two looks for stages that a signal is to be passed on to
+LOOK_SECONDS = 0.1  # seconds between two looks for stages that a signal is to be passed on to
 REMEDY = "the same command goes on"
 
 
 @dataclass
 class Heard:
-    """The signals that came, and those of them that the process group did not get."""
+    """Signals that arrived, and those of them that the process group did not get."""
 
     all: list[int] = field(default_factory=list)
     alone: list[int] = field(default_factory=list)
@@ -40,10 +40,10 @@ class Heard:
 
 
 def main(root: Path, words: Sequence[str]) -> int:
-    """Run Snakemake with `words` in the folder `root` and return its exit code, which is that of a stage that
-    failed. Raises `Stopped` if a signal ended it.
+    """Run Snakemake with `words` in the folder `root`. Return its exit code, which is that of a failed stage.
+    Raises `Stopped` if a signal ended it.
     """
-    # Snakemake is killed with this process: its stages notice that, save their work and end
+    # Snakemake is killed with this process. Its stages notice that, save their work and exit.
     command = bound([sys.executable, "-m", "snakemake", *words], signal.SIGKILL)
     with listening() as heard:
         code = wait(subprocess.Popen(command, cwd=root), heard, root)
@@ -56,7 +56,7 @@ def main(root: Path, words: Sequence[str]) -> int:
 
 @contextmanager
 def listening() -> Iterator[Heard]:
-    """Note SIGINT and SIGTERM instead of ending by them. One that is ignored, in a script, stays so."""
+    """Record SIGINT and SIGTERM instead of exiting. An ignored signal, in a script, stays ignored."""
     heard = Heard()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
@@ -70,17 +70,18 @@ def listening() -> Iterator[Heard]:
 
 
 def wait(snakemake: "subprocess.Popen[bytes]", heard: Heard, root: Path) -> int:
-    """Wait until Snakemake has ended, pass on what is heard meanwhile, and return its exit code."""
-    told: dict[int, int] = {}  # {process id: how many signals it knows of}
+    """Wait until Snakemake has exited, pass on signals meanwhile, and return its exit code."""
+    told: dict[int, int] = {}  # {process id: number of signals that were passed on to it}
     while True:
         with suppress(subprocess.TimeoutExpired):
             return snakemake.wait(LOOK_SECONDS)
         if not heard.alone:
             continue
-        # with SIGTERM Snakemake starts no further job
+        # After SIGTERM Snakemake starts no further job.
         receivers = dict.fromkeys(stages_below(snakemake.pid, root), heard.alone[-1])
         for process, number in {snakemake.pid: signal.SIGTERM, **receivers}.items():
-            # a stage that starts late gets one signal, for a second one ends it without a checkpoint
+            # A stage that starts late gets one signal, because a second one would end it without a
+            # checkpoint.
             if told.get(process, 0) < len(heard.alone):
                 told[process] = len(heard.alone)
                 with suppress(ProcessLookupError):

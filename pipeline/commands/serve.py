@@ -1,9 +1,9 @@
 """Serve one model with the pinned llama-server on 127.0.0.1, behind a key, with the recipe's flags.
 
-Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, if base.quantization is gguf) and its adapters,
-`reports/` (which level to take, and whether the gate refuses it), section `serve` and, for the smoke test,
-`data/final/test.jsonl`.
-Writes `.quench/api-key` (a new one each time, readable by its owner only) and a new `logs/serve-MODEL.log`.
+Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, if base.quantization is gguf) and its adapters.
+Reads `reports/` (for the recommended level, and whether the gate refuses it), section `serve` and, for the
+smoke test, `data/final/test.jsonl`. Writes `.quench/api-key` (a new one each time, readable by its owner
+only) and a new `logs/serve-MODEL.log`.
 
     quench serve [MODEL] [--lora] [--adapter FILE[=SCALE] ...] [--smoke K]
 """
@@ -35,12 +35,14 @@ STOPS = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
-)  # Ctrl-C, a service manager, a terminal that was closed
+)  # Ctrl-C, a service manager, a closed terminal
 
 
 def chosen_adapters(project: Project, model: str, *, lora: bool, given: Sequence[str]) -> list[Adapter]:
-    """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
-    ones (FILE or FILE=SCALE). Raises `ConfigError` if the project's own is wanted and it trains scales."""
+    """Return the adapters to serve on `model`: the project's own if `lora` or the model requires it, then the
+    `given` ones (FILE or FILE=SCALE). Raises `ConfigError` if the project's own is wanted and it trains
+    scales.
+    """
     params = project.params
     if lora and params.product.holds_scales:
         raise ConfigError(
@@ -56,8 +58,9 @@ def chosen_adapters(project: Project, model: str, *, lora: bool, given: Sequence
 
 
 def need_port(port: int) -> None:
-    """Raise `MachineError` if something listens on `port` of 127.0.0.1: checked first, since that must not
-    pass for our server."""
+    """Raise `MachineError` if something listens on `port` of 127.0.0.1. This is checked first, because it
+    must not pass for our server.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -76,10 +79,10 @@ def need_port(port: int) -> None:
 def serve(
     served: Served, *, tools: Toolchain, key_file: Path, log: Path, settings: ServeSettings
 ) -> Iterator[Server]:
-    """A ready server while the body runs, stopped after it.
+    """Run a ready server while the body runs. Stop it afterwards.
 
-    Raises `MachineError` if the port is taken or `log` can't be written, `ToolError` if the server doesn't
-    start.
+    Raises `MachineError` if the port is taken or `log` can't be written, and `ToolError` if the server does
+    not start.
     """
     need_port(settings.port)
     slots, layers = placement(
@@ -106,11 +109,11 @@ def main(
     lora: bool = False,
     adapters: Sequence[str] = (),
 ) -> None:
-    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that
-    many test prompts, then stop.
+    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes. With `smoke_count`, send
+    that many test prompts, then stop.
 
-    `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE)
-    further ones.
+    `lora` applies the project's own adapter to a level of the untuned base, and `adapters` (FILE or
+    FILE=SCALE) further ones.
     """
     params, root = project.params, project.root
     model = project.name_of(model_name)
@@ -118,15 +121,16 @@ def main(
     chosen = chosen_adapters(project, model, lora=lora, given=adapters)
     project.verify(path, *(adapter.file for adapter in chosen))
     applied = matching_adapters(path, chosen)
-    named = applied[1:] if lora_of_model else applied  # the model's name says its own already
+    named = applied[1:] if lora_of_model else applied  # The model's name already contains its own adapter.
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     held_out = root / "data" / "final" / "test.jsonl"
     unanswered = why_unanswered(held_out) if smoke_count and held_out.exists() else None
     prompts = held_out_prompts(held_out, smoke_count) if smoke_count and not unanswered else []
     log, tools = root / "logs" / f"serve-{model}.log", project.tools
-    need_port(params.serve.port)  # before key and log are replaced: they may be those of a running server
+    # This is checked before key and log are replaced: they may belong to a running server.
+    need_port(params.serve.port)
     key_file = new_key(root)
-    with suppress(OSError):  # anything else than a file is refused when the log is opened
+    with suppress(OSError):  # Anything else than a file is refused when the log is opened.
         log.unlink()
     files = ", ".join(use.file.name + ("" if use.scale == 1 else f" × {use.scale:g}") for use in applied)
     title = f"{model} with {files}" if applied else model
@@ -161,9 +165,7 @@ def main(
 
 
 def context_note(model: Path, ctx_size: int) -> str | None:
-    """Return a sentence if llama.cpp computes with other rotary factors in so large a context than parity
-    measured with.
-    """
+    """Return a sentence if llama.cpp uses other rotary factors for this context than parity measured with."""
     from pipeline.gguf.rope import first_context
 
     context = first_context(check_gguf(model))
@@ -177,8 +179,10 @@ def context_note(model: Path, ctx_size: int) -> str | None:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` in the body; one that is ignored (`nohup`) stays
-    ignored."""
+    """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt` in the body.
+
+    An ignored one (`nohup`) stays ignored.
+    """
     previous = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:
@@ -191,5 +195,5 @@ def stopped_by_signals() -> Iterator[None]:
 
 
 def _print(line: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
+    with suppress(OSError):  # The terminal may be gone.
         print(line, flush=True)

@@ -1,9 +1,9 @@
-"""Ship a level: check that the reports are about these files and that the gate passes it, then make the
+"""Ship a level: check that the reports belong to these files and that the gate passes it, then make the
 bundle.
 
 Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes
-`models/bundle/NAME-LEVEL/`. If base.quantization is gguf, the one thing to ship is `adapter`: the base's GGUF
-and the adapter's; if train.tuner is scales too, `tuned`: the base's GGUF with trained scales.
+`models/bundle/NAME-LEVEL/`. If base.quantization is gguf, only `adapter` can be shipped: the base's GGUF and
+the adapter's. If train.tuner is scales too, it is `tuned`: the base's GGUF with trained scales.
 
     quench ship Q4_K_M
     quench ship Q4_K_M --to /mnt/share --sign quench.key
@@ -27,19 +27,19 @@ from pipeline.ship.ollama import chat_template
 from pipeline.ship.signature import SIGNATURE, signer
 from pipeline.ship.verification import bundle_faults
 
-# what a bundle's texts are about
+# inputs of a bundle's texts
 DESCRIBED = ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
 
 
 def main(project: Project, requested: str, to: Path | None, key: Path | None) -> int:
-    """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason if it may not
-    be shipped, else 0.
+    """Make the bundle of a level and print its path. Return the exit code: 5 with a line per reason if it may
+    not be shipped, otherwise 0.
     """
     params, root = project.params, project.root
     level = shippable(params, requested)
     if key:
-        signer(key)  # a wrong one is refused now, not once gigabytes were hashed and copied
-    # what leaves, and what the bundle says about it, has to be what the stages recorded
+        signer(key)  # A wrong key is refused now, before gigabytes are hashed and copied.
+    # The shipped files, and the sources of the bundle's texts, must be the ones that the stages recorded.
     project.verify(*project.files(level))
     project.verify(*(root / place for place in DESCRIBED), again=False)
     shipment, reasons = prepare(params, root, level)
@@ -64,8 +64,10 @@ def main(project: Project, requested: str, to: Path | None, key: Path | None) ->
 
 
 def shippable(params: Params, requested: str) -> str:
-    """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not
-    evaluated."""
+    """Return the level as spelled in params.yaml.
+
+    Raises `ConfigError` for one that is not made, not tuned or not evaluated.
+    """
     if served := params.product.served:
         if requested.lower() != served:
             means = "the adapter's beside it" if params.product.with_lora else params.product.beside
@@ -99,7 +101,7 @@ def shippable(params: Params, requested: str) -> str:
 
 
 def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]]:
-    """What the bundle would be made of, and the reasons why it may not be made."""
+    """Return the contents of the bundle, and the reasons why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
     datasets = need_records(root, inputs, level)
     advice, verdicts = advise(inputs, params.report, params.serving)
@@ -124,8 +126,8 @@ def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]
 
 
 def check_bundle(folder: Path, key: Path | None) -> int:
-    """Check a bundle, signed by the public `key` if one is given, and print what was found; the exit code: 5
-    if it does not verify, else 0.
+    """Check a bundle, signed by the public `key` if one is given, and print the result. Return the exit code:
+    5 if it does not verify, otherwise 0.
     """
     if faults := bundle_faults(folder, key):
         print(f"{folder} does not verify:", *faults, sep="\n  ", file=sys.stderr)

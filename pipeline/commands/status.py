@@ -1,7 +1,7 @@
-"""What a project's server serves: which model, with which adapters, at which scales.
+"""Show the state of a project's server: its model, its adapters and their scales.
 
-Reads `.quench/api-key` and section `serve`. Asks 127.0.0.1 only. New scales hold for all requests from then
-on that say none themselves, until the server is started again.
+Reads `.quench/api-key` and section `serve`. Connects to 127.0.0.1 only. New scales apply to all later
+requests without scales of their own, until the server is restarted.
 
     quench status
     quench serve --scale NAME=SCALE
@@ -22,7 +22,10 @@ NOTHING_SERVED = "Q-SERVE-013"
 
 
 def parse_changes(words: Sequence[str]) -> dict[str, float]:
-    """Map NAME=SCALE words. Raises `ConfigError` for a malformed word or scale and for a repeated name."""
+    """Parse NAME=SCALE words into {name: scale}.
+
+    Raises `ConfigError` for a malformed word or scale and for a repeated name.
+    """
     changes: dict[str, float] = {}
     for word in words:
         name, equals, scale = word.rpartition("=")
@@ -38,7 +41,7 @@ def parse_changes(words: Sequence[str]) -> dict[str, float]:
 
 
 def print_server(params: Params, root: Path) -> None:
-    """Print which model this project's server serves, with which adapters; or why that is unknown."""
+    """Print the model and the adapters of this project's server, or the reason why they are unknown."""
     try:
         change_scales(params, root, [])
     except QuenchError as error:
@@ -46,9 +49,9 @@ def print_server(params: Params, root: Path) -> None:
 
 
 def change_scales(params: Params, root: Path, words: Sequence[str]) -> None:
-    """Give the running server's adapters the scales that `words` say; print the model and all adapters.
+    """Set the scales in `words` for the running server's adapters. Print the model and all adapters.
 
-    Raises `ToolError` if no server of this project answers, `ConfigError` for an adapter that it lacks.
+    Raises `ToolError` if no server of this project answers, and `ConfigError` for an adapter that it lacks.
     """
     changes = parse_changes(words)
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:

@@ -1,6 +1,6 @@
-"""The names of stages and jobs after `quench run`: check them and put them into Snakemake's words.
+"""Check the names of stages and jobs after `quench run`, and translate them into Snakemake's targets.
 
-Snakemake knows a stage with a job for each level only by its files, and answers a misspelled name with an
+Snakemake knows a stage with one job for each level only by its files, and answers a misspelled name with an
 exception.
 """
 
@@ -23,7 +23,7 @@ OWN_INCLUDE = re.compile(r"^\s*include:(?!\s*resource\()", re.MULTILINE)
 
 
 def in_snakemakes_words(words: Sequence[str], params: Params, root: Path) -> list[str]:
-    """Return `words` with the files of each job that is named (`quantize@Q4_K_M`) instead of its name.
+    """Return `words` with the files of each named job (`quantize@Q4_K_M`) instead of its name.
 
     Raises `ConfigError` for a name that no stage or job of `params` has.
     """
@@ -36,8 +36,8 @@ def in_snakemakes_words(words: Sequence[str], params: Params, root: Path) -> lis
 
 
 def targets_in(words: Sequence[str]) -> list[str]:
-    """Return those of `words` that Snakemake takes for targets: others belong to an option. Returns none if
-    it can't read them: it says so itself.
+    """Return the targets that Snakemake reads in `words`. The other words belong to an option. Returns [] if
+    Snakemake can't parse them: it reports that itself.
     """
     from snakemake.cli import get_argument_parser
 
@@ -49,7 +49,7 @@ def targets_in(words: Sequence[str]) -> list[str]:
 
 
 def files_of(target: str, params: Params, root: Path) -> Iterator[str]:
-    """Yield what Snakemake is to make for `target`: a file of each of its jobs, else its own name."""
+    """Yield Snakemake's targets for `target`: a file of each of its jobs, otherwise its own name."""
     if "/" in target or (root / target).exists() or is_rule(target, root):
         yield target
         return
@@ -86,7 +86,9 @@ def job_called(item: str, stage: str, jobs: Sequence[str]) -> str:
 
 
 def is_rule(name: str, root: Path) -> bool:
-    """Return True if `name` is no stage and may be a rule: of ours, or of the project's own Snakefile."""
+    """Return True if `name` is not a stage and may be a rule, either ours or from the project's own
+    Snakefile.
+    """
     text = (root / "Snakefile").read_text(encoding="utf-8") if (root / "Snakefile").is_file() else ""
     ours = {"all", *(f"{DIVIDED}_{phase}" for phase in PHASES)}
     return name in ours or name in OWN_RULE.findall(text) or OWN_INCLUDE.search(text) is not None

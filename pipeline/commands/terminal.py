@@ -1,4 +1,4 @@
-"""Tables for a terminal: as wide as it is within limits, 100 columns if there is none."""
+"""Tables for a terminal: as wide as the terminal within limits, 100 columns if there is none."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ WIDEST = 100  # columns
 
 
 def wide_console(widest: int | None = WIDEST) -> "Console":
-    """Standard output without highlighting; `widest` None: as wide as the terminal."""
+    """Return standard output without highlighting. With `widest` None it is as wide as the terminal."""
     output = console(highlight=False)
     if not output.is_terminal:
         output.width = WIDEST
@@ -23,7 +23,10 @@ def wide_console(widest: int | None = WIDEST) -> "Console":
 
 
 def plain_table(*columns: str, numbers: Collection[int] = (), unwrapped: Collection[int] = ()) -> "Table":
-    """A table with a line below its head; `numbers` columns align right; they and `unwrapped` never wrap."""
+    """Return a table with a line below its head.
+
+    Columns in `numbers` align right; they and `unwrapped` never wrap.
+    """
     from rich import box
     from rich.table import Table
 

@@ -1,8 +1,8 @@
-"""Take a project over to the installed version: `quench doctor upgrade`.
+"""Upgrade a project to the installed version: `quench doctor upgrade`.
 
-Before anything is written it says which stages would run again, and why: their code differs, dvc.yaml gives
-them other inputs or settings, or they follow such a stage. Reads .quench/code, dvc.yaml, dvc.lock and
-params.yaml; writes all but dvc.lock.
+Before anything is written, it prints the stages that would run again with the reason: their code differs,
+dvc.yaml gives them other inputs or settings, or they follow such a stage. Reads .quench/code, dvc.yaml,
+dvc.lock and params.yaml; writes all except dvc.lock.
 """
 
 import sys
@@ -34,12 +34,12 @@ from pipeline.workflow.project import (
 from pipeline.workflow.settings import differences, need_settings
 from pipeline.workflow.stages import Stage, Values, filled, stages_in, values_of
 
-MOST_FILES = 3  # of a stage's code that are named
+MOST_FILES = 3  # files of a stage's code that are listed
 
 
 def main(root: Path, *, yes: bool) -> None:
-    """Say what an upgrade of `root` would run again and, if the user wants it, do it. Raises `ConfigError`
-    where `root` is not a project.
+    """Print what an upgrade of `root` would run again and, if the user agrees, do it. Raises `ConfigError` if
+    `root` is not a project.
     """
     need_folder(root)
     if not is_project(root):
@@ -77,7 +77,7 @@ def _upgrade(root: Path, *, yes: bool) -> None:
 
 
 def changes(root: Path, read: Read) -> dict[str, str]:
-    """{stage of the project's graph: why it would run again}, but for those that only follow others."""
+    """Return {stage of the project's graph: reason to run again}, without stages that only follow others."""
     graph, code = stages_in(read.params.graph), changed_code(root)
     before = graph_stages(root / "dvc.yaml")
     now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
@@ -100,7 +100,9 @@ def changes(root: Path, read: Read) -> dict[str, str]:
 
 
 def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> dict[str, str]:
-    """{stage: stages whose outputs it reads} for all direct and indirect followers of a stage in `first`."""
+    """Return {stage: stages whose outputs it reads} for all direct and indirect followers of a stage in
+    `first`.
+    """
     written = {name: [*map(Path, filled(stage.written, stage, values))] for name, stage in graph.items()}
     read = {name: [*map(Path, filled(stage.deps, stage, values))] for name, stage in graph.items()}
 
@@ -122,7 +124,9 @@ def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> di
 
 
 def _ran_with(stage: str, recorded: dict[str, Any], values: Values) -> dict[str, Any]:
-    """The settings `values` but for those that a job of `stage` has in dvc.lock (`recorded`)."""
+    """Return the settings `values`, replaced by those recorded for a job of `stage` in dvc.lock
+    (`recorded`).
+    """
     before = deepcopy(dict(values.settings))
     for job, entry in recorded.items():
         if job.partition("@")[0] == stage:
@@ -132,7 +136,7 @@ def _ran_with(stage: str, recorded: dict[str, Any], values: Values) -> dict[str,
 
 
 def _print(root: Path, read: Read, reasons: dict[str, str]) -> None:
-    """What would run again of what has run, in the order of the graph."""
+    """Print the stages that would run again among those that have run, in the order of the graph."""
     graph = stages_in(read.params.graph)
     done = {stage.partition("@")[0] for stage in recorded_stages(root)}
     later = followers(graph, values_of(read.params), set(reasons))

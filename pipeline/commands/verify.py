@@ -1,7 +1,7 @@
 """Compare every recorded file with its record: outputs of stages, raw data, and all of DVC's cache. Reads
 every byte; changes no artifact.
 
-An object of the cache that is damaged is put aside (`.dvc/cache/rotten`), so that nothing brings it back.
+A damaged object of the cache is moved to `.dvc/cache/rotten`, so that nothing restores it.
 
     quench model verify
 """
@@ -23,24 +23,24 @@ from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import changed_files, damage_sentences
 from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
 
-OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")  # not what a killed copy left
+OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")  # does not match the leftovers of a killed copy
 
 
 def main(root: Path) -> int:
-    """Print what differs, each with its remedy; the exit code: 3 if anything does, else 0."""
+    """Print each difference with its remedy. Return the exit code: 3 if there is one, otherwise 0."""
     if not (root / ".dvc").is_dir():
         raise ConfigError(
             "Q-COMMANDS-015",
             f"{root.resolve()} is not a DVC project, so nothing is recorded: run it in the project's folder",
         )
     be_the_only_one(root)
-    no_stage_at_work(root)  # what it writes is not in the record yet
+    no_stage_at_work(root)  # Outputs of a running stage are not in the record yet.
     with open_project(root, alone=False) as repo, Hashes(root) as hashes:
         outs = [
             out
             for out in repo.index.outs
             if out.hash_info and out.exists and getattr(out.stage, "name", None) != CODE
-        ]  # keys follow the code
+        ]  # The keys follow the code.
         cache = Path(repo.cache.local.path)
         objects = [path for path in files_below(cache) if OBJECT.fullmatch(path.parent.name + path.name)]
         unchanged = [out for out in outs if out.stage.is_data_source and not out.workspace_status()]
@@ -53,7 +53,7 @@ def main(root: Path) -> int:
         ]
         remove_dead_links(repo)
         update_dvc_state(repo, hashes)
-        for out in unchanged:  # what has changed since kept its date
+        for out in unchanged:  # A file that has changed since then kept its date.
             if out.workspace_status():
                 hashes.suspects.update(Path(out.fs_path, name) for name in changed_files(out, hashes))
         sentences = damage_sentences(repo, hashes, [Path(out.fs_path) for out in outs])

@@ -110,8 +110,9 @@ class FileCheck:
 
     @cached_property
     def proposal(self) -> Proposal | None:
-        """Return the guesses of a mapping, once all rows are read. None if there is no guess, or no need of
-        one.
+        """Return the guesses of a mapping, once all rows are read.
+
+        None if there is no guess, or no need of one.
         """
         return propose(self.unread, self.name) if self.unread and not self.lacks_names else None
 

@@ -36,7 +36,7 @@ LENGTHS = 0.5
 # points of other guesses
 OF_TURNS = 6.0
 OF_PAIRS = 7.0
-OF_CHATS = 7.0  # for chats rendered to text
+OF_CHATS = 7.0  # chats that are rendered to text
 OF_CHOICES = 8.0
 OF_TEXTS = 1.0
 SYSTEM = ("system", "system_prompt")  # keys that are read without a mapping
@@ -275,7 +275,7 @@ def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], fil
     """
     try:
         fields_of(fields)
-    except ValueError:  # for example a key with braces, which no source can name
+    except ValueError:  # The key has braces, for example, so no source can name it.
         return None
     read = _read(fields, rows, file)
     if len(read) < len(rows):

@@ -1,4 +1,4 @@
-"""Columns that belong together, found by numbered names: the choices of a question (`opa`, `opb` …), and
+"""Columns that belong together, found by names that count up: the choices of a question (`opa`, `opb` …), and
 turns that are objects below numbered keys (`turn_1`, `turn_2` …). A mapping of one of them would lose the
 others.
 """
@@ -76,8 +76,9 @@ def _quoted(path: str, rows: Rows, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def doubt(rows: Rows, columns: Sequence[Column]) -> str:
-    """Return the reason why no mapping is guessed for rows with columns in a series. Returns "" if there are
-    none.
+    """Return the reason why no mapping is guessed for rows with columns in a series.
+
+    Returns "" if there are none.
     """
     for above, names in _objects_in_series(rows):
         where = f"{above} has" if above else "they have"
@@ -95,7 +96,7 @@ def doubt(rows: Rows, columns: Sequence[Column]) -> str:
 
 
 def _objects_in_series(rows: Rows) -> Iterator[tuple[str, list[str]]]:
-    """Yield each key ("" for the row) whose objects have numbered keys, with these keys."""
+    """Yield each key ("" for the row) with objects below numbered keys, and these keys."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         for above, value in [("", row), *row.items()]:

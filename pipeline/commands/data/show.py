@@ -38,9 +38,10 @@ class View:
 
 
 def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. For a
-    source, yield all rows that were made from it, even if there are more. Raises `DataError` if there is
-    none.
+    """Yield (number, row) of `count` rows from the wanted one on: an id, a source or a number from 1.
+
+    For a source, yield all rows that were made from it, even if there are more. Raises `DataError` if there
+    is none.
     """
     rows = enumerate(read_rows(source), start=1)
     if wanted is not None:

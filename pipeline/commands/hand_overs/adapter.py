@@ -30,8 +30,9 @@ class Expected:
 
 
 def expected_of(files: Files) -> tuple[Expected | None, Check | None]:
-    """Return the merge of base and adapter, and the verdict on the adapter. Both are None if no adapter was
-    named.
+    """Return the merge of base and adapter, and the verdict on the adapter.
+
+    Both are None if no adapter was named.
     """
     if files.adapter is None:
         return None, None
@@ -91,8 +92,9 @@ def idle(adapter: Adapter) -> Check | None:
 
 
 def resized(base: Path, folder: Path, adapter: Adapter, model: Structure) -> Check | None:
-    """Return the verdict on an adapter with more tokens in its tokenizer than rows in the embeddings. None
-    for others.
+    """Return the verdict on an adapter with more tokens in its tokenizer than rows in the embeddings.
+
+    None for others.
     """
     if not has_tokenizer(folder):
         return None

@@ -72,8 +72,9 @@ def base_folder(name: str) -> Path:
 
 
 def need_model(folder: Path, option: str) -> Path:
-    """Return the folder. Raises `DataError` if it is not a Hugging Face folder, or if its weights are
-    quantized.
+    """Return the folder.
+
+    Raises `DataError` if it is not a Hugging Face folder, or if its weights are quantized.
     """
     config = folder / "config.json"
     if not config.is_file():

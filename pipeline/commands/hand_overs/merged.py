@@ -25,7 +25,7 @@ NAME = "base + adapter → merged"
 AGAIN = "Load the base in 16 bit, put the adapter on it and merge once (merge_and_unload), then convert that"
 # compute types of bitsandbytes
 DTYPES = ("bfloat16", "float16", "float32")
-# with and without double quantization
+# double quantization of the scales, on or off
 DOUBLE = (True, False)
 # settings that determine a model's computation, by transformers' names; rope_parameters has one form there
 SETTINGS = (

@@ -65,8 +65,9 @@ def main(
 
 
 def settings_of(params_file: Path | None, root: Path) -> Params:
-    """Load `params_file`, otherwise the project's params.yaml, otherwise the defaults. Foreign files need no
-    project.
+    """Load `params_file`, otherwise the project's params.yaml, otherwise the defaults.
+
+    Foreign files need no project.
     """
     file = params_file or root / "params.yaml"
     return load_params(file) if params_file or file.exists() else Params()
@@ -174,8 +175,9 @@ def check_context(files: Sequence[Candidate], ctx_size: int) -> None:
 
 
 def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: Path) -> dict[str, Any]:
-    """Return the figures of the task and give every answer its score. Raises `DataError` if no answer has
-    one.
+    """Return the figures of the task and give every answer its score.
+
+    Raises `DataError` if no answer has one.
     """
     figures = score_answers(
         answers, settings.scorers, judge=settings.judge, external=settings.external, root=root

@@ -122,8 +122,9 @@ def _take_turn(
 
 @contextmanager
 def loaded(file: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
-    """Run `llama-server` with the file. Raises `ToolError` with the log's reason if it can't load the
-    file.
+    """Run `llama-server` with the file.
+
+    Raises `ToolError` with the log's reason if it can't load the file.
     """
     with ExitStack() as up:
         try:

@@ -1,5 +1,6 @@
-"""Decide which file to use: the best that fits, or the ones that the rows don't distinguish. Pure
-arithmetic.
+"""Decide which file to use: the best that fits, or the ones that the rows don't distinguish.
+
+Pure arithmetic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,8 +71,9 @@ class Verdict:
 
 
 def pairs_of(points: Mapping[str, Sequence[float]]) -> list[Pair]:
-    """Test every two files against each other on the same rows in the same order. The p-values are corrected
-    by Holm.
+    """Test every two files against each other on the same rows in the same order.
+
+    The p-values are corrected by Holm.
     """
     pairs = list(combinations(points, 2))
     tests = [compare_scores(points[first], points[second]) for first, second in pairs]
@@ -114,16 +116,18 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
 
 
 def smallest_of(alike: Sequence[Entry]) -> str | None:
-    """Return the smallest file. Returns None if another is at most a hundredth larger, as two levels of one
-    model may be.
+    """Return the smallest file.
+
+    Returns None if another is at most a hundredth larger, as two levels of one model may be.
     """
     first, second = sorted(alike, key=lambda entry: entry.bytes)[:2]
     return first.name if second.bytes > 1.01 * first.bytes else None
 
 
 def fastest_of(alike: Sequence[Entry]) -> str | None:
-    """Return the file whose slowest run is faster than every other file's fastest. Returns None if there is
-    none.
+    """Return the file whose slowest run is faster than every other file's fastest.
+
+    Returns None if there is none.
     """
     first = max(alike, key=lambda entry: entry.speed)
     others = [entry.fastest for entry in alike if entry is not first]

@@ -50,7 +50,7 @@ def problem_of(answer: Mapping[str, Any]) -> str | None:
         "cut_off": not answer["stopped"],
         "empty": not answer["answer"].strip(),
         "not_measured": answer["score"] is None,
-        "unreadable": not can_be_read(answer["turn"]),  # for example a control character
+        "unreadable": not can_be_read(answer["turn"]),  # It may contain a control character, for example.
     }
     return next((name for name, occurs in problems.items() if occurs), None)
 

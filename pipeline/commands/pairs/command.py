@@ -154,8 +154,9 @@ def sentence(account: Mapping[str, Any]) -> str:
 
 
 def account_file(root: Path, target: Path) -> Path:
-    """Return the path of the account of `target`. It is not next to `target`, because curate would read it as
-    data.
+    """Return the path of the account of `target`.
+
+    It is not next to `target`, because curate would read it as data.
     """
     inside = target.resolve().relative_to((root / "data/raw").resolve())
     return root / FOLDER / f"{inside}.json"
@@ -172,7 +173,7 @@ def publish(root: Path, target: Path, pairs: Sequence[dict[str, Any]]) -> None:
         os.link(aside, target)
     except FileExistsError:
         raise exists(target) from None
-    except OSError:  # on another disk
+    except OSError:  # The target is on another disk.
         write_rows(target, pairs)
     finally:
         with suppress(OSError):

@@ -30,7 +30,7 @@ TENSORBOARD = "reports/tensorboard"
 STATE = (CHECKPOINTS, TENSORBOARD)  # outputs that train writes as it runs
 JOURNAL = f"{CHECKPOINTS}/{METRICS_LOG}"
 NO_STATE = (TORN, LATER)
-SCRATCH = ".quench/remote"  # on this machine
+SCRATCH = ".quench/remote"  # folder on this machine
 STALLED = 5  # number of times that rsync may bring nothing before that is an error
 
 
@@ -48,8 +48,9 @@ class Upload:
 
 
 def inputs(root: Path, params: Params) -> Upload:
-    """Return the code, the settings and train's inputs below `root`. Raises `DataError` if an input is
-    missing.
+    """Return the code, the settings and train's inputs below `root`.
+
+    Raises `DataError` if an input is missing.
     """
     upload, scratch = Upload(), root / SCRATCH / "made"
     for name in Package().sources:
@@ -72,8 +73,9 @@ def inputs(root: Path, params: Params) -> Upload:
 
 
 def run_id(parcel: Upload, params: Params) -> str:
-    """Return an id that is the same for the same inputs, settings of train and code of train. A comment does
-    not change it.
+    """Return an id that is the same for the same inputs, settings of train and code of train.
+
+    A comment does not change it.
     """
     values = values_of(params)
     data = {

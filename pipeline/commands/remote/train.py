@@ -50,7 +50,8 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
     need_settings(root, read, STAGE)
     with running(STAGE, root):
         refresh_keys_for(STAGE, root)
-        if resume and reuse(STAGE, root, allowed=True):  # as a plain `snakemake train` with nothing to do
+        # A plain `snakemake train` would have nothing to do either.
+        if resume and reuse(STAGE, root, allowed=True):
             print(f"remote: what an earlier run left on the host, `quench remote clean {line.name}` removes")
             return
         verify_inputs(STAGE, root)
@@ -145,8 +146,9 @@ def _trained(line: SshConnection, root: Path, params: Params, resume: bool, keep
 
 
 def _finish(line: SshConnection, root: Path) -> None:
-    """Raise `DataError` unless the adapter is the one that train hashed there. Record the commit that it
-    belongs to.
+    """Raise `DataError` unless the adapter is the one that train hashed there.
+
+    Record the commit that it belongs to.
     """
     report = read_json(root / REPORT, "run the same command again")
     try:

@@ -84,8 +84,9 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
 
 
 def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
-    """Raise `ConfigError` if the space differs from the sweep's. More trials, finalists and seeds may be
-    added.
+    """Raise `ConfigError` if the space differs from the sweep's.
+
+    More trials, finalists and seeds may be added.
     """
     growing = {"trials", "finalists", "seeds"}
     now, before = (each.model_dump(mode="json", exclude=growing) for each in (space, begun))
@@ -210,8 +211,9 @@ def finished(trials: Trials) -> set[str]:
 
 
 def name_of(file: Path, given: str | None) -> str:
-    """Return the sweep's name: the given one, or the file's. Raises `ConfigError` if it can't name a
-    folder.
+    """Return the sweep's name: the given one, or the file's.
+
+    Raises `ConfigError` if it can't name a folder.
     """
     name = file.stem if given is None else given
     if not re.fullmatch(NAME, name):

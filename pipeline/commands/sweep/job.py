@@ -94,8 +94,9 @@ def main(job: str, folder: Path) -> None:
 
 
 def ending(sweep: Sweep, study: "Study", trial: "FrozenTrial", job: str, space: Space) -> Ending:
-    """Train and return the trial's end. Raises the error of the training, unless the tried settings caused
-    it.
+    """Train and return the trial's end.
+
+    Raises the error of the training, unless the tried settings caused it.
     """
     from optuna.trial import TrialState
 
@@ -138,8 +139,9 @@ def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial
 def trained(
     sweep: Sweep, study: "Study", trial: "FrozenTrial", project: Path, space: Space, log: MetricsLog
 ) -> bool:
-    """Train in the sub-project `project` with the journal `log`. Return True if it was pruned. Raises as
-    `run`.
+    """Train in the sub-project `project` with the journal `log`.
+
+    Return True if it was pruned. Raises as `run`.
     """
     settings = space.decoded(trial.params) | {"train.sample_rows": 0}
     if "seed" in trial.user_attrs:

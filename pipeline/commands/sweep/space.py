@@ -51,8 +51,9 @@ class Range(Section):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def nearest(self, value: Any) -> float | int | None:
-        """Return `value` as Optuna would have drawn it. Returns None if it is not a number, out of range or
-        off the grid.
+        """Return `value` as Optuna would have drawn it.
+
+        Returns None if it is not a number, out of range or off the grid.
         """
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -94,8 +95,9 @@ class Space(Section):
         return self.metric != LOSS
 
     def distributions(self) -> dict[str, "BaseDistribution"]:
-        """Return the space as Optuna's distributions. Choices are JSON, because Optuna does not support
-        lists.
+        """Return the space as Optuna's distributions.
+
+        Choices are JSON, because Optuna does not support lists.
         """
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -191,8 +193,9 @@ def _reads(name: str, key: str) -> bool:
 
 
 def with_settings(params: Params, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `params` as a dict for YAML, with these values of keys. Raises `ConfigError` if they are
-    invalid.
+    """Return `params` as a dict for YAML, with these values of keys.
+
+    Raises `ConfigError` if they are invalid.
     """
     values = deepcopy(params.model_dump(mode="json"))
     for name, value in settings.items():

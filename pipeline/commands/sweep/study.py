@@ -108,8 +108,9 @@ def known_trials(sweep: Sweep, part: str, space: Space) -> dict[str, "FrozenTria
 def begin(
     study: "Study", job: str, params: Mapping[str, Any], space: Space, **attributes: Any
 ) -> "FrozenTrial":
-    """Begin a trial for `job`, which has none yet, with these parameters (in Optuna's form). Return it,
-    running.
+    """Begin a trial for `job`, which has none yet, with these parameters (in Optuna's form).
+
+    Return it, running.
     """
     from optuna.trial import TrialState, create_trial
 
@@ -154,8 +155,9 @@ def live(study: "Study", trial: "FrozenTrial") -> "Trial":
 
 
 def same_settings_trial(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | None":
-    """Return a finished trial with the same parameters and seed, or None. To train again would give the same
-    bytes.
+    """Return a finished trial with the same parameters and seed, or None.
+
+    To train again would give the same bytes.
     """
     from optuna.trial import TrialState
 

@@ -1,3 +1,4 @@
-"""The command lines of `quench`, one module per topic. They import their commands when one is run, so help is
-instant.
+"""Command lines of `quench`, one module per topic.
+
+They import a command only when it runs, so help is instant.
 """

@@ -1,4 +1,4 @@
-"""`quench config …`: the settings of a project, the recipes they come from, what they would cost."""
+"""`quench config …`: the settings of a project, the recipes they come from, and the resources they need."""
 
 from pathlib import Path
 from typing import Annotated

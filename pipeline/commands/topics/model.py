@@ -119,7 +119,7 @@ def apply(
 
 
 def _need_free(target: Path) -> None:
-    if os.path.lexists(target):  # pathlib's raises for a name that is too long
+    if os.path.lexists(target):  # pathlib's function raises for a name that is too long.
         raise ConfigError(
             "Q-COMMANDS-034",
             f"{target} is there already and is not replaced: give another name, or delete it",

@@ -14,7 +14,7 @@ JSON_HELP = "Print JSON."
 
 
 class WholeLines(TyperGroup):
-    """A group whose help shows the first sentence of each command in full, by sections if it has some."""
+    """Group with the first sentence of each command in full in its help, by sections if it has some."""
 
     sections: ClassVar[dict[str, tuple[str, ...]]] = {}
 
@@ -27,26 +27,26 @@ class WholeLines(TyperGroup):
 
 
 def topic(help: str | None = None, **more: Any) -> typer.Typer:
-    """A group of commands, with plain help."""
+    """Return a group of commands with plain help."""
     return typer.Typer(**{"no_args_is_help": True} | more, cls=WholeLines, rich_markup_mode=None, help=help)
 
 
 def load(file: Path | None, root: Path) -> "Params":
-    """The settings in `file`, by default in `root`'s params.yaml."""
+    """Load the settings in `file`, by default in `root`'s params.yaml."""
     from pipeline.config.params import load_params
 
     return load_params(file or root / "params.yaml")
 
 
 def project_of(file: Path | None, root: Path) -> "Project":
-    """The project in `root` with the settings in `file`, by default its own."""
+    """Return the project in `root` with the settings in `file`, by default its own."""
     from pipeline.commands.project import Project
 
     return Project(load(file, root), root, file)
 
 
 def working(root: Path) -> Any:
-    """A context in which this process writes below `root` (`pipeline.workflow.cleanup.working`)."""
+    """Return a context in which this process writes below `root` (`pipeline.workflow.cleanup.working`)."""
     from pipeline.workflow import cleanup
 
     return cleanup.working(root)

@@ -10,7 +10,8 @@ import typer
 from pipeline.commands.topics.options import ParamsFile, Root, load, topic
 from pipeline.core.errors import DataError
 
-SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)  # train.r=8; an option begins with a dash
+# A setting such as train.r=8; an option begins with a dash.
+SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)
 
 app = topic()
 
@@ -83,7 +84,7 @@ def run(
 
     params = settings_with(given, read_settings(root), root / "params.yaml")
     rest = in_snakemakes_words(rest, params, root)
-    if sections:  # the Snakefile's first lines write them into params.yaml
+    if sections:  # The Snakefile's first lines write them into params.yaml.
         rest += ["--config", *(f"{section}={json.dumps(keys)}" for section, keys in sections.items())]
     raise typer.Exit(run.main(root, rest))
 

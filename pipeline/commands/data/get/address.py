@@ -53,8 +53,9 @@ def file_name(place: Url) -> str:
 
 
 def need_plain_name(name: str, option: str) -> str:
-    """Return a name below data/raw. Raises `ConfigError` unless it is relative, stays below and is not
-    hidden.
+    """Return a name below data/raw.
+
+    Raises `ConfigError` unless it is relative, stays below and is not hidden.
     """
     if not PLAIN_NAME.fullmatch(name) or any(part.startswith(".") for part in name.split("/")):
         raise ConfigError(

@@ -157,8 +157,9 @@ class Repository:
 
     @staticmethod
     def _readable(files: Sequence[str]) -> list[str]:
-        """Return the files of the most frequent kind that curate reads. Files of two kinds may contain the
-        same rows.
+        """Return the files of the most frequent kind that curate reads.
+
+        Files of two kinds may contain the same rows.
         """
         kinds = {
             file: suffixes(file)[0]

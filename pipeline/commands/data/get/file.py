@@ -1,5 +1,6 @@
-"""Download one file from a web server or an S3 store. An earlier attempt is resumed if the file is still the
-same.
+"""Download one file from a web server or an S3 store.
+
+An earlier attempt is resumed if the file is still the same.
 """
 
 import re

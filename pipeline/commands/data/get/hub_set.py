@@ -53,8 +53,9 @@ class HubSet:
             ) from error
 
     def chosen(self, choice: Choice) -> list[Any]:
-        """Return the listed files of a choice, the smallest first. Raises `ConfigError` for a name outside of
-        the folder.
+        """Return the listed files of a choice, the smallest first.
+
+        Raises `ConfigError` for a name outside of the folder.
         """
         for name in choice.files:
             need_plain_name(name, f"a file of {self.repository}")
@@ -92,8 +93,9 @@ def found_set(address: OnHub) -> HubSet:
 
 
 def fetch_set(found: HubSet, config: str | None, split: str, cache: Path) -> Source:
-    """Download the files of a config and a split into `cache`. Return their source; its time and hashes are
-    not known yet.
+    """Download the files of a config and a split into `cache`.
+
+    Return their source; its time and hashes are not known yet.
     """
     card = found.card(cache)
     names = [file.rfilename for file in found.listing]

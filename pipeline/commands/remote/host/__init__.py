@@ -16,7 +16,7 @@ Answers are lines of JSON after MARK: the output of a login shell is ignored.
 
 from pathlib import Path
 
-MODULES = ("files", "runs")  # in the order of their imports
+MODULES = ("files", "runs")  # The order is that of their imports.
 # Each module gets its own name, so that they can import each other.
 MAKE = """
 import sys, types

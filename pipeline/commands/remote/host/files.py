@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "quench-remote: "
-CHECKPOINTS = "models/checkpoints"  # in the project's folder
+CHECKPOINTS = "models/checkpoints"  # path in the project's folder
 HOME = Path.home() / ".cache/quench/remote"
 OBJECTS, INCOMING, RUNS = HOME / "objects", HOME / "incoming", HOME / "runs"
 LOOK_SECONDS = 0.2
@@ -158,8 +158,9 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
 
 
 class Tail:
-    """File that grows, or is replaced by another with a different beginning. That one is sent from its
-    start.
+    """File that grows, or is replaced by another with a different beginning.
+
+    That one is sent from its start.
     """
 
     def __init__(self, name: str, path: Path, size: int, digest: str) -> None:

@@ -191,7 +191,7 @@ def clean(run: str | None, keep: bool) -> None:
             if file.exists() and file.stat().st_nlink == 1:
                 file.unlink()
     for folder in (OBJECTS, INCOMING, RUNS, HOME, HOME.parent):
-        with suppress(OSError):  # not empty
+        with suppress(OSError):  # The folder may not be empty.
             folder.rmdir()
     say(running=left)
 
