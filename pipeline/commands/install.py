@@ -95,7 +95,7 @@ def install_torch(wanted: str) -> str:
     """Install PyTorch: for the GPU of this machine (`auto`), `cpu`, a build such as `cu130` or `rocm7.2`, or
     the package that `wanted` specifies in pip's syntax. Return the choice.
 
-    A build is searched in pip's configured index, then in PyTorch's own index. Some mirrors have no CPU
+    A build is looked up in pip's configured index, then in PyTorch's own index. Some mirrors have no CPU
     build; then the plain package is installed. If the build for the GPU is not available, a line reports it
     and the CPU build is installed. Raises `ToolError` if pip finds nothing.
     """

@@ -124,8 +124,8 @@ def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> di
 
 
 def _ran_with(stage: str, recorded: dict[str, Any], values: Values) -> dict[str, Any]:
-    """Return the settings `values`, replaced by those recorded for a job of `stage` in dvc.lock
-    (`recorded`).
+    """Return the settings that a job of `stage` ran with: those in dvc.lock (`recorded`), otherwise
+    `values`.
     """
     before = deepcopy(dict(values.settings))
     for job, entry in recorded.items():

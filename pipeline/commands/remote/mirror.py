@@ -103,7 +103,7 @@ class Mirror:
         folder = self._fetch({digest: size for digest, size in files.values() if digest not in have})
         changed = {place: digest for place, digest in digests.items() if self._placed.get(place) != digest}
         complete = True
-        # The record of whose run it is is written last.
+        # The record that identifies the run is written last.
         ordered = sorted(changed, key=lambda place: (place == f"{CHECKPOINTS}/{RUN}", _unit(place)))
         for unit, _ in groupby(ordered, _unit):
             inside = [place for place in digests if _unit(place) == unit]

@@ -1,4 +1,4 @@
-"""`quench model …`: measure and verify what was made, and make small patches of GGUF files."""
+"""`quench model …`: measure and verify models, and make small patches of GGUF files."""
 
 import os
 from pathlib import Path
