@@ -33,8 +33,8 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Yield for each method the kinds of rows, the unit that packing keeps together, the program that
-    computes the loss, and for each base "yes" or the reason why not.
+    """Yield for each method the kinds of rows, the unit that packing keeps together, the loss that it
+    minimizes, and for each base "yes" or the reason why not.
     """
     for method, learning in METHODS.items():
         yield {
