@@ -35,7 +35,8 @@ from pipeline.metrics.answers import score_answers
 from pipeline.metrics.scorers import check_references, parse
 
 DATA = Path("data/final/test.jsonl")
-PAGE, REPORT = Path("reports/judge.html"), Path("reports/judge.json")
+PAGE = Path("reports/judge.html")
+REPORT = Path("reports/judge.json")
 ENDED = 0.9  # share of answers that end by themselves; below it the file gets a note
 
 
@@ -78,7 +79,8 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
     `DataError` and `ToolError` for what can't be judged, before anything long begins.
     """
     tools = find_toolchain(params.machine.llama_cpp)
-    evaluate, load = evaluated(params, options), load_of(params, options, tools)
+    evaluate = evaluated(params, options)
+    load = load_of(params, options, tools)
     room, room_words = room_of(options.memory, load)
     for scorer in evaluate.scorers:
         parse(scorer, evaluate.judge, root, evaluate.external)

@@ -49,7 +49,7 @@ def divergences(
     if not measured:
         return figures_of
     with loaded(reference, load, tools) as server:
-        prompts = [prompt for row in rows if (prompt := answer_positions(server, row, load.ctx_size))]
+        prompts = [*filter(None, (answer_positions(server, row, load.ctx_size) for row in rows))]
     if not prompts:
         why = "no answer in words fits the context"
         return figures_of | {file.name: {"not_measured": why} for file in measured}
@@ -61,16 +61,15 @@ def divergences(
         for file in measured:
             with speaking(file, prompts, load, tools, advance) as speaker:
                 figures = compare(before, (speaker(prompt) for prompt in prompts))
-            figures_of[file.name] = (
-                {"not_measured": figures.fault}
-                if figures.fault
-                else {
-                    "kld": figures.kld,
-                    "same_top": figures.same_top,
-                    "rows": len(figures.kld_rows),
-                    "positions": figures.positions,
-                }
-            )
+            if figures.fault:
+                figures_of[file.name] = {"not_measured": figures.fault}
+                continue
+            figures_of[file.name] = {
+                "kld": figures.kld,
+                "same_top": figures.same_top,
+                "rows": len(figures.kld_rows),
+                "positions": figures.positions,
+            }
     return figures_of
 
 
@@ -80,7 +79,8 @@ def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
     """
     *question_turns, last = row["messages"]
     question = server.post("/apply-template", chat_request(question_turns, row.get("tools")))["prompt"]
-    before, ids = server.tokens(question), server.tokens(question + last["content"])
+    before = server.tokens(question)
+    ids = server.tokens(question + last["content"])
     start = max(1, common_start(before, ids))  # A position predicts the token after it.
     positions = list(range(start - 1, len(ids) - 1))
     return Prompt(ids, thinned(positions)) if positions and len(ids) <= room else None

@@ -135,7 +135,9 @@ def names(paths: Sequence[Path]) -> list[str]:
     """Return the files' names: their stems, or their paths if stems are equal, with a number if paths are
     equal too.
     """
-    stems, seen, unique = Counter(path.stem for path in paths), Counter[str](), []
+    stems = Counter(path.stem for path in paths)
+    seen = Counter[str]()
+    unique = []
     for path in paths:
         name = os.fsencode(path.stem if stems[path.stem] == 1 else path).decode("utf-8", "replace")
         seen[name] += 1
@@ -173,11 +175,9 @@ def check_rows(
     needed = longest + max_new_tokens
     if needed <= room:
         return
-    remedy = (
-        f"give --ctx-size {needed} or more"
-        if room == ctx_size
-        else "leave that file or that row out, since the file was made for no longer one"
-    )
+    remedy = f"give --ctx-size {needed} or more"
+    if room != ctx_size:
+        remedy = "leave that file or that row out, since the file was made for no longer one"
     raise DataError(
         "Q-JUDGE-009",
         f"row {row_id} takes {longest:,} tokens in {file.name} and its answer up to {max_new_tokens:,} more, "

@@ -187,7 +187,8 @@ def memory_values(file: Candidate, load: Serve, room: int, served: Served) -> di
     serve = load.model_copy(update={"n_gpu_layers": layers, "parallel": 1})
     model = PlannedModel(file.name, file.bytes, file.per_token, file.positions or NO_LIMIT, made=True)
     measured = replace(model, peak=served.gpu_memory if layers else served.peak_memory)
-    predicted, plan = plan_level(model, serve, room), plan_level(measured, serve, room)
+    predicted = plan_level(model, serve, room)
+    plan = plan_level(measured, serve, room)
     return {
         "predicted_bytes": predicted.memory.total if predicted.memory.known else None,
         "total_bytes": plan.memory.total,

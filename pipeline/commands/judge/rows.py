@@ -56,7 +56,8 @@ class Chats:
         try:
             for stated in self.cleaner.stated(self.name, line):
                 name = stated.value.get("id") or f"line-{stated.source.rpartition(':')[2]}"
-                if ready := as_it_is(stated.value):
+                ready = as_it_is(stated.value)
+                if ready:
                     yield ready | {"id": name}
                     continue
                 cleaned = self.cleaner.clean(self.name, stated, CleaningStats(), [])
@@ -94,7 +95,8 @@ def held_out_rows(file: Path, count: int, scorers: Sequence[str], settings: Cura
             f"{file} is missing, so there are no chats to ask: run `snakemake curate`, or name a file with "
             "--data",
         )
-    if why := refusal(file):
+    why = refusal(file)
+    if why:
         raise DataError("Q-JUDGE-006", f"{file} can't be asked: {why}: name another file with --data")
     chats = Chats(file, settings, root)
     rows = drawn(questions(chats, scorers), count)

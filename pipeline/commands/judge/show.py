@@ -33,7 +33,8 @@ def show(report: Mapping[str, Any], page: Path) -> None:
     headings = ("size", "bpw", "memory GB", "fits", "tok/s", "score", "95 %", "right")
     table = plain_table("file", *headings, *(["KLD"] if compared else []), numbers=range(1, 10))
     for name, file in report["files"].items():
-        task, served = file["task"], file["served"]
+        task = file["task"]
+        served = file["served"]
         table.add_row(
             escape(name),
             size(file["bytes"]),
@@ -111,11 +112,14 @@ def score_plot(report: Mapping[str, Any]) -> str:
     The file that the verdict recommends is colored: the best, or the smallest of those that are not
     measurably worse. A file that does not fit is hollow.
     """
-    files, room = report["files"], report["room_bytes"] / MEMORY_GB
+    files = report["files"]
+    room = report["room_bytes"] / MEMORY_GB
     verdict = report["verdict"]
     named = verdict["best"] if len(verdict["alike"]) < 2 else verdict["smallest"]
     fits = {name: file["memory"]["fits"] is not False for name, file in files.items()}
-    colors = {name: ACCENT if name == named else INK if fits[name] else MUTED for name in files}
+    colors = {name: INK if fits[name] else MUTED for name in files}
+    if named in colors:
+        colors[named] = ACCENT
     places = [
         Place(
             name,
@@ -143,7 +147,8 @@ def score_plot(report: Mapping[str, Any]) -> str:
             color=WARM,
             fontweight="bold",
         )
-    least, most = min(place.low for place in places), max(place.high for place in places)
+    least = min(place.low for place in places)
+    most = max(place.high for place in places)
     spare = 0.16 * max(most - least, 5)
     axes.set_xlim(0, max(widest, room if shown else 0) * 1.14)
     axes.set_ylim(least - spare, most + spare)

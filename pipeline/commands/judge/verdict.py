@@ -104,7 +104,8 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
     if len(alike) == 1:
         sentence = _alone(best, [entry for entry in fitting if entry is not best], pairs, room)
         return Verdict(sentence, best.name, (best.name,), best.name, best.name, beware)
-    smallest, fastest = smallest_of(alike), fastest_of(alike)
+    smallest = smallest_of(alike)
+    fastest = fastest_of(alike)
     one_size = max(entry.bytes for entry in alike) <= 1.01 * min(entry.bytes for entry in alike)
     closing = _closing(smallest, fastest, len(alike), one_size)
     sentence = (
@@ -174,15 +175,19 @@ def _closing(smallest: str | None, fastest: str | None, count: int, one_size: bo
     of_them = "of the two" if count == 2 else "of them"
     if smallest and smallest == fastest:
         return f"{smallest} is the smallest and the fastest {of_them}"
-    small = (
-        f"{smallest} is the smallest"
-        if smallest
-        else "they are of one size"
-        if one_size
-        else "none is the smallest"
-    )
-    fast = f"{fastest} the fastest {of_them}" if fastest and smallest else f"{fastest} is the fastest"
-    return f"{small} and {fast if fastest else 'their speeds overlap'}"
+    if smallest:
+        small = f"{smallest} is the smallest"
+    elif one_size:
+        small = "they are of one size"
+    else:
+        small = "none is the smallest"
+    if fastest and smallest:
+        fast = f"{fastest} the fastest {of_them}"
+    elif fastest:
+        fast = f"{fastest} is the fastest"
+    else:
+        fast = "their speeds overlap"
+    return f"{small} and {fast}"
 
 
 def _coarse(best: str, alike: Sequence[Entry], pairs: Sequence[Pair], rows: int) -> list[str]:
