@@ -57,7 +57,8 @@ def training_requests(root: Path, count: int, seed: int) -> list[Row]:
         raise DataError("Q-PAIRS-003", f"{file} is missing: stage curate makes it, so run `snakemake curate`")
     best: dict[str, tuple[float, str]] = {}  # request → (reward, id)
     for row in _answerable(file):
-        key, reward = _request(row), row.get("reward", -math.inf)
+        key = _request(row)
+        reward = row.get("reward", -math.inf)
         if key not in best or reward > best[key][0]:
             best[key] = reward, row["id"]
     ids = {id for _, id in best.values()}

@@ -108,7 +108,7 @@ def counts(
     """
     usable = [[answer["score"] for answer in of_row if problem_of(answer) is None] for of_row in scored]
     groups = [of_row for of_row in usable if len(of_row) > 1]
-    problems = Counter(problem for of_row in scored for answer in of_row if (problem := problem_of(answer)))
+    problems = Counter(filter(None, (problem_of(answer) for of_row in scored for answer in of_row)))
     return {
         "requests": len(outcomes),
         "pairs": sum(isinstance(outcome, dict) for outcome in outcomes),

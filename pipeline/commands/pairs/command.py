@@ -55,9 +55,11 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
     Raises `ConfigError` and `DataError` for invalid input before the model is asked. Raises `DataError` if no
     pair results; then nothing is written.
     """
-    params, root = project.params, project.root
+    params = project.params
+    root = project.root
     check_target(root, target)
-    evaluate, scorer = params.evaluating, scorer_of(params, options)
+    evaluate = params.evaluating
+    scorer = scorer_of(params, options)
     parse(scorer, evaluate.judge, root, evaluate.external)
     name = project.name_of(model)
     files = project.files(name)
@@ -103,7 +105,8 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
 
 def check_target(root: Path, target: Path) -> None:
     """Raise `ConfigError` unless `target` is a new JSONL file that stage curate would read."""
-    raw, place = (root / "data/raw").resolve(), target.resolve()
+    raw = (root / "data/raw").resolve()
+    place = target.resolve()
     inside = place.relative_to(raw).parts if place.is_relative_to(raw) else ()
     if target.suffix != ".jsonl" or not inside or any(part.startswith(".") for part in inside):
         raise ConfigError(
@@ -148,7 +151,8 @@ def sentence(account: Mapping[str, Any]) -> str:
         for title, key in (("no pair of", "no_pair"), ("answers left out", "answers_left_out"))
         if account[key]
     ]
-    best, worst = account["best_score"], account["worst_score"]
+    best = account["best_score"]
+    worst = account["worst_score"]
     scores = [] if best is None else [f"{account['scorer']} best {best:.2f}, worst {worst:.2f} on average"]
     return "; ".join([counted, *dropped, *scores])
 
