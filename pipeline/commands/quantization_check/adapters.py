@@ -81,7 +81,8 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
                 "Q-COMMANDS-028",
                 f"--adapter is given {len(given)} times, and two adapters are switched: give it twice",
             )
-        if incomplete := [folder for folder in given if not is_complete(folder)]:
+        incomplete = [folder for folder in given if not is_complete(folder)]
+        if incomplete:
             raise DataError(
                 "Q-COMMANDS-029",
                 f"{incomplete[0]} is not an adapter (adapter_config.json and adapter_model.safetensors): "
@@ -145,10 +146,8 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         adapted = put_on(model, name)
         alone[name] = last_logits(adapted, rows)
         model = taken_off(adapted)
-    title, what = (
-        "Two adapters on one NF4 base",
-        "switches whose logits differ from the adapter's alone (the last: the base's)",
-    )
+    title = "Two adapters on one NF4 base"
+    what = "switches whose logits differ from the adapter's alone (the last: the base's)"
     adapters_text = (
         " and ".join(f"{adapter.parent.name}/{adapter.name}" for adapter in adapters)
         or "two random adapters, for no two saved ones are here"

@@ -106,7 +106,8 @@ def quantization_check(
         matrices = adapter_is_finite(model)
         measured[NF4] = measure_training(model, rows, settings.learning_rate)
         adapter_is_finite(model)
-    figures, memory = compare_logits(reference, candidate), memory_of(measured, shape, settings)
+    figures = compare_logits(reference, candidate)
+    memory = memory_of(measured, shape, settings)
     lines = {
         "nf4_before_lora": counted(
             "NF4 before LoRA", "linears in NF4 before the adapter was put on", quantized
@@ -152,7 +153,8 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
         for ask, answer in BUILT_IN
     ]
     for source in (measured_in(held_out) if held_out.is_file() else iter(()), iter(built_in)):
-        if rows := [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]:
+        rows = [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]
+        if rows:
             return rows
     raise DataError(
         "Q-COMMANDS-030",
@@ -169,7 +171,8 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
             f"base.quantization is {params.base.quantization}, so there is no NF4 model to compare: set it "
             "to nf4",
         )
-    base, adapter = root / "models/base", root / "models/adapter"
+    base = root / "models/base"
+    adapter = root / "models/adapter"
     if not (base / "config.json").is_file():
         raise DataError("Q-CORE-001", f"{base} has no config.json: run `snakemake base`, which writes it")
     refuse([complete_base(base, params.base.quantization)])
@@ -209,7 +212,8 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
 def show(checked: Checked) -> None:
     """Print a line per check, then the table of memory in MB."""
     print(*checked.lines.values(), sep="\n")
-    figures, memory = checked.figures, checked.memory.table
+    figures = checked.figures
+    memory = checked.memory.table
     print(
         f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, "
         f"NMSE {figures['nmse']:.5f}"
