@@ -51,7 +51,8 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
         raise ToolError(
             "Q-SWEEP-004", "the package optuna is not installed: run `make dev`, or install quench[sweep]"
         )
-    space, sweep = read_space(space_file), Sweep.named(root, name)
+    space = read_space(space_file)
+    sweep = Sweep.named(root, name)
     is_continued = bool(known_trials(sweep, SEARCH, space))
     if is_continued:
         check_same(space, read_space(sweep.space), space_file, sweep)
@@ -90,7 +91,8 @@ def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
     """
     growing = {"trials", "finalists", "seeds"}
     now, before = (each.model_dump(mode="json", exclude=growing) for each in (space, begun))
-    if changed := [key for key in now if now[key] != before[key]]:
+    changed = [key for key in now if now[key] != before[key]]
+    if changed:
         raise ConfigError(
             "Q-SWEEP-005",
             f"{', '.join(changed)} in {file} changed since the sweep {sweep.folder.name} began, and its "
@@ -104,7 +106,8 @@ def prepare(root: Path, words: Sequence[str]) -> None:
     if (root / "Snakefile").is_file():
         snakemake = [sys.executable, "-m", "snakemake", "preprocess", "base", *words]
         command = bound(snakemake, signal.SIGTERM)
-        if code := subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode:
+        code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
+        if code:
             raise ERRORS.get(code, ToolError)(
                 "Q-SWEEP-006", "what trials learn from could not be made; the reason stands above"
             )
@@ -115,12 +118,14 @@ def prepare(root: Path, words: Sequence[str]) -> None:
 
 def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
     """Make the sweep's folder. If a trial has `begun`, check that the others learn from the same inputs."""
-    tokens, base = sweep.root / "data/tokens", sweep.root / "models/base.json"
+    tokens = sweep.root / "data/tokens"
+    base = sweep.root / "models/base.json"
     inputs = {"data/tokens": tree_hash(tokens), "models/base.json": file_hash(base) if base.exists() else ""}
     record = sweep.folder / INPUTS
     if begun:
         before = read_json(record, f"remove {sweep.folder}")
-        if changed := [place for place in inputs if inputs[place] != before.get(place)]:
+        changed = [place for place in inputs if inputs[place] != before.get(place)]
+        if changed:
             raise ConfigError(
                 "Q-SWEEP-005",
                 f"{' and '.join(changed)} changed since the sweep {sweep.folder.name} began, so what is left "
@@ -144,8 +149,10 @@ def left(sweep: Sweep, space: Space) -> list[str]:
     """Return the unfinished jobs: trials, and when all are finished, finalists with other seeds."""
     search = known_trials(sweep, SEARCH, space)
     done = finished(search)
-    if jobs := [job for number in range(space.trials) if (job := f"trial-{number}") not in done]:
-        return jobs
+    trials = [f"trial-{number}" for number in range(space.trials)]
+    unfinished = [job for job in trials if job not in done]
+    if unfinished:
+        return unfinished
     first = load_params(sweep.params).train.seed
     done = finished(known_trials(sweep, SEEDS, space))
     planned = [
@@ -173,8 +180,9 @@ def run_jobs(sweep: Sweep, jobs: Sequence[str], words: Sequence[str]) -> None:
             raise
     if code:
         failed = [job for job in jobs if not (sweep.folder / "done" / job).exists()]
-        logs = [log for job in failed if (log := sweep.folder / "logs" / f"{job}.log").exists()]
-        reason = f"a reason is at the end of {logs[0]}" if logs else "the reason stands above"
+        logs = [sweep.folder / "logs" / f"{job}.log" for job in failed]
+        log = next((log for log in logs if log.exists()), None)
+        reason = f"a reason is at the end of {log}" if log else "the reason stands above"
         raise ToolError(
             "Q-SWEEP-006",
             f"{plural(len(failed), 'job')} of the sweep {sweep.folder.name} did not end; {reason}: correct "

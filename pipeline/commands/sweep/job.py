@@ -76,7 +76,8 @@ def main(job: str, folder: Path) -> None:
             return
         settings = ", ".join(f"{key} {value}" for key, value in space.decoded(trial.params).items())
         print(f"{job}: {settings}", flush=True)
-        if same := same_settings_trial(study, trial):
+        same = same_settings_trial(study, trial)
+        if same:
             reason = f"the same settings as {same.user_attrs['job']}, whose result this is"
             end_of = Ending(
                 same.state, same.value, reason, same.user_attrs["steps"], same.user_attrs["seconds"]
@@ -100,7 +101,9 @@ def ending(sweep: Sweep, study: "Study", trial: "FrozenTrial", job: str, space: 
     """
     from optuna.trial import TrialState
 
-    project, state, reason = sweep.folder / job, TrialState.COMPLETE, ""
+    project = sweep.folder / job
+    state = TrialState.COMPLETE
+    reason = ""
     log = MetricsLog(project / "models/checkpoints" / METRICS_LOG)
     try:
         if trained(sweep, study, trial, project, space, log):
@@ -127,10 +130,13 @@ def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial
         if job in trials:
             return search, trials[job]
         # The first trial uses the values of params.yaml, if they are in the space: a winner has to beat them.
-        first = space.encoded(settings_of(space, load_params(sweep.params))) if not trials else None
+        first = None
+        if not trials:
+            first = space.encoded(settings_of(space, load_params(sweep.params)))
         return search, begin(search, job, first or draw(space, job, trials), space)
     study = open_study(sweep, SEEDS, space)
-    if job not in (trials_by_seed := trials_of(study)):
+    trials_by_seed = trials_of(study)
+    if job not in trials_by_seed:
         params = trials[f"trial-{match['trial']}"].params
         return study, begin(study, job, params, space, of=int(match["trial"]), seed=int(match["number"]))
     return study, trials_by_seed[job]
@@ -147,13 +153,14 @@ def trained(
     if "seed" in trial.user_attrs:
         settings["train.seed"] = trial.user_attrs["seed"]
     values = with_settings(load_params(sweep.params), settings)
-    if home := values["machine"]["llama_cpp"]:
+    home = values["machine"]["llama_cpp"]
+    if home:
         values["machine"]["llama_cpp"] = str((sweep.root / expanded(home, "machine.llama_cpp")).resolve())
-    open_subproject(
-        project, values, {place: sweep.root / place for place in SHARED if (sweep.root / place).exists()}
-    )
+    shared = {place: sweep.root / place for place in SHARED if (sweep.root / place).exists()}
+    open_subproject(project, values, shared)
     watched = live(study, trial)
-    size, pruned = -1, False
+    size = -1  # bytes of the log when it was read last
+    pruned = False
 
     def worse() -> bool:
         """Report new evaluations to Optuna, in their order. Return True if one of them prunes the trial."""
@@ -161,7 +168,8 @@ def trained(
         now = log.path.stat().st_size if log.path.exists() else 0
         if now == size:  # This is called twice a second, and both journals grow long.
             return pruned
-        size, pruned = now, watched.should_prune()
+        pruned = watched.should_prune()
+        size = now
         last = study.get_trials(deepcopy=False)[trial.number].last_step or 0
         for row in log.rows():
             if row["kind"] == "eval" and row["step"] > last and not pruned:
@@ -199,7 +207,8 @@ def failure(code: int, log: Path, before: int) -> BaseException:
     """Return the error for a training with this exit status; its message is the training's last one. `before`
     is the offset in the log where this attempt began.
     """
-    if stopped := signal_of(code):
+    stopped = signal_of(code)
+    if stopped:
         return Stopped(stopped)
     lines = log.read_bytes()[before:].decode("utf-8", errors="replace").splitlines()
     with_id = [line for line in lines if line.startswith("train: Q-")]

@@ -15,8 +15,10 @@ from pipeline.pages.plots import ACCENT, INK, LINE, MUTED, WARM, axes_of, cut, s
 from pipeline.pages.templating import fill
 
 SHOWN = 20  # trials on the terminal
-LONGEST, LONGEST_LABEL = 24, 16  # characters of a value; of a label in the plot
-WIDE, HIGH = 1.35, 4.0  # inches: width of an axis; height of the plot
+LONGEST = 24  # characters of a value
+LONGEST_LABEL = 16  # characters of a label in the plot
+WIDE = 1.35  # inches; width of an axis
+HIGH = 4.0  # inches; height of the plot
 
 
 class Axis(NamedTuple):
@@ -31,7 +33,9 @@ def show(report: Mapping[str, Any], page: Path) -> None:
     """Print the trials, the best first, the verdict and the command that applies it."""
     from rich.markup import escape
 
-    space, verdict, console = report["space"], report["verdict"], wide_console()
+    space = report["space"]
+    verdict = report["verdict"]
+    console = wide_console()
     keys = [name.removeprefix("train.") for name in space["keys"]]
     table = plain_table(
         "trial", *keys, space["metric"], "state", "time", numbers=[0, len(keys) + 1, len(keys) + 3]
@@ -46,7 +50,8 @@ def show(report: Mapping[str, Any], page: Path) -> None:
             style="bold" if verdict and trial["trial"] == verdict["winner"] else None,
         )
     console.print(table)
-    if (more := len(report["trials"]) - SHOWN) > 0:
+    more = len(report["trials"]) - SHOWN
+    if more > 0:
         console.print(f"{plural(more, 'more trial is', 'more trials are')} on the page.", markup=False)
     if verdict:
         finals = plain_table("finalist", "mean", "95 %", "p", numbers=range(4))
@@ -95,7 +100,8 @@ def parallel_plot(report: Mapping[str, Any]) -> str:
     """Plot the trials as lines. Pruned ones are dashed; finalists and the winner are emphasized. Returns SVG,
     or "" if no trial has a value.
     """
-    space, trials = report["space"], [trial for trial in ranked(report) if trial["value"] is not None]
+    space = report["space"]
+    trials = [trial for trial in ranked(report) if trial["value"] is not None]
     if not trials:
         return ""
     lines = [key_axis(name, searched) for name, searched in space["keys"].items()]
@@ -148,7 +154,11 @@ def parallel_plot(report: Mapping[str, Any]) -> str:
 
 def color_of(trial: int, winner: int | None, finalists: set[int]) -> tuple[str, float]:
     """Return (color, width) of a trial's line."""
-    return (ACCENT, 2.6) if trial == winner else (INK, 1.5) if trial in finalists else (MUTED, 0.9)
+    if trial == winner:
+        return ACCENT, 2.6
+    if trial in finalists:
+        return INK, 1.5
+    return MUTED, 0.9
 
 
 def tip(trial: Mapping[str, Any], metric: str) -> str:
@@ -164,7 +174,8 @@ def key_axis(name: str, searched: Any) -> Axis:
         steps = max(1, len(searched) - 1)
         labels = [(cut(value_text(value), LONGEST_LABEL), at / steps) for at, value in enumerate(searched)]
         return Axis(name, lambda value: searched.index(value) / steps, labels)
-    low, high = searched["low"], searched["high"]
+    low = searched["low"]
+    high = searched["high"]
     if searched["log"]:
         return number_axis(name, low, high, math.sqrt(low * high), math.log)
     return number_axis(name, low, high, (low + high) / 2)
@@ -172,7 +183,8 @@ def key_axis(name: str, searched: Any) -> Axis:
 
 def metric_axis(metric: str, values: list[float], maximize: bool) -> Axis:
     """Return the axis of the metric, the best at the top."""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     axis = number_axis(metric, low, high, (low + high) / 2)
     if maximize:
         return axis
@@ -183,7 +195,8 @@ def number_axis(
     name: str, low: float, high: float, middle: float, scale: Callable[[float], float] = float
 ) -> Axis:
     """Return an axis from `low` to `high`, with labels there and at `middle`."""
-    start, length = scale(low), scale(high) - scale(low)
+    start = scale(low)
+    length = scale(high) - start
 
     def height(value: float) -> float:
         return (scale(value) - start) / length if length else 0.5

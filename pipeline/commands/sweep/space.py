@@ -59,7 +59,10 @@ class Range(Section):
             return None
         if not self.low <= value <= self.high:
             return None
-        if step := self.step or (1 if self.whole else None):
+        step = self.step
+        if step is None and self.whole:
+            step = 1
+        if step is not None:
             steps = (value - self.low) / step
             if abs(steps - round(steps)) > ON_GRID:
                 return None
@@ -124,9 +127,10 @@ class Space(Section):
                 if value not in searched:
                     return None
                 encoded[name] = json.dumps(next(choice for choice in searched if choice == value))
-            elif (number := searched.nearest(value)) is None:
-                return None
             else:
+                number = searched.nearest(value)
+                if number is None:
+                    return None
                 encoded[name] = number
         return encoded
 
@@ -155,7 +159,8 @@ def read_space(path: Path) -> Space:
 
 def check_space(space: Space, params: Params) -> None:
     """Raise `ConfigError` for a key that can't be searched or a value that is invalid with these settings."""
-    method, measures = params.train.method, METHODS[params.train.method].measures
+    method = params.train.method
+    measures = METHODS[method].measures
     if space.metric not in measures:
         raise ConfigError(
             "Q-SWEEP-002",
@@ -164,7 +169,8 @@ def check_space(space: Space, params: Params) -> None:
         )
     for name, values in space.keys.items():
         place_of(name)
-        if why := unsearchable(name, space.metric):
+        why = unsearchable(name, space.metric)
+        if why:
             raise ConfigError("Q-SWEEP-002", f"{name} can't be searched, for {why}")
         for value in values if isinstance(values, list) else (values.low, values.high):
             with_settings(params, {name: value})
@@ -211,7 +217,8 @@ def with_settings(params: Params, settings: Mapping[str, Any]) -> dict[str, Any]
 
 def settings_of(space: Space, params: Params) -> dict[str, Any]:
     """Return the values of the space's keys in `params`. null is replaced by the method's own value."""
-    values, train = params.model_dump(mode="json"), params.train
+    values = params.model_dump(mode="json")
+    train = params.train
     values["train"]["lora_dropout"] = train.dropout
     values["train"]["preference"]["beta"] = train.beta
     return {name: value_at(values, place_of(name)) for name in space.keys}

@@ -44,7 +44,8 @@ def collect(name: str, space: Space, search: Trials, seeds: Trials) -> dict[str,
         for number, (_, failed) in trained.items()
         for seed in list(failed)[:1]
     )
-    verdict, sentence = None, "No winner yet: trials or trainings with other seeds are missing."
+    verdict: dict[str, Any] | None = None
+    sentence = "No winner yet: trials or trainings with other seeds are missing."
     if ended and complete:
         left_out = f"Left out: {failures}." if failures else ""
         verdict = decide(complete, maximize=space.maximize, metric=space.metric, left_out=left_out)
@@ -177,7 +178,8 @@ def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -
 
 def mean_of(values: Sequence[float]) -> dict[str, float]:
     """Return the mean over seeds with its 95 % interval."""
-    mean, half = fmean(values), half_width(np.array(values)[:, None])
+    mean = fmean(values)
+    half = half_width(np.array(values)[:, None])
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
