@@ -81,7 +81,8 @@ class SshConnection:
             raise ConfigError(
                 "Q-REMOTE-001", f"--python {quoted(python)} is not the path of a Python: write one"
             )
-        self.name, self.python = name, python
+        self.name = name
+        self.python = python
         options = [word for key, value in OPTIONS.items() for word in ("-o", f"{key}={value}")]
         self._ssh = ["ssh", "-T", "-a", "-x", *(["-F", str(config.absolute())] if config else []), *options]
         self._answered: float | None = None  # time of the host's last answer
@@ -104,7 +105,8 @@ class SshConnection:
         for tool in TOOLS:  # Tools are checked only here, because wrong settings are refused first.
             if not shutil.which(tool):
                 raise ToolError("Q-REMOTE-002", f"{tool} is not on PATH here: install it")
-        pause, since = 0.5, time.monotonic()
+        pause = 0.5
+        since = time.monotonic()
         while True:
             try:
                 result = work()
@@ -163,7 +165,8 @@ class SshConnection:
         with _started(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process:
             with suppress(BrokenPipeError), process.stdin as stdin:  # type: ignore[union-attr]
                 stdin.write(script(what, given).encode())
-            others, answered = deque[str](maxlen=LAST_LINES), False
+            others = deque[str](maxlen=LAST_LINES)
+            answered = False
             silence = SILENCE if what == "follow" else PATIENCE
             for line in self._lines(process.stdout.fileno(), silence):  # type: ignore[union-attr]
                 if not line.startswith(MARK):
@@ -201,7 +204,8 @@ class SshConnection:
         """Yield complete lines from a file descriptor until its end. Raises `ConnectionLost` after `silence`
         seconds, and `DataError` for more output than a host needs.
         """
-        rest, chatter = bytearray(), 0
+        rest = bytearray()
+        chatter = 0
         while True:
             if not select.select([source], [], [], silence)[0]:
                 raise ConnectionLost("no sign of life")

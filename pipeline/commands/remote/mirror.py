@@ -37,7 +37,9 @@ class Mirror:
     """Local copy of the files of `run`, below `root`."""
 
     def __init__(self, line: SshConnection, root: Path, run: str) -> None:
-        self.line, self.root, self.run = line, root, run
+        self.line = line
+        self.root = root
+        self.run = run
         self.paths = {"log": root / LOG, "journal": root / JOURNAL}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # {path below the root: sha256} of the local files that are as the host sent them
@@ -68,7 +70,8 @@ class Mirror:
 
     def _append(self, piece: Piece) -> None:
         """Write a piece of the log or the journal. A piece at offset 0 replaces the file in one rename."""
-        path, content = self.paths[piece.file], piece.data
+        path = self.paths[piece.file]
+        content = piece.data
         if piece.at not in (0, path.stat().st_size if path.is_file() else 0):
             raise ConnectionLost(f"{path} was changed here")
         if piece.at == 0:
@@ -92,7 +95,8 @@ class Mirror:
         files = snapshot.files
         if files is None:
             raise RunRemoved
-        if outside := snapshot.outside(paths):
+        outside = snapshot.outside(paths)
+        if outside:
             raise foreign(self.line.name, f"the path {outside}")
         digests = {place: digest for place, (digest, _) in files.items()}
         have = {
@@ -156,7 +160,9 @@ class Mirror:
         folder = self.root / SCRATCH / "coming"
         folder.mkdir(parents=True, exist_ok=True)
         need_disk(folder, sum(sizes.values()) - sum(path.stat().st_size for path in folder.iterdir()))
-        before, stalled, trouble = -1, 0, ""
+        before = -1  # bytes that had arrived at the last look
+        stalled = 0  # looks in a row without a new byte
+        trouble = ""
         while missing := [name for name, size in sizes.items() if not _arrived(folder / name, size)]:
             received = sum((folder / name).stat().st_size for name in sizes if (folder / name).exists())
             stalled = stalled + 1 if received == before else 0
@@ -201,5 +207,6 @@ def _unit(place: str) -> str:
 
 
 def _check(checkpoint: Path) -> None:
-    if trouble := defect(checkpoint):
+    trouble = defect(checkpoint)
+    if trouble:
         raise _Pruned(trouble)

@@ -52,7 +52,8 @@ def inputs(root: Path, params: Params) -> Upload:
 
     Raises `DataError` if an input is missing.
     """
-    upload, scratch = Upload(), root / SCRATCH / "made"
+    upload = Upload()
+    scratch = root / SCRATCH / "made"
     for name in Package().sources:
         upload.add(f"code/{PACKAGE.name}/{name}", PACKAGE / name)
     if TABLE.is_relative_to(PROJECT):
@@ -135,12 +136,15 @@ def send(line: SshConnection, root: Path, parcels: list[Upload]) -> None:
     folder = root / SCRATCH / "sending"
     remove(folder)
     folder.mkdir(parents=True)
-    least, stalled, shown = float("inf"), 0, False
+    least = float("inf")  # fewest bytes that were missing so far
+    stalled = 0  # tries in a row without fewer missing bytes
+    shown = False
     while missing := line.ask("wanted", files=sizes).missing:
         if not missing.keys() <= sizes.keys():
             raise foreign(line.name, "it wants files that were not offered")
         left = sum(max(sizes[name] - received, 0) for name, received in missing.items())
-        stalled, least = stalled + 1 if left >= least else 0, min(left, least)
+        stalled = stalled + 1 if left >= least else 0
+        least = min(left, least)
         if not shown:
             print(f"remote: sending {len(missing)} files, {size_text(left)}", flush=True)
         shown = True

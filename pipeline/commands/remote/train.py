@@ -32,7 +32,8 @@ from pipeline.workflow.settings import need_settings
 from pipeline.workflow.settle import reuse
 
 NEEDED = ("pydantic", "pyyaml", "psutil", "pyarrow", "safetensors", "gguf", "tensorboard", "orjson")
-REPORT, ADAPTER = "reports/train.json", "models/adapter"
+REPORT = "reports/train.json"
+ADAPTER = "models/adapter"
 
 
 def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = False) -> None:
@@ -44,7 +45,8 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
     the training continues there.
     """
     read = read_params(root / "params.yaml")
-    if why := refusal(read.params.train):
+    why = refusal(read.params.train)
+    if why:
         raise ConfigError("Q-REMOTE-009", f"{why}, or run `snakemake train` on that machine itself")
     need_graph(root, read.params.graph)
     need_settings(root, read, STAGE)
@@ -97,7 +99,8 @@ def need_host(line: SshConnection) -> None:
     local: dict[str, str | None] = {"rsync": "", "Python": ".".join(map(str, sys.version_info[:2]))}
     remote = {"rsync": "" if installed.rsync else None, "Python": installed.python.rpartition(".")[0]}
     for name in LIBRARIES:
-        local[name], remote[name] = _public(version(name)), _public(installed.versions.get(name))
+        local[name] = _public(version(name))
+        remote[name] = _public(installed.versions.get(name))
     for name in NEEDED:
         remote[name] = installed.versions.get(name)
     lacking = [name for name, value in remote.items() if value is None]

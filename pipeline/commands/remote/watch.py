@@ -26,8 +26,12 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
     Raises `ConfigError` for a run that must not be attached to. Raises `ToolError` for a host on which train
     is killed repeatedly, or whose folder is incomplete.
     """
-    line, folder, began = mirror.line, mirror.root / CHECKPOINTS, False
-    deaths, newest, gone = 0, -1, 0
+    line = mirror.line
+    folder = mirror.root / CHECKPOINTS
+    began = False
+    deaths = 0  # kills in a row without a new checkpoint
+    newest = -1  # step of the newest checkpoint at the last start
+    gone = 0  # looks in a row at an incomplete folder of the run
     while True:
         state: State = line.ask("look", run=mirror.run)
         is_done = state.code == 0
@@ -62,7 +66,8 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
             )
         newest = reached
         _begin(mirror, parcel, resume=resume or began)
-        began, gone = True, 0
+        began = True
+        gone = 0
 
 
 def _is_ahead(mirror: Mirror, step: int) -> bool:
@@ -99,7 +104,8 @@ def _need_whole(mirror: Mirror, gone: int) -> None:
 
 def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
     """Send what is missing there, and start train."""
-    line, root = mirror.line, mirror.root
+    line = mirror.line
+    root = mirror.root
     upload = state(root) if resume else Upload()
     attempt = uuid.uuid4().hex
     for _ in range(STALLED):

@@ -19,7 +19,9 @@ from typing import Any
 MARK = "quench-remote: "
 CHECKPOINTS = "models/checkpoints"  # path in the project's folder
 HOME = Path.home() / ".cache/quench/remote"
-OBJECTS, INCOMING, RUNS = HOME / "objects", HOME / "incoming", HOME / "runs"
+OBJECTS = HOME / "objects"
+INCOMING = HOME / "incoming"
+RUNS = HOME / "runs"
 LOOK_SECONDS = 0.2
 PIECE = 1 << 20  # bytes of a file in one answer
 # seconds without news before a sign of life is sent; it tells the other end that the connection is not lost
@@ -86,13 +88,15 @@ def snapshot(run: str, paths: list[str], skip: list[str]) -> None:
     and report {path: [sha256, size]}. Names that begin with a dot, and those in `skip`, are left out.
     """
     folder = RUNS / run
-    project, out = folder / "project", folder / "out"
+    project = folder / "project"
+    out = folder / "out"
     if not out.is_dir():
         say(files=None)  # It was removed.
         return
     with (folder / "snapshot").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # After a lost connection another process may still be at work.
-        memory, entries = json.loads(read(folder / "hashes.json") or "{}"), {}
+        memory = json.loads(read(folder / "hashes.json") or "{}")
+        entries = {}
         for path in (path for top in paths for path in files_below(project / top)):
             place = path.relative_to(project).as_posix()
             if any(part.startswith(".") or part in skip for part in Path(place).parts):
@@ -120,7 +124,8 @@ def kept(path: Path, place: str, out: Path, entry: list[Any] | None) -> list[Any
     aside.unlink(missing_ok=True)
     # A published checkpoint never changes, and may be deleted at any time. Other files grow.
     (os.link if "/checkpoint-" in place else shutil.copyfile)(path, aside)
-    key[1], name = aside.stat().st_size, sha256(aside)
+    key[1] = aside.stat().st_size
+    name = sha256(aside)
     aside.replace(out / name)
     return [*key, name]
 
@@ -164,7 +169,11 @@ class Tail:
     """
 
     def __init__(self, name: str, path: Path, size: int, digest: str) -> None:
-        self.name, self.path, self.size, self.digest, self.inode = name, path, size, digest, -1
+        self.name = name
+        self.path = path
+        self.size = size
+        self.digest = digest
+        self.inode = -1
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield what is new, in pieces."""
@@ -172,13 +181,16 @@ class Tail:
             with self.path.open("rb") as file:
                 state = os.fstat(file.fileno())
                 if state.st_ino != self.inode or state.st_size < self.size:
-                    self.inode, self.sum = state.st_ino, hashlib.sha256(file.read(self.size))
+                    self.sum = hashlib.sha256(file.read(self.size))
+                    self.inode = state.st_ino
                     if self.sum.hexdigest() != self.digest or state.st_size < self.size:
-                        self.size, self.sum = 0, hashlib.sha256()
+                        self.size = 0
+                        self.sum = hashlib.sha256()
                 file.seek(self.size)
                 while content := file.read(PIECE):
                     self.sum.update(content)
-                    at, self.size = self.size, self.size + len(content)
+                    at = self.size
+                    self.size += len(content)
                     self.digest = self.sum.hexdigest()
                     data = base64.b64encode(content).decode()
                     yield {"piece": {"file": self.name, "at": at, "data": data}}

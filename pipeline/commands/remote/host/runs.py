@@ -164,7 +164,8 @@ def last_line(path: Path) -> str:
 
 def stop(run: str) -> None:
     """Stop a run, as Ctrl-C does, and wait for its exit."""
-    folder, until = RUNS / run, time.monotonic() + PATIENCE
+    folder = RUNS / run
+    until = time.monotonic() + PATIENCE
     if alive(folder) and read(folder / "pid"):
         os.kill(int(read(folder / "pid")), signal.SIGTERM)
     while alive(folder) and time.monotonic() < until:
