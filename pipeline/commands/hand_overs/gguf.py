@@ -288,8 +288,10 @@ def settings_check(gguf: Path, model: Model, header: Header, name: str) -> Check
     """Return the verdict on llama.cpp's settings: heads, norms, rotary embedding, context."""
     checks = list(different_settings(model, header, name))
     wrong = [check for check in checks if check.verdict == "fail"]
-    if wrong or checks:
-        return (wrong or checks)[0]
+    if wrong:
+        return wrong[0]
+    if checks:
+        return checks[0]
     wanted = gguf_settings(model.config)
     return passed(
         SETTINGS, name, f"{len(wanted)} settings of config.json are those of {gguf.name}, rotary ones too"

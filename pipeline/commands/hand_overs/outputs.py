@@ -126,12 +126,13 @@ def gguf_check(gguf: Path, header: Header, before: Reference, label: str, llama:
     )
     if divergence.kld <= limit:
         return passed(OUTPUTS, OUTPUTS, sentence)
-    remedy = (
-        "Look at the rows above: weights, settings or the adapter are another"
-        if level in FLOATS
-        else "If the weights above are right, this is what the level costs: take one of more bits"
-    )
-    return failed(f"{OUTPUTS}.{'differ' if level in FLOATS else 'level'}", OUTPUTS, sentence, remedy)
+    if level in FLOATS:
+        key = f"{OUTPUTS}.differ"
+        remedy = "Look at the rows above: weights, settings or the adapter are another"
+    else:
+        key = f"{OUTPUTS}.level"
+        remedy = "If the weights above are right, this is what the level costs: take one of more bits"
+    return failed(key, OUTPUTS, sentence, remedy)
 
 
 def ends_check(gguf: Path, tokenizer: Any, llama: Llama) -> Check:

@@ -219,11 +219,11 @@ def prints_today(text: Text, server: Server) -> bool:
     tokenizer = copy(text.tokenizer)
     templates = tokenizer.chat_template
     try:
-        tokenizer.chat_template = (
-            {name: without_clock(each, date.today()) for name, each in templates.items()}
-            if isinstance(templates, dict)
-            else without_clock(templates, date.today())
-        )
+        if isinstance(templates, dict):
+            dated = {name: without_clock(each, date.today()) for name, each in templates.items()}
+            tokenizer.chat_template = dated
+        else:
+            tokenizer.chat_template = without_clock(templates, date.today())
     except NotFixed:
         return False
     texts = served_texts(tokenizer, server, chosen([], CONVERSATIONS))
