@@ -7,7 +7,7 @@ differ.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -118,10 +118,8 @@ def examples(before: Version, after: Version, difference: Difference, count: int
         )
     yield from ["", "changed"] if changed else []
     for was, now in changed:
-        yield (
-            f"  ~ {one_line(was.source)} "
-            f"({was.split if was.split == now.split else f'{was.split} → {now.split}'})"
-        )
+        split = was.split if was.split == now.split else f"{was.split} → {now.split}"
+        yield f"  ~ {one_line(was.source)} ({split})"
         for mark, text in zip("-+", excerpts(old[was.id], new[now.id]), strict=True):
             yield f"    {mark} {one_line(text, 180)}"
     moved = [
@@ -144,11 +142,9 @@ def _table(title: str, before: Counter[str], after: Counter[str]) -> Iterable[st
     otherwise the names that differ, the largest difference first.
     """
     change = {name: after[name] - before[name] for name in before.keys() | after.keys()}
-    names = (
-        SPLITS
-        if title == "split"
-        else sorted(filter(change.get, change), key=lambda name: (-abs(change[name]), name))
-    )
+    names: Sequence[str] = SPLITS
+    if title != "split":
+        names = sorted(filter(change.get, change), key=lambda name: (-abs(change[name]), name))
     if not names:
         return
     wide = max(16, *(len(one_line(name, 48)) for name in names[:LINES]))
