@@ -22,7 +22,8 @@ from pipeline.pages.heat_map import modules_of
 
 def main(adapter: Path, base: Path | None, *, as_json: bool) -> None:
     """Print the norms. Raises the same errors as `adapter_norms`."""
-    norms, also = adapter_norms(adapter, base), uncounted(adapter)
+    norms = adapter_norms(adapter, base)
+    also = uncounted(adapter)
     if as_json:
         if also:
             print(also, file=sys.stderr)
@@ -62,7 +63,8 @@ def _by_module(norms: Sequence[Norms]) -> object:
 
 
 def _range(values: Sequence[float]) -> str:
-    least, most = min(values), max(values)
+    least = min(values)
+    most = max(values)
     return f"{least:g}" if least == most else f"{least:g}–{most:g}"
 
 

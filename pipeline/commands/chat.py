@@ -34,7 +34,8 @@ HELP = (
 )
 FENCE = '"""'
 HALF = re.compile("[\ud800-\udfff]")  # Python's replacement of a byte that is not UTF-8
-DIM, PLAIN = "\033[2m", "\033[0m"
+DIM = "\033[2m"
+PLAIN = "\033[0m"
 
 
 def served_model(client: httpx.Client) -> str:
@@ -42,7 +43,8 @@ def served_model(client: httpx.Client) -> str:
 
     The first request has no key: a program that listens on the port and requires none does not get it.
     """
-    what, remedy = f"what listens on {client.base_url}", "stop it, or set another serve.port in params.yaml"
+    what = f"what listens on {client.base_url}"
+    remedy = "stop it, or set another serve.port in params.yaml"
     try:
         # The request is sent without the key.
         answer = httpx.get(client.base_url.join("/v1/models"), timeout=10, trust_env=False)
@@ -195,12 +197,10 @@ def _answer(client: httpx.Client, messages: list[Message], show: Callable[[str],
         finally:
             if dim:
                 show(PLAIN)
-    has_speed = timings.keys() >= {"predicted_n", "predicted_per_second"}
-    show(
-        f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n"
-        if has_speed
-        else "\n"
-    )
+    if timings.keys() >= {"predicted_n", "predicted_per_second"}:
+        show(f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n")
+    else:
+        show("\n")
     return text
 
 

@@ -90,11 +90,13 @@ def git(root: Path) -> Check:
 def packages(lock: Path) -> Check:
     """Check that the packages that results depend on have the versions of the lock file."""
     pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
-    if wrong := [
-        f"{name} {installed or 'missing'} (pinned {pins[name]})"
+    installed = {name: _version(name) for name in PINNED}
+    wrong = [
+        f"{name} {installed[name] or 'missing'} (pinned {pins[name]})"
         for name in PINNED
-        if (installed := _version(name)) != pins[name]
-    ]:
+        if installed[name] != pins[name]
+    ]
+    if wrong:
         return Check("packages", "fail", ", ".join(wrong), "run `make setup`")
     return Check("packages", "pass", f"{len(PINNED)} pins as in {lock.name}")
 
@@ -102,9 +104,9 @@ def packages(lock: Path) -> Check:
 def torch() -> Check:
     """Check that PyTorch is installed. Its version names its build (CPU, CUDA)."""
     version = _version("torch")
-    return (
-        Check("torch", "pass", version) if version else Check("torch", "fail", "missing", "run `make setup`")
-    )
+    if version:
+        return Check("torch", "pass", version)
+    return Check("torch", "fail", "missing", "run `make setup`")
 
 
 def configuration(root: Path) -> tuple[Check, str | None]:
@@ -130,7 +132,11 @@ def llama_cpp(home: str | None) -> Check:
     """Check that the llama.cpp that stages will use is complete and runs, and that the binding has the pinned
     version. `home` is `machine.llama_cpp`.
     """
-    chosen = "LLAMA_CPP_HOME" if os.environ.get("LLAMA_CPP_HOME") else "machine.llama_cpp" if home else None
+    chosen = None
+    if os.environ.get("LLAMA_CPP_HOME"):
+        chosen = "LLAMA_CPP_HOME"
+    elif home:
+        chosen = "machine.llama_cpp"
     remedy = f"correct {chosen}" if chosen else "run `make setup`"
     try:
         tools = find_toolchain(home)
@@ -198,7 +204,8 @@ def main(root: Path) -> None:
     """Print every check. Raises `ToolError` if one fails."""
     checks = doctor(root=root, lock=resource("requirements.lock"))
     print(*checks, sep="\n")
-    if failed := [check.name for check in checks if check.verdict == "fail"]:
+    failed = [check.name for check in checks if check.verdict == "fail"]
+    if failed:
         raise ToolError("Q-DOCTOR-001", f"{', '.join(failed)} failed: each line above says what to do")
 
 

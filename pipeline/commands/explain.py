@@ -27,7 +27,8 @@ def main(wanted: str | None, page: Path | None) -> None:
     if page:
         write_text(page, troubleshooting())
         return
-    if reason := reasons().get((wanted or "").lower()):
+    reason = reasons().get((wanted or "").lower())
+    if reason:
         print(*_sentences(reason), sep="\n")
         return
     name = (wanted or "").upper()

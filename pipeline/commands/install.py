@@ -78,7 +78,8 @@ def torch_for(card: Accelerator | None) -> tuple[str, str]:
     if card.kind == "rocm":
         return ROCM_BUILD, f"for {card.name}"
     number = re.match(r"\d+", card.driver or "")  # Some containers show [N/A].
-    driver, capability = int(number[0]) if number else 0, float(card.capability or 8.0)
+    driver = int(number[0]) if number else 0
+    capability = float(card.capability or 8.0)
     of_card = [(oldest, build) for build, oldest, least, most in CUDA_BUILDS if least <= capability <= most]
     if not of_card:
         return "cpu", f"torch {TORCH} has no code for {card.name} (compute capability {card.capability})"
@@ -103,7 +104,8 @@ def install_torch(wanted: str) -> str:
         try:
             wanted, why = torch_for(accelerator())
         except (ToolError, OSError) as error:
-            wanted, why = "cpu", f"no GPU can be seen: {getattr(error, 'sentence', error)}"
+            wanted = "cpu"
+            why = f"no GPU can be seen: {getattr(error, 'sentence', error)}"
         print(f"PyTorch {TORCH}: the build {wanted}, {why}", flush=True)
         if wanted != "cpu":
             if _install_build(wanted):
@@ -150,7 +152,8 @@ def install(lock: Path) -> None:
     Raises `ToolError` if uv and pip both fail.
     """
     text = lock.read_text(encoding="utf-8")
-    if tools := "".join(lines_of(tool, text) for tool in TOOLS):
+    tools = "".join(lines_of(tool, text) for tool in TOOLS)
+    if tools:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             print(tools, file=file, flush=True)
             _pip("install", *PINNED, "-r", file.name)

@@ -142,7 +142,8 @@ def _initialize(folder: Path) -> None:
 
 def _do(folder: Path, *command: str) -> None:
     """Run a step of the initialization. Raises `ToolError` if it fails."""
-    if reason := _fails(folder, *command):
+    reason = _fails(folder, *command)
+    if reason:
         tool = "DVC" if "dvc" in command else "Git"
         raise ToolError("Q-COMMANDS-036", f"{tool} could not initialize the project: {reason}")
 

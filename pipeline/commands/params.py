@@ -76,7 +76,8 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only
 
 def settings(read: Read, recipe: str | None) -> list[Setting]:
     """Return every key in the schema's order. `recipe` is the one that the file was written from."""
-    values, defaults = read.params.model_dump(mode="json"), Params().model_dump(mode="json")
+    values = read.params.model_dump(mode="json")
+    defaults = Params().model_dump(mode="json")
     written = {} if recipe is None else read_params(RECIPES / f"{recipe}.yaml").params.model_dump(mode="json")
     return [
         _setting(place, read, values, defaults, written)
@@ -95,7 +96,8 @@ def recipe_of(file: Path) -> str | None:
 
 
 def _setting(place: Key, read: Read, values: Any, defaults: Any, written: Any) -> Setting:
-    value, line = value_at(values, place), read.lines.get(place)
+    value = value_at(values, place)
+    line = read.lines.get(place)
     origin = "recipe" if written and value == value_at(written, place) else "params.yaml"
     if line is None or value == value_at(defaults, place):
         origin = "default"

@@ -92,7 +92,8 @@ def main(
 
     Raises `MachineError` if card or disk are too small.
     """
-    vram, processes_given = hardware.vram, hardware.processes
+    vram = hardware.vram
+    processes_given = hardware.processes
     processes = wanted_processes("train", None if processes_given is None else str(processes_given))
     shape = load_shape(config) if config else find_shape(params, root)
     card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
@@ -255,11 +256,9 @@ def verdict(plan: Plan, disk: Disk) -> str:
         fits = f"It fits, with {memory_gb(spare)} to spare."
     if not plan.longest_row:
         return f"{fits} Not even rows of one token fit."
-    limit = (
-        ", the most that the model has positions for"
-        if plan.longest_row == plan.setup.shape.positions
-        else ""
-    )
+    limit = ""
+    if plan.longest_row == plan.setup.shape.positions:
+        limit = ", the most that the model has positions for"
     return f"{fits} The longest rows that fit are of {plan.longest_row:,} tokens{limit}."
 
 

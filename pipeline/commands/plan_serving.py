@@ -88,7 +88,8 @@ def plan_levels(
 ) -> dict[str, LevelPlan]:
     """Return the plan of each model that can be served, the smallest first."""
     serve = served_on(card, params.serving)
-    plans, room = [], card.memory if card else None
+    plans = []
+    room = card.memory if card else None
     for name, files, computed in models(params, root, shape):
         exists = all(file.is_file() for file in files)
         sizes = [file.stat().st_size for file in files] if exists else []
@@ -96,9 +97,12 @@ def plan_levels(
         report = reports.get(name)
         measured = exists and report and report.bytes in (sizes[0], sum(sizes))
         peak = memory_of(report, serve).peak if report and measured else None
-        weights, per_token = (
-            (sum(sizes), kv_cache_bytes(files[0], 1)) if exists else (computed, cache_per_token(shape))
-        )
+        if exists:
+            weights = sum(sizes)
+            per_token = kv_cache_bytes(files[0], 1)
+        else:
+            weights = computed
+            per_token = cache_per_token(shape)
         model = PlannedModel(name, weights, per_token, shape.positions, exists, peak)
         plans.append(plan_level(model, serve, room))
     return {plan.name: plan for plan in sorted(plans, key=lambda plan: plan.memory.weights)}
@@ -113,7 +117,8 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
     def files(model: str) -> list[Path]:
         return [*filter(None, params.files(root, model))]
 
-    if quantized := find_quantized(params, shape, root):
+    quantized = find_quantized(params, shape, root)
+    if quantized:
         served = str(product.served)
         lora = lora_bytes(setup_of(params, shape)) if product.with_lora else 0
         return [(served, files(served), quantized.file + lora)]

@@ -39,7 +39,8 @@ class Project:
         that the recipe does not make.
         """
         params = self.params
-        if served := params.product.served:
+        served = params.product.served
+        if served:
             model = (requested or served).lower()
             if model not in (served, BASE):
                 raise ConfigError(
@@ -109,7 +110,8 @@ class Project:
 
     def _stage_of(self, model: str) -> str:
         params = self.params
-        if served := params.product.served:
+        served = params.product.served
+        if served:
             return params.product.made_by if params.product.holds_scales and model == served else "base"
         return "convert" if model.endswith(params.convert.type) else params.quantize.stage_of(model)
 

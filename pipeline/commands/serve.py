@@ -115,7 +115,8 @@ def main(
     `lora` applies the project's own adapter to a level of the untuned base, and `adapters` (FILE or
     FILE=SCALE) further ones.
     """
-    params, root = project.params, project.root
+    params = project.params
+    root = project.root
     model = project.name_of(model_name)
     path, lora_of_model = project.files(model)
     chosen = chosen_adapters(project, model, lora=lora, given=adapters)
@@ -126,7 +127,8 @@ def main(
     held_out = root / "data" / "final" / "test.jsonl"
     unanswered = why_unanswered(held_out) if smoke_count and held_out.exists() else None
     prompts = held_out_prompts(held_out, smoke_count) if smoke_count and not unanswered else []
-    log, tools = root / "logs" / f"serve-{model}.log", project.tools
+    log = root / "logs" / f"serve-{model}.log"
+    tools = project.tools
     # This is checked before key and log are replaced: they may belong to a running server.
     need_port(params.serve.port)
     key_file = new_key(root)
@@ -151,7 +153,8 @@ def main(
             with server() as running:
                 print(f"{title}: {judge(smoke(running, prompts), params.report.gate.min_stopped)}")
             return
-        if refusal := project.refusal(model):
+        refusal = project.refusal(model)
+        if refusal:
             _print(refusal)
         note = context_note(path, params.serve.ctx_size)
         if note:

@@ -35,7 +35,8 @@ def main(project: Project, requested: str, to: Path | None, key: Path | None) ->
     """Make the bundle of a level and print its path. Return the exit code: 5 with a line per reason if it may
     not be shipped, otherwise 0.
     """
-    params, root = project.params, project.root
+    params = project.params
+    root = project.root
     level = shippable(params, requested)
     if key:
         signer(key)  # A wrong key is refused now, before gigabytes are hashed and copied.
@@ -68,7 +69,8 @@ def shippable(params: Params, requested: str) -> str:
 
     Raises `ConfigError` for one that is not made, not tuned or not evaluated.
     """
-    if served := params.product.served:
+    served = params.product.served
+    if served:
         if requested.lower() != served:
             means = "the adapter's beside it" if params.product.with_lora else params.product.beside
             raise ConfigError(
@@ -129,7 +131,8 @@ def check_bundle(folder: Path, key: Path | None) -> int:
     """Check a bundle, signed by the public `key` if one is given, and print the result. Return the exit code:
     5 if it does not verify, otherwise 0.
     """
-    if faults := bundle_faults(folder, key):
+    faults = bundle_faults(folder, key)
+    if faults:
         print(f"{folder} does not verify:", *faults, sep="\n  ", file=sys.stderr)
         return GateError.exit_code
     print(

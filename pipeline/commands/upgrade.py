@@ -78,21 +78,25 @@ def _upgrade(root: Path, *, yes: bool) -> None:
 
 def changes(root: Path, read: Read) -> dict[str, str]:
     """Return {stage of the project's graph: reason to run again}, without stages that only follow others."""
-    graph, code = stages_in(read.params.graph), changed_code(root)
+    graph = stages_in(read.params.graph)
+    code = changed_code(root)
     before = graph_stages(root / "dvc.yaml")
     now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
-    values, recorded = values_of(read.params), recorded_stages(root)
+    values = values_of(read.params)
+    recorded = recorded_stages(root)
     reasons: dict[str, str] = {}
     for name, stage in graph.items():
         why = []
         keys = [Path(values.fill(file)).stem for file in key_files(name, stage.methods)]
-        if files := sorted({file for key in keys for file in code.get(key, [])}):
+        files = sorted({file for key in keys for file in code.get(key, [])})
+        if files:
             more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
             why.append(f"its code has changed: {', '.join(files[:MOST_FILES])}{more}")
         if before.get(name) != now[name]:
             why.append("its inputs, settings or outputs in dvc.yaml have changed")
         ran_with = _ran_with(name, recorded, values)
-        if differing := list(differences(ran_with, values.settings)):
+        differing = list(differences(ran_with, values.settings))
+        if differing:
             why.append(f"other settings: {', '.join(differing)}")
         if why:
             reasons[name] = "; ".join(why)
@@ -112,12 +116,13 @@ def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> di
     reasons: dict[str, str] = {}
     while True:
         again = first | reasons.keys()
-        new = {
-            name: ", ".join(before)
-            for name in graph
-            if name not in again
-            and (before := [other for other in graph if other in again and meet(name, other)])
-        }
+        new: dict[str, str] = {}
+        for name in graph:
+            if name in again:
+                continue
+            before = [other for other in graph if other in again and meet(name, other)]
+            if before:
+                new[name] = ", ".join(before)
         if not new:
             return reasons
         reasons |= new
@@ -149,5 +154,6 @@ def _print(root: Path, read: Read, reasons: dict[str, str]) -> None:
     print("Would run again:" if again else "No stage that has run would run again.")
     for name, why in again:
         print(f"  {name:<12} {why}")
-    if others := [name for name, _ in rows if name not in done]:
+    others = [name for name, _ in rows if name not in done]
+    if others:
         print(f"Changed, but not run here yet: {', '.join(others)}")

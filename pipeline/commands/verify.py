@@ -68,8 +68,8 @@ def main(root: Path) -> int:
         )
     bad = len(sentences) + len(damaged)
     are = {0: "none is", 1: "1 is"}.get(bad, f"{bad} are")
-    print(
-        f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: {are} damaged"
-        + (f"; {missing} recorded output{' is' if missing == 1 else 's are'} not here" if missing else "")
-    )
+    line = f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: {are} damaged"
+    if missing:
+        line += f"; {missing} recorded output{' is' if missing == 1 else 's are'} not here"
+    print(line)
     return DataError.exit_code if bad else 0

@@ -123,5 +123,6 @@ def plan(
     """
     from pipeline.commands.plan import Hardware, main, settings_of
 
-    hardware, settings = Hardware(vram, tflops, processes), settings_of(params, root, recipe)
+    hardware = Hardware(vram, tflops, processes)
+    settings = settings_of(params, root, recipe)
     main(settings, root, hardware, config=config, serve=serving, as_json=as_json)

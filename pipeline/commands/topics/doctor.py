@@ -86,7 +86,8 @@ def setup(
     if demo:
         install(resource("requirements-demo.lock"))
     print("set up: llama.cpp is ready")
-    if (card := gpu()).verdict == "warn":
+    card = gpu()
+    if card.verdict == "warn":
         print(card, file=sys.stderr)
     pins = packages(resource("requirements.lock"))
     if pins.verdict == "fail":
