@@ -156,9 +156,9 @@ def _fails(folder: Path, *command: str) -> str:
         )
     except FileNotFoundError:
         return f"{command[0]} is not on PATH"
-    said = (done.stderr + done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
-    errors = [line for line in said if line.startswith("ERROR")]
-    return " ".join(errors or said[-1:]) if done.returncode else ""
+    lines = (done.stderr + done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return " ".join(errors or lines[-1:]) if done.returncode else ""
 
 
 def _setup(recipe: str) -> list[str]:

@@ -71,7 +71,7 @@ def listening() -> Iterator[Heard]:
 
 def wait(snakemake: "subprocess.Popen[bytes]", heard: Heard, root: Path) -> int:
     """Wait until Snakemake has exited, pass on signals meanwhile, and return its exit code."""
-    told: dict[int, int] = {}  # {process id: number of signals that were passed on to it}
+    signals_sent: dict[int, int] = {}  # {process id: number of signals that were passed on to it}
     while True:
         with suppress(subprocess.TimeoutExpired):
             return snakemake.wait(LOOK_SECONDS)
@@ -82,8 +82,8 @@ def wait(snakemake: "subprocess.Popen[bytes]", heard: Heard, root: Path) -> int:
         for process, number in {snakemake.pid: signal.SIGTERM, **receivers}.items():
             # A stage that starts late gets one signal, because a second one would end it without a
             # checkpoint.
-            if told.get(process, 0) < len(heard.alone):
-                told[process] = len(heard.alone)
+            if signals_sent.get(process, 0) < len(heard.alone):
+                signals_sent[process] = len(heard.alone)
                 with suppress(ProcessLookupError):
                     os.kill(process, number)
 

@@ -153,19 +153,20 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], options: Option
                 f"check: {file} is missing, so {what} not measured: `snakemake base` makes it",
                 file=sys.stderr,
             )
-    found, cleaner = _check(params, root, paths, options)
+    outcome, cleaner = _check(params, root, paths, options)
     out = sys.stderr if options.as_json else sys.stdout
-    if found.proposed and not options.as_json:
-        print(*sentences(found.proposed, cleaner.redactor.scrub), sep="\n")
-    if not options.write or not found.proposed:
-        return found.exit_code
-    told, is_written = write(params or root / "params.yaml", root / "data/raw", found.proposed, options.guess)
-    print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
+    if outcome.proposed and not options.as_json:
+        print(*sentences(outcome.proposed, cleaner.redactor.scrub), sep="\n")
+    if not options.write or not outcome.proposed:
+        return outcome.exit_code
+    params_file = params or root / "params.yaml"
+    lines, is_written = write(params_file, root / "data/raw", outcome.proposed, options.guess)
+    print(*(f"check: {sentence}" for sentence in lines), sep="\n", file=out)
     if not is_written:
-        return found.exit_code
+        return outcome.exit_code
     print("check: read again with what is written", file=out)
-    found, _ = _check(params, root, paths, Options(as_json=options.as_json))
-    return found.exit_code
+    outcome, _ = _check(params, root, paths, Options(as_json=options.as_json))
+    return outcome.exit_code
 
 
 def _check(
@@ -173,69 +174,71 @@ def _check(
 ) -> tuple[Outcome, "Cleaner"]:
     """Read and clean all files, and print the results. Return them, and the rules."""
     cleaner = cleaner_of(settings(params, root), root)
-    found = Outcome()
+    outcome = Outcome()
     for path, name in files(paths, root / "data/raw"):
-        _check_one(FileCheck(path, name), cleaner, options, found)
-    _print_summary(found, options)
-    return found, cleaner
+        _check_one(FileCheck(path, name), cleaner, options, outcome)
+    _print_summary(outcome, options)
+    return outcome, cleaner
 
 
-def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Outcome) -> None:
-    """Print the faults of one file's rows, and add them to `found`."""
-    entries = file.entries(cleaner, found.tally)
+def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: Outcome) -> None:
+    """Print the faults of one file's rows, and add them to `outcome`."""
+    entries = file.entries(cleaner, outcome.tally)
     one_by_one = options.everything or options.as_json
     counted = ((entry, 1) for entry in entries) if one_by_one else grouped(entries)
     for entry, rows in counted:
-        found.lines += 1
+        outcome.lines += 1
         if options.as_json:
             print(json.dumps(entry, ensure_ascii=False))
-        elif options.everything or found.lines <= SHOWN:
+        elif options.everything or outcome.lines <= SHOWN:
             is_unmapped = not options.everything and entry["reason"] == UNMAPPED
             print(file.unmapped_line(entry, cleaner) if is_unmapped else _line(entry, rows))
-    found.reasons.update(file.reasons)
-    found.notes.update(without_names(file.notes))
-    found.archives[file.shown] = unread_members(file.notes)
+    outcome.reasons.update(file.reasons)
+    outcome.notes.update(without_names(file.notes))
+    outcome.archives[file.shown] = unread_members(file.notes)
     reading = file.reading()
     if reading:
-        found.readings.append(reading)
+        outcome.readings.append(reading)
     if file.left_out:
-        found.left_out.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
+        outcome.left_out.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
     why = file.no_row()
     if why:
-        found.empty.append(f"{file.shown}: no row: {why}")
+        outcome.empty.append(f"{file.shown}: no row: {why}")
     stated = by_glob(file.name, cleaner.settings.fields, None)
     if stated:
         targets = lacking(stated, file.mapped)
         if targets:
-            found.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
+            outcome.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
     if file.proposal is not None:
         proposed = Proposed(file, file.proposal)
-        found.proposed.append(proposed)
+        outcome.proposed.append(proposed)
         if options.as_json:
             print(json.dumps(proposed.as_dict(cleaner.redactor.scrub), ensure_ascii=False))
 
 
-def _print_summary(found: Outcome, options: Options) -> None:
+def _print_summary(outcome: Outcome, options: Options) -> None:
     out = sys.stderr if options.as_json else sys.stdout  # The output for a program stays clean.
-    told = [
-        *_first(found.readings),
-        *_first(found.left_out),
-        *_first(found.empty),
-        *found.faults,
-        *_stats(found),
+    lines = [
+        *_first(outcome.readings),
+        *_first(outcome.left_out),
+        *_first(outcome.empty),
+        *outcome.faults,
+        *_stats(outcome),
     ]
-    print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
-    rejected = found.reasons.total()
-    if not rejected and not found.faults:
+    print(*(f"check: {sentence}" for sentence in lines), sep="\n", file=out)
+    rejected = outcome.reasons.total()
+    if not rejected and not outcome.faults:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
     if not rejected:
         return
-    if rejected > min(found.lines, SHOWN) and not options.everything and not options.as_json:
-        left = f"… and {found.lines - SHOWN:,} more reasons of files: " if found.lines > SHOWN else "check: "
+    if rejected > min(outcome.lines, SHOWN) and not options.everything and not options.as_json:
+        left = "check: "
+        if outcome.lines > SHOWN:
+            left = f"… and {outcome.lines - SHOWN:,} more reasons of files: "
         print(f"{left}--all names every row")
-    reasons = ", ".join(f"{number:,} {reason}" for reason, number in found.reasons.most_common())
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in outcome.reasons.most_common())
     print(f"check: {rejected:,} rejected: {reasons}", file=out)
-    commonest = found.reasons.most_common(1)[0][0]
+    commonest = outcome.reasons.most_common(1)[0][0]
     advice = f"check: `quench doctor explain {commonest}` says what a reason means and what to do"
     print(advice, file=sys.stderr)  # The counts stay the last line of piped output.
 
@@ -246,12 +249,12 @@ def _first(sentences: list[str]) -> list[str]:
     return [*sentences[:READINGS], *([f"… and {others:,} more files"] if others > 0 else [])]
 
 
-def _stats(found: Outcome) -> list[str]:
+def _stats(outcome: Outcome) -> list[str]:
     """Return sentences on the rows that were read, with every file and row counted once, and on those that
     training does not use.
     """
-    tally = found.tally
-    notes = found.notes
+    tally = outcome.tally
+    notes = outcome.notes
     empty = f", {tally['empty']:,} without a row" if tally["empty"] else ""
     if notes["description"]:
         empty += f", {notes['description']:,} only describing a data set"
@@ -260,6 +263,6 @@ def _stats(found: Outcome) -> list[str]:
         f"{plural(tally['files'], 'file')}: {tally['files'] - tally['unread']:,} read, "
         f"{tally['unread']:,} not read{empty}; {plural(tally['lines'], 'row')}: {tally['usable']:,} usable, "
         f"{tally['lines'] - tally['usable']:,} rejected",
-        *notes_sentences(notes, found.archives),
+        *notes_sentences(notes, outcome.archives),
         *kinds_sentences(untrained, tally["scored"]),
     ]

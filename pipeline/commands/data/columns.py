@@ -176,8 +176,8 @@ def turn_keys(lists: Sequence[Sequence[Mapping[str, Any]]]) -> TurnKeys | None:
     if not spoken:
         return None
     role = max(roles, key=lambda column: (not ROLE_WORDS.isdisjoint(column.words), -column.place))
-    said = max(spoken, key=lambda column: (not CONTENT_WORDS.isdisjoint(column.words), column.length))
-    return TurnKeys(role.path, said.path, names=_speakers(lists, role.path))
+    content = max(spoken, key=lambda column: (not CONTENT_WORDS.isdisjoint(column.words), column.length))
+    return TurnKeys(role.path, content.path, names=_speakers(lists, role.path))
 
 
 def _is_role(column: Column, lists: Sequence[Sequence[Mapping[str, Any]]]) -> bool:

@@ -115,18 +115,18 @@ def write(file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | Non
             "project's folder, name its file by --params, or paste the lines above into it",
         )
     new: dict[str, Mapping[str, Any]] = {}
-    told = []
+    lines = []
     for mapping in proposed:
         checked = mapping.file
         number = 1 if mapping.proposal.is_sure else choice
         if number is None:
-            told.append(f"nothing is written for {checked.shown}: add --guess 1 or --guess 2")
+            lines.append(f"nothing is written for {checked.shown}: add --guess 1 or --guess 2")
             continue
         new[mapping.glob] = mapping.proposal.guesses[number - 1].fields
         if not checked.path.resolve().is_relative_to(raw.resolve()):
-            told.append(f"curate reads {checked.name} below {safe(str(raw))}: put {checked.shown} there")
+            lines.append(f"curate reads {checked.name} below {safe(str(raw))}: put {checked.shown} there")
     if new:
         kept = {name: fields for name, fields in load_params(file).curate.fields.items() if name not in new}
         override(file, {FIELDS: {**new, **kept}})
-        told.insert(0, f"{plural(len(new), 'mapping')} written to curate.fields in {safe(str(file))}")
-    return told, bool(new)
+        lines.insert(0, f"{plural(len(new), 'mapping')} written to curate.fields in {safe(str(file))}")
+    return lines, bool(new)

@@ -109,10 +109,10 @@ def _candidates(
                 yield fields | {"roles": _turned(fields["roles"])}, points - ORDERED
     beside = _beside(texts)
     yield from _pairs_of_answers(texts, beside)
-    said = [column for column in texts if column not in beside.values()][:MOST_TEXTS]
-    yield from _exchanges(said, beside)
-    if len(said) == 1 and said[0].length >= LONG_TEXT and not beside:
-        yield {"text": said[0].path}, OF_TEXTS
+    exchanged = [column for column in texts if column not in beside.values()][:MOST_TEXTS]
+    yield from _exchanges(exchanged, beside)
+    if len(exchanged) == 1 and exchanged[0].length >= LONG_TEXT and not beside:
+        yield {"text": exchanged[0].path}, OF_TEXTS
 
 
 def _holds_chats(column: Column) -> bool:

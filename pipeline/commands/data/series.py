@@ -32,15 +32,15 @@ def choices_of(rows: Rows, columns: Sequence[Column]) -> Choices | None:
     keys = _texts_in_series(columns)
     if not keys or len(keys) > MOST_CHOICES:
         return None
-    found = []
+    choices = []
     for column in columns:
         values = [row[column.path] for row in rows if row.get(column.path) is not None]
         if column.path in keys or not values:
             continue
         labels = _labels(values, keys) or _quoted(column.path, rows, keys)
         if labels:
-            found.append(Choices(keys, column.path, labels))
-    return found[0] if len(found) == 1 else None
+            choices.append(Choices(keys, column.path, labels))
+    return choices[0] if len(choices) == 1 else None
 
 
 def _texts_in_series(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -97,12 +97,12 @@ def doubt(rows: Rows, columns: Sequence[Column]) -> str:
 
 def _objects_in_series(rows: Rows) -> Iterator[tuple[str, list[str]]]:
     """Yield each key ("" for the row) with objects below numbered keys, and these keys."""
-    found: dict[str, dict[str, None]] = {}
+    names_by_key: dict[str, dict[str, None]] = {}
     for row in rows:
         for above, value in [("", row), *row.items()]:
             if isinstance(value, dict):
-                found.setdefault(above, {}).update(dict.fromkeys(_numbered_objects(value)))
-    for above, names in found.items():
+                names_by_key.setdefault(above, {}).update(dict.fromkeys(_numbered_objects(value)))
+    for above, names in names_by_key.items():
         if len(names) > 1 or (names and above):
             yield above, list(names)
 

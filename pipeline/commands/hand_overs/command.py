@@ -129,11 +129,11 @@ def of_text(files: Files, headers: dict[Path, Header], llama: Llama, *, files_on
             tokenizer = tokenizer_of(folder)
         except (QuenchError, OSError, ValueError, KeyError, TypeError) as error:
             why = f"the tokenizer of {folder} can't be read ({reason_of(error)})"
-    said: dict[Path, Check] = {}
+    output_verdicts: dict[Path, Check] = {}
     if tokenizer and not files_only:
         print("judge: what the models say", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="quench-judge-") as scratch:
-            said = outputs.output_checks(files, headers, tokenizer, llama, Path(scratch))
+            output_verdicts = outputs.output_checks(files, headers, tokenizer, llama, Path(scratch))
     for path, header in headers.items():
         names = {key: f"{words} → {path.name}" for key, words in NAMES.items()}
         loaded = text.loaded_check(path, llama, names.pop(text.LOADED))
@@ -154,7 +154,7 @@ def of_text(files: Files, headers: dict[Path, Header], llama: Llama, *, files_on
             yield unmeasured(outputs.OUTPUTS, names[outputs.OUTPUTS], FILES_ONLY)
             yield unmeasured(outputs.ENDS, names[outputs.ENDS], FILES_ONLY)
             continue
-        yield replace(said[path], name=names[outputs.OUTPUTS])
+        yield replace(output_verdicts[path], name=names[outputs.OUTPUTS])
         yield replace(outputs.ends_check(path, tokenizer, llama), name=names[outputs.ENDS])
 
 

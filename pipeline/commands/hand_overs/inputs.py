@@ -44,7 +44,7 @@ def need_files(base: str | None, adapter: Path | None, merged: Path | None, gguf
         raise ConfigError(
             "Q-JUDGE-015", f"one file has no hand-over to look at: name two at least of {NAMES}"
         )
-    found = need_model(base_folder(base), "--base") if base is not None else None
+    base_path = need_model(base_folder(base), "--base") if base is not None else None
     if adapter is not None and not (adapter / "adapter_config.json").is_file():
         raise DataError(
             "Q-JUDGE-016",
@@ -54,7 +54,7 @@ def need_files(base: str | None, adapter: Path | None, merged: Path | None, gguf
         need_model(merged, "--merged")
     for gguf in ggufs:
         whole_header(gguf)
-    return Files(found, adapter, merged, tuple(ggufs))
+    return Files(base_path, adapter, merged, tuple(ggufs))
 
 
 def base_folder(name: str) -> Path:

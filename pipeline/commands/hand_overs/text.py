@@ -94,10 +94,10 @@ def tokens_check(text: Text, name: str) -> Check:
 def special_check(text: Text, name: str) -> Check:
     """Check the ends of text and turn, the beginning of text, and the tokens that are added to a text."""
     with open_vocabulary(text.llama.tools, text.gguf) as vocabulary:
-        found = list(special_faults(text, vocabulary, name))
-    worst = next((check for check in found if check.verdict == "fail"), None)
-    if worst or found:
-        return worst or found[0]
+        faults = list(special_faults(text, vocabulary, name))
+    worst = next((check for check in faults if check.verdict == "fail"), None)
+    if worst or faults:
+        return worst or faults[0]
     end = end_of_answer(text.tokenizer)
     return passed(SPECIAL, name, f"beginning and end of text are the same, and llama.cpp stops at {end}")
 

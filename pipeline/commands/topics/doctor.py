@@ -86,9 +86,9 @@ def setup(
     if demo:
         install(resource("requirements-demo.lock"))
     print("set up: llama.cpp is ready")
-    card = gpu()
-    if card.verdict == "warn":
-        print(card, file=sys.stderr)
+    gpu_check = gpu()
+    if gpu_check.verdict == "warn":
+        print(gpu_check, file=sys.stderr)
     pins = packages(resource("requirements.lock"))
     if pins.verdict == "fail":
         remedy = "install Quench again with the constraints of requirements.lock"

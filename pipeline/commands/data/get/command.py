@@ -47,18 +47,18 @@ def main(root: Path, address: str, options: Options) -> None:
 
 
 def _get_set(root: Path, asked: OnHub, options: Options) -> Path:
-    found = found_set(asked)
-    if asked.revision != found.commit:
+    hub_set = found_set(asked)
+    if asked.revision != hub_set.commit:
         named = asked.revision or "no commit was named, and the current one"
-        print(f"get: {named} is {found.commit}", flush=True)
+        print(f"get: {named} is {hub_set.commit}", flush=True)
     split = options.split or TRAIN
     parts = [asked.repository.partition("/")[2], options.config, None if split == TRAIN else split]
     target = root / "data/raw" / need_plain_name(options.to or "-".join(filter(None, parts)), "--to")
-    request = Source(asked.repository, found.commit, options.config, split, None, [], {}, 0, "")
+    request = Source(asked.repository, hub_set.commit, options.config, split, None, [], {}, 0, "")
     if _is_there(target, request):
         return target
     with _fetching(root, request) as cache:
-        source = fetch_set(found, options.config, split, cache)
+        source = fetch_set(hub_set, options.config, split, cache)
         _publish(target, source, {name: cache / name for name in source.files})
     return target
 

@@ -73,8 +73,8 @@ def _refusal(error: Exception, place: Url) -> QuenchError:
         return MachineError(
             "Q-GET-012", f"{place}: the server asks to wait (429): run the same command again later"
         )
-    said = re.sub(r"\w+://[^\s'\"]+", str(place), str(error).replace(place.url, str(place)))
-    reason = safe(" ".join(said.split()), 200) or type(error).__name__
+    message = re.sub(r"\w+://[^\s'\"]+", str(place), str(error).replace(place.url, str(place)))
+    reason = safe(" ".join(message.split()), 200) or type(error).__name__
     return MachineError(
         "Q-GET-013",
         f"{place} can't be fetched ({reason}): check the address and the network, then run the same command "

@@ -92,21 +92,21 @@ def found_set(address: OnHub) -> HubSet:
     return HubSet(address, info.sha, info.siblings or [])
 
 
-def fetch_set(found: HubSet, config: str | None, split: str, cache: Path) -> Source:
+def fetch_set(hub_set: HubSet, config: str | None, split: str, cache: Path) -> Source:
     """Download the files of a config and a split into `cache`.
 
     Return their source; its time and hashes are not known yet.
     """
-    card = found.card(cache)
-    names = [file.rfilename for file in found.listing]
-    choice = Repository(found.repository, names, card).choose(config, split)
-    wanted = found.chosen(choice)
+    card = hub_set.card(cache)
+    names = [file.rfilename for file in hub_set.listing]
+    choice = Repository(hub_set.repository, names, card).choose(config, split)
+    wanted = hub_set.chosen(choice)
     others = [name for name in names if name not in choice.files]
     size = sum(file.size or 0 for file in wanted)
     missing = sum((file.size or 0) - _arrived(cache, file.rfilename) for file in wanted)
     what = f"config {choice.config}, split {choice.split}" if choice.config else f"split {choice.split}"
     print(
-        f"get: {found.repository} at {found.commit}, {what}: {plural(len(wanted), 'file')}, "
+        f"get: {hub_set.repository} at {hub_set.commit}, {what}: {plural(len(wanted), 'file')}, "
         f"{size_text(size)}, of which {size_text(missing)} to fetch",
         flush=True,
     )
@@ -116,10 +116,10 @@ def fetch_set(found: HubSet, config: str | None, split: str, cache: Path) -> Sou
     if choice.unused:
         print(f"get: the card's {', '.join(map(safe, choice.unused))} for this config: not used", flush=True)
     need_disk(cache, missing)
-    found.fetch(wanted, cache)
+    hub_set.fetch(wanted, cache)
     return Source(
-        address=found.repository,
-        revision=found.commit,
+        address=hub_set.repository,
+        revision=hub_set.commit,
         config=choice.config,
         split=choice.split,
         license=said_license(card),
