@@ -86,7 +86,9 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
         parse(scorer, evaluate.judge, root, evaluate.external)
     judged = candidates(files)
     check_context(judged, load.ctx_size)
-    reference = describe(options.reference, options.reference.stem) if options.reference else None
+    reference = None
+    if options.reference:
+        reference = describe(options.reference, options.reference.stem)
     data = options.data or root / DATA
     wanted = options.rows or COMPARED_ROWS
     rows = held_out_rows(data, wanted, evaluate.scorers, params.curating, root)

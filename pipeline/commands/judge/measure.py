@@ -159,7 +159,9 @@ def parse_memory(text: str) -> int:
     `ConfigError` otherwise.
     """
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    size = round(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
+    size = 0
+    if match:
+        size = round(float(match[1]) * UNITS.get(match[2].upper(), 0))
     if not size:
         raise ConfigError(
             "Q-JUDGE-008",

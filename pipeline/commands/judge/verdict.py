@@ -167,7 +167,8 @@ def _alone(best: Entry, others: Sequence[Entry], pairs: Sequence[Pair], room: st
 
 
 def _range(alike: Sequence[Entry]) -> str:
-    low, high = (f"{100 * pick(entry.score for entry in alike):.1f}" for pick in (min, max))
+    low = f"{100 * min(entry.score for entry in alike):.1f}"
+    high = f"{100 * max(entry.score for entry in alike):.1f}"
     return low if low == high else f"{low} to {high}"
 
 
