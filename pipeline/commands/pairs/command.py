@@ -153,7 +153,9 @@ def sentence(account: Mapping[str, Any]) -> str:
     ]
     best = account["best_score"]
     worst = account["worst_score"]
-    scores = [] if best is None else [f"{account['scorer']} best {best:.2f}, worst {worst:.2f} on average"]
+    scores = []
+    if best is not None:
+        scores.append(f"{account['scorer']} best {best:.2f}, worst {worst:.2f} on average")
     return "; ".join([counted, *dropped, *scores])
 
 
