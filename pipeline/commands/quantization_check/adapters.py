@@ -168,7 +168,8 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         pairs.append((last_logits(adapted, rows), bare))
     taken_off(adapted)
     different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
-    line = count_check(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
+    first_fault = f"switch {different[0]}" if different else ""
+    line = count_check(title, what, len(different), len(pairs), first_fault)
     return replace(line, sentence=f"{line.sentence}; {adapters_text}")
 
 

@@ -214,9 +214,10 @@ def memory_of(measured: dict[str, dict[str, int]], shape: Shape | None, train: T
         f"{MODEL}, {NF4}": planned_training(published, there),
     }
     table = {name: {**parts, "total": sum(parts.values())} for name, parts in table.items()}
-    nf4, plain, nf4_7b, plain_7b = (
-        table[name]["total"] for name in (NF4, PLAIN, f"{MODEL}, {NF4}", f"{MODEL}, {PLAIN}")
-    )
+    nf4 = table[NF4]["total"]
+    plain = table[PLAIN]["total"]
+    nf4_7b = table[f"{MODEL}, {NF4}"]["total"]
+    plain_7b = table[f"{MODEL}, {PLAIN}"]["total"]
     check = Check(
         "Memory that stays while training, NF4 QLoRA",
         "not measured",

@@ -219,7 +219,9 @@ def show(checked: Checked) -> None:
         f"NMSE {figures['nmse']:.5f}"
     )
     width = max(map(len, memory)) + 2
-    print(f"\n{'MB':<{width}}" + "".join(f"{part:>12}" for part in next(iter(memory.values()))))
+    headings = [f"{part:>12}" for part in next(iter(memory.values()))]
+    print(f"\n{'MB':<{width}}" + "".join(headings))
     for name, parts in memory.items():
-        print(f"{name:<{width}}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))
+        sizes = [f"{size / 1e6:>12,.1f}" for size in parts.values()]
+        print(f"{name:<{width}}" + "".join(sizes))
     print(f"\n{checked.memory.figures['sentence']}")
