@@ -84,7 +84,8 @@ class SshConnection:
         self.name = name
         self.python = python
         options = [word for key, value in OPTIONS.items() for word in ("-o", f"{key}={value}")]
-        self._ssh = ["ssh", "-T", "-a", "-x", *(["-F", str(config.absolute())] if config else []), *options]
+        config_options = ["-F", str(config.absolute())] if config else []
+        self._ssh = ["ssh", "-T", "-a", "-x", *config_options, *options]
         self._answered: float | None = None  # time of the host's last answer
 
     def ask(self, what: str, **given: Any) -> Any:

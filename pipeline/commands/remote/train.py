@@ -110,7 +110,11 @@ def need_host(line: SshConnection) -> None:
         if remote[name] not in (None, local[name])
     ]
     if lacking or others:
-        gaps = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"has {', '.join(others)}"] * bool(others)
+        gaps = []
+        if lacking:
+            gaps.append(f"lacks {', '.join(lacking)}")
+        if others:
+            gaps.append(f"has {', '.join(others)}")
         raise ToolError(
             "Q-REMOTE-010",
             f"{line.name} {' and '.join(gaps)}, so it can't train to the same bytes: install that there, or "

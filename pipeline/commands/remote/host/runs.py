@@ -58,7 +58,8 @@ def check(names: list[str]) -> None:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
-    say(python=".".join(map(str, sys.version_info[:3])), versions=versions, rsync=bool(shutil.which("rsync")))
+    python = ".".join(map(str, sys.version_info[:3]))
+    say(python=python, versions=versions, rsync=bool(shutil.which("rsync")))
 
 
 def start(run: str, attempt: str, inputs: Files, state: Files, words: list[str]) -> None:
