@@ -37,7 +37,8 @@ def collect(name: str, space: Space, search: Trials, seeds: Trials) -> dict[str,
     searched = all_done(search, space)
     best = finalists(search, space) if searched else []
     trained = {number: trainings(seeds, number) for number in best}
-    ended = searched and all(len(values | failed) >= space.seeds for values, failed in trained.values())
+    enough_seeds = (len(values | failed) >= space.seeds for values, failed in trained.values())
+    ended = searched and all(enough_seeds)
     complete = {number: values for number, (values, failed) in trained.items() if not failed}
     failures = ", ".join(
         f"trial {number} (seed {seed} failed, see {SWEEPS / name / f'seed-{number}-{seed}' / LOG})"
