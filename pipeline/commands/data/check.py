@@ -245,8 +245,11 @@ def _print_summary(outcome: Outcome, options: Options) -> None:
 
 def _first(sentences: list[str]) -> list[str]:
     """Return the first sentences on files, and the number of further ones."""
+    first = sentences[:READINGS]
     others = len(sentences) - READINGS
-    return [*sentences[:READINGS], *([f"… and {others:,} more files"] if others > 0 else [])]
+    if others > 0:
+        first.append(f"… and {others:,} more files")
+    return first
 
 
 def _stats(outcome: Outcome) -> list[str]:

@@ -108,9 +108,11 @@ class Column:
 
 def are_values(names: Sequence[str]) -> bool:
     """Return True if the names of a table's columns look like a row. The table lacks a line of names then."""
-    return any(" " in name.strip() and name.rstrip().endswith(("?", "!", ".")) for name in names) or any(
-        len(name.split()) > MOST_WORDS for name in names
-    )
+    for name in names:
+        is_sentence = " " in name.strip() and name.rstrip().endswith(("?", "!", "."))
+        if is_sentence or len(name.split()) > MOST_WORDS:
+            return True
+    return False
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:

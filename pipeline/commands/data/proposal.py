@@ -141,7 +141,9 @@ def _choices(choices: Choices, texts: Sequence[Column]) -> Iterator[tuple[Stated
     if asked is None:
         return
     context = next((column for column in others if column is not asked and column.speaks_of("context")), None)
-    lines = [f"{{{asked.path}}}"] if context is None else [f"{{{context.path}}}\n\n{{{asked.path}}}"]
+    lines = [f"{{{asked.path}}}"]
+    if context is not None:
+        lines = [f"{{{context.path}}}\n\n{{{asked.path}}}"]
     lines += [f"{label}) {{{key}}}" for label, key in zip(choices.labels, choices.keys, strict=True)]
     yield {"user": "\n".join(lines), "assistant": choices.answer}, OF_CHOICES
 

@@ -197,4 +197,5 @@ def _matching(names: Sequence[str], pattern: str) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    return safe(", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else ""), 400)
+    more = ", …" if len(names) > NAMED else ""
+    return safe(", ".join(names[:NAMED]) + more, 400)

@@ -111,7 +111,8 @@ def fetch_set(hub_set: HubSet, config: str | None, split: str, cache: Path) -> S
         flush=True,
     )
     if others:
-        shown = safe(", ".join(others[:SHOWN]) + (", …" if len(others) > SHOWN else ""), 300)
+        more = ", …" if len(others) > SHOWN else ""
+        shown = safe(", ".join(others[:SHOWN]) + more, 300)
         print(f"get: {plural(len(others), 'other file')} not fetched: {shown}", flush=True)
     if choice.unused:
         print(f"get: the card's {', '.join(map(safe, choice.unused))} for this config: not used", flush=True)
