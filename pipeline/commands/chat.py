@@ -160,14 +160,13 @@ def main(params: Params, root: Path, model: str | None) -> None:
     """Chat with the running server. Raises `ConfigError` if it serves another model than `model`."""
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)
-        if (
-            model
-            and served.partition("+")[0] != f"{params.convert.name}-{Project(params, root).name_of(model)}"
-        ):
-            raise ConfigError(
-                "Q-SERVE-020",
-                f"{served} is served, not {model}: stop that server, then `quench serve {model}`",
-            )
+        if model:
+            wanted = f"{params.convert.name}-{Project(params, root).name_of(model)}"
+            if served.partition("+")[0] != wanted:
+                raise ConfigError(
+                    "Q-SERVE-020",
+                    f"{served} is served, not {model}: stop that server, then `quench serve {model}`",
+                )
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() history and line editing)
         if isinstance(sys.stdin, io.TextIOWrapper):

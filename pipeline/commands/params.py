@@ -78,7 +78,9 @@ def settings(read: Read, recipe: str | None) -> list[Setting]:
     """Return every key in the schema's order. `recipe` is the one that the file was written from."""
     values = read.params.model_dump(mode="json")
     defaults = Params().model_dump(mode="json")
-    written = {} if recipe is None else read_params(RECIPES / f"{recipe}.yaml").params.model_dump(mode="json")
+    written: dict[str, Any] = {}
+    if recipe is not None:
+        written = read_params(RECIPES / f"{recipe}.yaml").params.model_dump(mode="json")
     return [
         _setting(place, read, values, defaults, written)
         for place, field in keys_of(Params)

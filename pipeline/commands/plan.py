@@ -96,7 +96,10 @@ def main(
     processes_given = hardware.processes
     processes = wanted_processes("train", None if processes_given is None else str(processes_given))
     shape = load_shape(config) if config else find_shape(params, root)
-    card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
+    if vram:
+        card: Card | None = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda")
+    else:
+        card = first_gpu()
     if params.train.device == "cpu" and not serve:
         card = main_memory()
     base = config.name if config else params.base.model
@@ -283,4 +286,6 @@ def in_words(seconds: float) -> str:
     """Return hours, minutes or seconds as text."""
     if seconds < 60:
         return f"{seconds:.0f} s"
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+    if seconds < 3600:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -112,8 +112,11 @@ class Project:
         params = self.params
         served = params.product.served
         if served:
-            return params.product.made_by if params.product.holds_scales and model == served else "base"
-        return "convert" if model.endswith(params.convert.type) else params.quantize.stage_of(model)
+            is_made_here = params.product.holds_scales and model == served
+            return params.product.made_by if is_made_here else "base"
+        if model.endswith(params.convert.type):
+            return "convert"
+        return params.quantize.stage_of(model)
 
     def _recommended(self) -> str:
         try:

@@ -107,7 +107,10 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     write_lock(root, params)
     if changed:
         print(f"{root / 'dvc.yaml'} is the graph of {PRODUCTS[graph].plural} now")
-    print(changes + f"{target} is recipe {recipe} now" if changes else f"{target} is recipe {recipe} already")
+    if changes:
+        print(f"{changes}{target} is recipe {recipe} now")
+    else:
+        print(f"{target} is recipe {recipe} already")
     return changes
 
 

@@ -125,8 +125,12 @@ def main(
     named = applied[1:] if lora_of_model else applied  # The model's name already contains its own adapter.
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     held_out = root / "data" / "final" / "test.jsonl"
-    unanswered = why_unanswered(held_out) if smoke_count and held_out.exists() else None
-    prompts = held_out_prompts(held_out, smoke_count) if smoke_count and not unanswered else []
+    unanswered = None
+    if smoke_count and held_out.exists():
+        unanswered = why_unanswered(held_out)
+    prompts = []
+    if smoke_count and not unanswered:
+        prompts = held_out_prompts(held_out, smoke_count)
     log = root / "logs" / f"serve-{model}.log"
     tools = project.tools
     # This is checked before key and log are replaced: they may belong to a running server.
@@ -134,8 +138,8 @@ def main(
     key_file = new_key(root)
     with suppress(OSError):  # Anything else than a file is refused when the log is opened.
         log.unlink()
-    files = ", ".join(use.file.name + ("" if use.scale == 1 else f" × {use.scale:g}") for use in applied)
-    title = f"{model} with {files}" if applied else model
+    names = [use.file.name + ("" if use.scale == 1 else f" × {use.scale:g}") for use in applied]
+    title = f"{model} with {', '.join(names)}" if applied else model
     server = partial(
         serve,
         Served(path, [(adapter.file, adapter.scale) for adapter in applied], alias),
