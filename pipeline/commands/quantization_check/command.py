@@ -140,7 +140,9 @@ def reference_device(base: Path) -> str | None:
     import torch
 
     stored = sum(shard.stat().st_size for shard in base.glob("*.safetensors"))
-    return "cpu" if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 1.2 * stored else None
+    if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 1.2 * stored:
+        return "cpu"
+    return None
 
 
 def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
