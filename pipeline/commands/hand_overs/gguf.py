@@ -174,7 +174,9 @@ def noise_of(tensor: GgufTensor) -> float | None:
     """Return the largest rounding error of the tensor's type, as a share of its length. None if unknown."""
     if tensor.type in FLOAT_BYTES:
         return ROUNDED
-    return NOISE[tensor.type] * SLACK if tensor.type in NOISE and tensor.readable else None
+    if tensor.type in NOISE and tensor.readable:
+        return NOISE[tensor.type] * SLACK
+    return None
 
 
 def piece_fit(tensor: GgufTensor, model: Model, name: str, *, ordered: bool = True) -> Fit:
