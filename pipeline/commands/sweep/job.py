@@ -114,7 +114,9 @@ def ending(sweep: Sweep, study: "Study", trial: "FrozenTrial", job: str, space: 
         state = TrialState.PRUNED if error.id in BAD else TrialState.FAIL
         reason = error.sentence
     rows = log.rows()
-    value = value_at_end(project, rows, space.metric) if state is TrialState.COMPLETE else None
+    value = None
+    if state is TrialState.COMPLETE:
+        value = value_at_end(project, rows, space.metric)
     steps = [row["seconds"] for row in rows if row["kind"] == "step"]
     return Ending(state, value, reason, len(steps), round(sum(steps), 1))
 
