@@ -104,7 +104,9 @@ def fetch_set(hub_set: HubSet, config: str | None, split: str, cache: Path) -> S
     others = [name for name in names if name not in choice.files]
     size = sum(file.size or 0 for file in wanted)
     missing = sum((file.size or 0) - _arrived(cache, file.rfilename) for file in wanted)
-    what = f"config {choice.config}, split {choice.split}" if choice.config else f"split {choice.split}"
+    what = f"split {choice.split}"
+    if choice.config:
+        what = f"config {choice.config}, {what}"
     print(
         f"get: {hub_set.repository} at {hub_set.commit}, {what}: {plural(len(wanted), 'file')}, "
         f"{size_text(size)}, of which {size_text(missing)} to fetch",
