@@ -56,7 +56,10 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only
     if only_idle:
         names = {setting.name for setting in shown}
         sentences = {key: why for key, why in idle_settings(read.params).items() if key in names}
-        print(json.dumps(sentences, indent=2) if as_json else "\n".join(sentences.values()) or "none")
+        if as_json:
+            print(json.dumps(sentences, indent=2))
+        else:
+            print("\n".join(sentences.values()) or "none")
     elif as_json:
         values = {
             setting.name: {"value": setting.value, "from": setting.origin, "line": setting.line}

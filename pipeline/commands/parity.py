@@ -34,7 +34,9 @@ def main(root: Path, *, as_json: bool) -> int:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         show(report)
-    return 0 if report["verdict"] == "pass" and not counts(report["checks"])["fail"] else GateError.exit_code
+    if report["verdict"] == "pass" and not counts(report["checks"])["fail"]:
+        return 0
+    return GateError.exit_code
 
 
 def measure(params_file: Path | None, root: Path, depth: str) -> None:

@@ -244,7 +244,9 @@ def stages_table(stages: Mapping[str, Figures]) -> "Table":
 
 def verdict(plan: Plan, disk: Disk) -> str:
     """Return sentences on memory and disk: whether the run fits, and the longest rows that would."""
-    full = f"It does not fit on the disk: {disk_gb(disk.missing)} too much. " if disk.missing else ""
+    full = ""
+    if disk.missing:
+        full = f"It does not fit on the disk: {disk_gb(disk.missing)} too much. "
     if plan.card is None or plan.longest_row is None:
         unknown = (
             "Whether it fits is not measured: there is no GPU here; name a card's memory with --vram GB."
@@ -273,9 +275,9 @@ def duration(plan: Plan) -> str:
     assumed = "of these cores" if plan.setup.device == "cpu" else "from the card's name"
     origin = f"assumed {assumed}" if plan.tflops_assumed else "as given"
     megabytes = plan.copied_bytes_per_token / 1e6
-    copies = (
-        f", {megabytes:.1f} MB of weights copied for it at {PCIE / 1e9:g} GB/s assumed" if megabytes else ""
-    )
+    copies = ""
+    if megabytes:
+        copies = f", {megabytes:.1f} MB of weights copied for it at {PCIE / 1e9:g} GB/s assumed"
     rate = f"{plan.tokens_per_second:,.0f} tokens/s ({per_token}, {plan.tflops:g} TFLOP/s {origin}{copies})"
     if plan.work is None or plan.seconds is None:
         return f"{rate}; how many tokens there are is not measured: run `snakemake preprocess`"

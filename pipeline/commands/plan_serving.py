@@ -52,7 +52,9 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
         if (root / f"reports/eval/{model}.json").is_file()
     }
     plans = plan_levels(params, root, shape, card, reports)
-    advice = measured_advice(params, root, card) if card and reports and params.graph == "merged" else None
+    advice = None
+    if card and reports and params.graph == "merged":
+        advice = measured_advice(params, root, card)
     best = advice.model if advice else best_that_fits(plans)
     if as_json:
         value = {

@@ -45,7 +45,10 @@ def print_server(params: Params, root: Path) -> None:
     try:
         change_scales(params, root, [])
     except QuenchError as error:
-        print("nothing is served: `quench serve` does" if error.id == NOTHING_SERVED else f"server: {error}")
+        if error.id == NOTHING_SERVED:
+            print("nothing is served: `quench serve` does")
+        else:
+            print(f"server: {error}")
 
 
 def change_scales(params: Params, root: Path, words: Sequence[str]) -> None:

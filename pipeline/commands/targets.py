@@ -89,6 +89,7 @@ def is_rule(name: str, root: Path) -> bool:
     """Return True if `name` is not a stage and may be a rule, either ours or from the project's own
     Snakefile.
     """
-    text = (root / "Snakefile").read_text(encoding="utf-8") if (root / "Snakefile").is_file() else ""
+    snakefile = root / "Snakefile"
+    text = snakefile.read_text(encoding="utf-8") if snakefile.is_file() else ""
     ours = {"all", *(f"{DIVIDED}_{phase}" for phase in PHASES)}
     return name in ours or name in OWN_RULE.findall(text) or OWN_INCLUDE.search(text) is not None
