@@ -1,1 +1,3 @@
-"""The stages, a package each: `main` is in `stage.py`. A stage reads its inputs and imports no other."""
+"""The pipeline's stages, one package each. `main` is in `stage.py`. A stage reads its input files and imports
+no other stage.
+"""
