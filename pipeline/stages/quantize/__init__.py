@@ -1,1 +1,1 @@
-"""The levels to ship."""
+"""Quantization of the 16-bit GGUF to the levels that ship."""

@@ -1,7 +1,7 @@
 """Quantize the 16-bit GGUF to one level with llama.cpp's own quantizer.
 
 Reads `models/gguf/NAME-F16.gguf` (or BF16), `NAME-base-F16.gguf` for a level of the untuned base
-(base-LEVEL), and `models/imatrix/` for one that is spelled LEVEL-imatrix. Writes
+(base-LEVEL), and `models/imatrix/` for a level that is spelled LEVEL-imatrix. Writes
 `models/gguf/NAME-LEVEL.gguf`. Command: `python -m pipeline quantize@Q4_K_M`
 """
 
@@ -18,7 +18,7 @@ from pipeline.llamacpp.tools import find_llama
 
 
 def fallback_warning(record: Mapping[str, Any]) -> str | None:
-    """One sentence about the tensors that could not get the level's type; None if all did."""
+    """Return one sentence about the tensors that could not get the level's type; None if all did."""
     types = record["fallback_types"]
     if not types:
         return None
@@ -31,7 +31,7 @@ def fallback_warning(record: Mapping[str, Any]) -> str | None:
 
 
 def find_imatrix(folder: Path, level: str) -> Path:
-    """The importance matrix in `folder`. Raises `ConfigError` if stage imatrix made none."""
+    """Return the importance matrix in `folder`. Raises `ConfigError` if stage imatrix made none."""
     file = folder / "imatrix.gguf"
     if not file.exists():
         raise ConfigError(
@@ -43,7 +43,9 @@ def find_imatrix(folder: Path, level: str) -> Path:
 
 
 def main(params: Params, root: Path, level: str) -> None:
-    """Run the stage for one level on the files below `root`."""
+    """Run the stage for one level on the files below `root`. Raises `ConfigError` if `quantize.levels` does
+    not list the level.
+    """
     if level not in params.quantize.levels:
         raise ConfigError(
             "Q-QUANTIZE-002",
