@@ -1,1 +1,1 @@
-"""An adapter as a GGUF beside its base's."""
+"""The adapter as a GGUF that is loaded together with the base's GGUF."""

@@ -1,9 +1,8 @@
-"""Write the adapter as a GGUF that llama-server puts on the base's own file: what was trained is what is
-served.
+"""Write the adapter as a GGUF that llama-server loads together with the base's own file. What was trained is
+what is served.
 
-Reads `models/base/`, `models/base.json`, `models/adapter/`.
-Writes `models/gguf/NAME-lora.gguf`, which names the base's file by its sha256.
-Command: `python -m pipeline lora`
+Reads `models/base/`, `models/base.json`, `models/adapter/`. Writes `models/gguf/NAME-lora.gguf`, whose
+metadata names the base's file by its SHA-256. Command: `python -m pipeline lora`
 """
 
 from pathlib import Path
@@ -18,8 +17,8 @@ from pipeline.serve.adapter import matching_adapter
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`: the adapter's GGUF is proven to fit the base's tensor by
-    tensor.
+    """Run the stage on the files below `root` and check tensor by tensor that the adapter's GGUF fits the
+    base's.
 
     Raises `DataError` if the base's file is not the one that was trained on, `ToolError` if the converter
     fails, `MachineError` if the disk is too small.
