@@ -1,1 +1,1 @@
-"""The GGUF with the scales that were trained in it."""
+"""The base's GGUF with the trained scales."""

@@ -1,9 +1,8 @@
-"""Write the trained scales into a copy of the GGUF that they were trained in: one file of the same size,
-which any llama.cpp serves at the same speed.
+"""Write the trained scales into a copy of the GGUF that they were trained in. The copy has the same size, and
+any llama.cpp serves it at the same speed.
 
-Reads `models/base/`, `models/base.json`, `models/adapter/`. Writes `models/gguf/NAME-tuned.gguf`, of which
-every byte is the base's but the scales and its provenance.
-Command: `python -m pipeline tuned`
+Reads `models/base/`, `models/base.json`, `models/adapter/`. Writes `models/gguf/NAME-tuned.gguf`, in which
+every byte except the scales and the provenance is the base's. Command: `python -m pipeline tuned`
 """
 
 from pathlib import Path
@@ -20,10 +19,10 @@ from pipeline.models.tuners.scales import file_scales
 
 
 def write(root: Path, adapter: Path, target: Path, tools: Toolchain) -> None:
-    """Publish `target`, the GGUF of the base below `root` with the scales in the folder `adapter`.
+    """Publish `target`: the GGUF of the base below `root` with the scales from the folder `adapter`.
 
-    Raises `DataError` if the base's file is not the one that was trained on, `MachineError` if the disk is
-    too small.
+    Raises `DataError` if the base's file is not the one that was trained on or `adapter` contains no scales,
+    `MachineError` if the disk is too small.
     """
     base, lineage = root / "models/base", root / "models/base.json"
     trained_on = file_trained_on(base, adapter, lineage)
