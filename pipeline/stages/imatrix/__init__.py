@@ -1,1 +1,1 @@
-"""The importance matrix of the training rows."""
+"""The importance matrix, measured on the training rows."""

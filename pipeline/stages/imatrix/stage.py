@@ -2,8 +2,8 @@
 importance matrix).
 
 Reads `data/final/train.jsonl`, `models/adapter/` (tokenizer and template), `models/gguf/NAME-F16.gguf`.
-Writes `models/imatrix/`: `imatrix.json`, what it was measured on, and `imatrix.gguf` where a level
-of `quantize.levels` uses it. Command: `python -m pipeline imatrix`
+Writes `models/imatrix/`: `imatrix.json` with what it was measured on, and `imatrix.gguf` if a level of
+`quantize.levels` uses it. Command: `python -m pipeline imatrix`
 """
 
 import hashlib
@@ -24,21 +24,22 @@ from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.devices import gpu_layers
 from pipeline.llamacpp.tools import Llama, find_llama, run_tool
 
-CHUNK = 512  # tokens that are seen together
-FEWEST = 16  # tokens of a chunk; llama-imatrix wants at least two chunks
-# bytes of a row's JSON per token, generously; how far apart rows may lie so that all are still enough
+CHUNK = 512  # tokens of one chunk; llama-imatrix sees them together
+FEWEST = 16  # fewest tokens of a chunk; llama-imatrix wants at least two chunks
+# Bytes of a row's JSON per token, a generous estimate. It sets how far apart the first rows are. With an
+# estimate that is too high those rows still have enough tokens.
 ROW_BYTES = 12
 
 
 def imatrix(
     *, rows: Path, tokenizer: Path, model: Path, folder: Path, tokens: int, llama: Llama
 ) -> dict[str, Any]:
-    """Measure the matrix of `model` on about `tokens` tokens of `rows` and publish `folder`; its record. With
-    0 tokens it holds only that.
+    """Measure the matrix of `model` on about `tokens` tokens of `rows`, publish `folder` and return its
+    record. With 0 tokens `folder` contains only the record.
 
-    `rows` must be the training split: a level that saw what it is judged on would look better than it is. The
-    rows are rendered as the model was trained on them. The same bytes every time, for any number of threads.
-    Raises `DataError` where the rows are too few, `ToolError` if llama-imatrix fails.
+    `rows` must be the training split: a level that has seen the rows it is judged on would look better than
+    it is. The rows are rendered as the model was trained on them. The bytes are the same every time, for any
+    number of threads. Raises `DataError` if there are too few tokens, `ToolError` if llama-imatrix fails.
     """
     assert rows.name == "train.jsonl", f"{rows} is not the training split"
     record: dict[str, Any] = {"tokens": 0}
@@ -72,7 +73,9 @@ def imatrix(
 
 
 def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> int:
-    """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time; how many chunks."""
+    """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time. Return the number of
+    chunks.
+    """
     text_file, matrix = folder / "train.txt", folder / "imatrix.gguf"
     text_file.write_text(text, encoding="utf-8", newline="")
     options = {
@@ -90,14 +93,15 @@ def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> i
         *(str(part) for option in options.items() for part in option),
         *("--no-ppl", "--parse-special", "--no-escape", "--offline"),
     ]
-    run_tool(command, cwd=folder)  # in its folder: llama-imatrix writes the text's path into the file
+    # Run in the folder, because llama-imatrix writes the text's path into the file.
+    run_tool(command, cwd=folder)
     text_file.unlink()
     return int(check_gguf(matrix).fields["imatrix.chunk_count"])
 
 
 def spread(rows: Path, tokens: int) -> Iterator[Row]:
-    """The chats and texts, in an order whose start is spread over the entire file, so that the first `tokens`
-    tokens of them stand for all.
+    """Yield the chats and texts in an order that begins with rows from all over the file, so that the first
+    `tokens` tokens represent the entire file.
     """
     step = max(1, rows.stat().st_size // (tokens * ROW_BYTES))
     stand_ins = has_stand_ins(rows)
@@ -106,14 +110,16 @@ def spread(rows: Path, tokens: int) -> Iterator[Row]:
 
 
 def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Iterator[str]:
-    """Rows as the model sees them until they have `tokens` tokens, without those that can't be rendered."""
+    """Yield rows as the model sees them, until they have `tokens` tokens. Rows that can't be rendered are
+    left out.
+    """
     left = tokens
     for row in rows:
         if left <= 0:
             return
         text = ""
         if row.get("kind", "chat") == "chat":
-            with suppress(Unrenderable):  # preprocess has counted it; the last rendering holds all turns
+            with suppress(Unrenderable):  # preprocess has counted it; the last rendering contains all turns
                 text = renderings(tokenizer, row["messages"], row.get("tools"))[-1].text
         else:
             text = "".join(segment["text"] for segment in row["segments"]) + tokenizer.eos_token
