@@ -1,9 +1,9 @@
 """Train the scales of one level on the answers of the 16-bit GGUF that it was made from.
 
-Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/gguf/NAME-LEVEL.gguf`, `data/final/` and
-`data/distill/`. Writes `models/gguf/NAME-LEVEL-distilled.gguf`, of which every byte is the level's but the
-scales and its provenance, and `reports/distill/LEVEL.json`. It trains below `models/.distill/`; a killed run
-resumes from its checkpoint. Command: `python -m pipeline distill@Q4_0`
+Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/gguf/NAME-LEVEL.gguf`, `data/final/` and `data/distill/`.
+Writes `models/gguf/NAME-LEVEL-distilled.gguf`, in which every byte except the scales and the provenance is
+the level's, and `reports/distill/LEVEL.json`. It trains below `models/.distill/`; a killed run resumes from
+its checkpoint. Command: `python -m pipeline distill@Q4_0`
 """
 
 from pathlib import Path
@@ -30,10 +30,10 @@ KEPT = ("steps", "seconds", "tokens", "peak_memory_bytes", "teacher")
 
 
 def write(project: Path, level: Path, target: Path) -> dict[str, str]:
-    """Publish `target`, the file `level` with the scales that were trained in the sub-project; the hashes of
-    what it was made from.
+    """Publish `target`: the file `level` with the scales that were trained in the sub-project `project`.
+    Return the hashes of what it was made from.
 
-    Raises `DataError` if they were trained in another file.
+    Raises `DataError` if the scales were trained in another file.
     """
     base, adapter = project / "models/base", project / "models/adapter"
     hashes = {"level_sha256": file_hash(level), "source_sha256": file_hash(base / "source.gguf")}
@@ -53,7 +53,7 @@ def write(project: Path, level: Path, target: Path) -> dict[str, str]:
 
 
 def check_distillable(source: Path) -> None:
-    """Raise `ConfigError` for a model whose levels can't be trained on as GGUFs, before hours of work."""
+    """Raise `ConfigError` if the model's levels can't be trained on as GGUFs, before hours of work."""
     why = None
     try:
         if other := not_dense(checked_header(source)):
@@ -67,7 +67,9 @@ def check_distillable(source: Path) -> None:
 
 
 def main(params: Params, root: Path, level: str) -> None:
-    """Run the stage for one level on the files below `root`."""
+    """Run the stage for one level on the files below `root`. Raises `ConfigError` if `quantize.distill` does
+    not list the level.
+    """
     if level not in params.quantize.distill:
         raise ConfigError(
             "Q-DISTILL-004",
@@ -109,7 +111,9 @@ def main(params: Params, root: Path, level: str) -> None:
 
 
 def figures(report: Path) -> dict[str, Any]:
-    """What reports/distill/LEVEL.json has of the training's `report`: losses are mean divergences in nats."""
+    """Return the figures of the training's `report` for reports/distill/LEVEL.json. Losses are mean
+    divergences in nats.
+    """
     trained = read_json(report, "run the stage again")
     return {key: trained[key] for key in KEPT if key in trained} | {
         "loss_first": trained["loss_first"],
