@@ -1,8 +1,8 @@
-"""Does a model's folder hold what its config.json says: rows, layers, head, shapes, numbers that fit the
-GGUF's type.
+"""Check that a model's folder contains what its config.json states: rows, layers, head, shapes, and numbers
+that fit the GGUF's type.
 
-Converters take what they find: a layer too few, a head that is stored and not used, or a bias left out make a
-GGUF that loads and answers worse.
+Converters accept what they find: a missing layer, a head that is stored and not used, or a left-out bias make
+a GGUF that loads and answers worse.
 """
 
 import json
@@ -22,13 +22,13 @@ from pipeline.planning.shape import KNOWN, known_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
-BLOCK = 1 << 26  # bytes of a tensor that are looked at together
+BLOCK = 1 << 26  # bytes of a tensor that are read at a time
 F16_END = 65_520.0  # the smallest number that rounds to infinity in float16; the largest float16 is 65,504
 
 
 def contradictions(folder: Path, kind: str) -> list[str]:
-    """Every reason why the model in `folder` can't be what its config.json says, or written as `kind` (F16 or
-    BF16).
+    """Return every reason why the model in `folder` can't be what its config.json states, or can't be written
+    as `kind` (F16 or BF16).
 
     Raises `DataError` if config.json or a weight file can't be read at all.
     """
@@ -39,7 +39,7 @@ def contradictions(folder: Path, kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's folder: config.json, and the entries of its weight files."""
+    """Contents of a model's folder: config.json, and the entries of its weight files."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -47,17 +47,19 @@ class Model:
 
     @property
     def embedding(self) -> Entry | None:
-        """The matrix of embeddings."""
+        """Embedding matrix; None if there is none."""
         return next((entry for name, entry in self.tensors.items() if name.endswith(EMBEDDINGS)), None)
 
     @property
     def layers(self) -> set[int]:
-        """The numbers of layers that have a tensor."""
+        """Numbers of the layers that have a tensor."""
         return {int(match[1]) for name in self.tensors if (match := LAYER.match(name))}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of the language model; in some models it is a part of the entire one."""
+    """Return config.json of the language model, which in some models is a part of the entire one. Raises
+    `DataError` if it can't be read.
+    """
     try:
         return text_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -68,12 +70,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def head(model: Model) -> Iterator[str]:
-    """A tied head is the embedding and stored once; another one is stored."""
+    """Yield a sentence if a tied head is stored with other values than the embedding, or an untied one is not
+    stored.
+    """
     from transformers import AutoConfig
 
     stored, embedding = model.tensors.get("lm_head.weight"), model.embedding
     tied = model.config.get("tie_word_embeddings")
-    if tied is None:  # transformers leaves out what is the architecture's default
+    if tied is None:  # transformers does not write a value that is the architecture's default
         complete = AutoConfig.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
         tied = complete.get_text_config().tie_word_embeddings
     if tied and stored and embedding and not same_values(stored, embedding):
@@ -89,7 +93,7 @@ def head(model: Model) -> Iterator[str]:
 
 
 def rows(model: Model) -> Iterator[str]:
-    """vocab_size is the number of rows, and every token has one."""
+    """Yield a sentence if vocab_size is not the number of rows, and one if a token has no row."""
     embedding, stated = model.embedding, model.config.get("vocab_size")
     if embedding and embedding.shape[0] != stated:
         yield (
@@ -106,7 +110,9 @@ def rows(model: Model) -> Iterator[str]:
 
 
 def layers(model: Model) -> Iterator[str]:
-    """Exactly num_hidden_layers, and those for multi-token prediction that config.json names, are there."""
+    """Yield a sentence for missing and one for surplus layers: there must be exactly num_hidden_layers, and
+    those for multi-token prediction that config.json names.
+    """
     config, numbers = model.config, model.layers
     count, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
     if not numbers or count is None:
@@ -125,7 +131,9 @@ def layers(model: Model) -> Iterator[str]:
 
 
 def shapes(model: Model) -> Iterator[str]:
-    """Weights and biases of all linears, where the architecture is one whose shapes are known."""
+    """Yield a sentence if a linear's weight or bias has another shape than config.json implies. Architectures
+    with unknown shapes are not checked.
+    """
     config = model.config
     if config.get("model_type") not in KNOWN:
         return
@@ -149,7 +157,7 @@ def shapes(model: Model) -> Iterator[str]:
 
 
 def overflows(model: Model) -> Iterator[str]:
-    """Matrices with numbers that float16 can't hold; vectors stay in float32."""
+    """Yield a sentence if matrices have numbers too large for float16. Vectors stay in float32."""
     wrong = [
         (entry.name, largest)
         for entry in model.tensors.values()
@@ -166,7 +174,7 @@ def overflows(model: Model) -> Iterator[str]:
 
 
 def _largest(entry: Entry) -> float:
-    """The largest absolute value; NaN where there is one."""
+    """Return the largest absolute value; NaN if the tensor contains one."""
     import torch
 
     if not prod(entry.shape):

@@ -1,9 +1,9 @@
-"""Convert to GGUF with llama.cpp's own converters: the merged model, the untuned base, and the adapter alone.
+"""Convert to GGUF with llama.cpp's own converters: the merged model, the untuned base, and the adapter.
 
-Reads `models/base/`, `models/base.json`, `models/adapter/`, `models/merged/`.
-Writes `models/gguf/NAME-F16.gguf`, `NAME-base-F16.gguf` and `NAME-lora.gguf` (BF16 where `convert.type` says
-so). Where nothing needs it, `NAME-base-F16.gguf` holds no weights and says so; so does the
-adapter's of one that can only be merged (DoRA). Command: `python -m pipeline convert`
+Reads `models/base/`, `models/base.json`, `models/adapter/`, `models/merged/`. Writes
+`models/gguf/NAME-F16.gguf`, `NAME-base-F16.gguf` and `NAME-lora.gguf` (BF16 if `convert.type` is BF16). If
+nothing needs `NAME-base-F16.gguf`, it is a placeholder that contains no weights. So is the adapter's file if
+the adapter can only be merged (DoRA). Command: `python -m pipeline convert`
 """
 
 import json
@@ -28,12 +28,14 @@ from pipeline.stages.convert.consistency import contradictions
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 AGAIN = "run `snakemake --force train`"
-TOGETHER = 2  # converters that run at the same time: each keeps one core busy, much of its time by importing
+TOGETHER = 2  # converters that run at the same time; each keeps one core busy, much of its time by importing
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a conversion depends on: the pre-tokenizers, and what tokenizer's files are not the base's."""
+    """Facts that a conversion depends on: the pre-tokenizers, and the tokenizer files that differ from the
+    base's.
+    """
 
     base: PreTokenizer
     merged: PreTokenizer
@@ -41,7 +43,9 @@ class Found:
 
 
 def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found:
-    """Look at both folders before conversion to `kind` (F16 or BF16). Raises `DataError` with all faults."""
+    """Check both folders before their conversion to `kind` (F16 or BF16). Raises `DataError` with
+    all faults.
+    """
     reasons: list[str] = []
     pre_tokenizers: list[PreTokenizer] = []
     differing = differing_files(base, merged)
@@ -61,7 +65,9 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
 
 
 def differing_files(base: Path, merged: Path) -> tuple[str, ...]:
-    """The tokenizer's files that only one folder has or that differ, in JSON by more than its layout."""
+    """Return the names of tokenizer files that only one folder has or that differ. JSON files are compared by
+    content, not by layout.
+    """
     return tuple(name for name in TOKENIZER_FILES if _content(base / name) != _content(merged / name))
 
 
@@ -74,7 +80,7 @@ def _content(file: Path) -> object:
 
 @dataclass(frozen=True)
 class Sources:
-    """What is converted: the folders of base, adapter and merged model; `lineage` is models/base.json."""
+    """Folders to convert: base, adapter and merged model; `lineage` is models/base.json."""
 
     base: Path
     adapter: Path
@@ -86,11 +92,11 @@ def convert(
     models: Sources, folder: Path, settings: Convert, tools: Toolchain, *, with_base: bool = True
 ) -> Found:
     """Write NAME-TYPE.gguf, NAME-base-TYPE.gguf and NAME-lora.gguf to `folder`, each read back before it is
-    published; what they go by.
+    published. Return the facts that the conversion depended on.
 
-    Unless `with_base` the base's file holds no weights: at 7B it would take 15 GB. Raises
-    `DataError` with all reasons against it before anything is converted, `ToolError` if a converter fails,
-    `MachineError` if the disk is too small.
+    Without `with_base` the base's file contains no weights: at 7B it would be 15 GB. Raises `DataError` with
+    all faults before anything is converted, `ToolError` if a converter fails, `MachineError` if the disk is
+    too small.
     """
     base, adapter, merged = models.base, models.adapter, models.merged
     name, type = settings.name, settings.type
@@ -135,7 +141,7 @@ def convert(
     else:
         fields = {**shared, **tuned, "general.name": f"{name}-lora"}
         conversions[lora] = partial(lora_to_gguf, tools, adapter, base, type=type, fields=fields)
-    # where one fails, none is published
+    # If one conversion fails, nothing is published.
     with ExitStack() as published, ThreadPoolExecutor(TOGETHER) as pool:
         asides = [published.enter_context(publishing(target)) for target in conversions]
         running = [
@@ -146,13 +152,16 @@ def convert(
             for conversion in running:
                 conversion.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # what has not begun would be made for nothing
+            # Conversions that have not begun would be made for nothing.
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
     return pre_tokenizers
 
 
 def remark(pre: PreTokenizer, gguf: Path) -> str:
-    """Return how the pre-tokenizer was found, in a few words; if the converter chose it, what `gguf` says."""
+    """Return in a few words how the pre-tokenizer was found. If the converter chose it, report what `gguf`
+    contains.
+    """
     remarks = {
         "hash": f"pre-tokenizer {pre.name}",
         "structure": f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normalizer, "
@@ -166,7 +175,7 @@ def remark(pre: PreTokenizer, gguf: Path) -> str:
 
 
 def size(path: Path) -> str:
-    """How large a GGUF is, or that it was not made."""
+    """Return the size of a GGUF in MB, or "not made" for a placeholder."""
     return f"{path.stat().st_size / 1e6:.0f} MB" if is_made(path) else "not made"
 
 
