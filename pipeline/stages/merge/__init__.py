@@ -1,1 +1,1 @@
-"""The adapter added to 16-bit weights, in little memory."""
+"""The merge of the adapter into 16-bit weights, in little memory."""

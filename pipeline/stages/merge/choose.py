@@ -1,4 +1,6 @@
-"""Measure both merges, into the 16-bit base and into the NF4 base, at the level that ships, and choose."""
+"""Measure both merges (into the 16-bit base and into the NF4 base) at the level that ships, and
+choose one.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +21,21 @@ from pipeline.metrics.forward import trained_model
 from pipeline.metrics.intervals import interval
 
 MergeBase = Literal["16-bit", "nf4"]
-FEWEST = 8  # rows: an interval of fewer says little, that of one row nothing
+FEWEST = 8  # Fewest rows for an interval: one of fewer rows tells little, that of one row nothing.
 NAMES: Mapping[MergeBase, str] = {"16-bit": "16-bit base", "nf4": "NF4 base"}
-SCRATCH = ".merging"  # beside the merged model
-# in the order of measuring: the second, which is mostly the closer one, needn't be made again
+SCRATCH = ".merging"  # folder next to the merged model
+# In the order of measuring: the second merge is usually the closer one, and needn't be made again.
 MERGE_BASES: tuple[MergeBase, MergeBase] = "16-bit", "nf4"
-Divergences = dict[str, Divergence]  # of a merge, by 16-bit type and level
+Divergences = dict[str, Divergence]  # divergences of one merge, by 16-bit type and level
 
 
 def decide(sixteen_bit: Sequence[float], nf4: Sequence[float], level: str) -> tuple[MergeBase, str]:
-    """(winner, a sentence why), by each merge's mean divergence from the trained model (nats) on the same
-    rows, at the deciding level.
+    """Return the winner and a sentence why, by each merge's mean divergence from the trained model (nats) on
+    the same rows, at the deciding level.
 
-    The closer one wins where the 95 % interval of the mean difference, row by row on at least `FEWEST` rows,
-    leaves out 0; else the 16-bit weights: they are the published ones, and nothing speaks for others.
+    The closer merge wins if the 95 % interval of the mean difference excludes 0. Differences are taken row by
+    row, on at least `FEWEST` rows. Otherwise the 16-bit weights win, because they are the published ones and
+    nothing argues for others.
     """
     differences = [b - a for a, b in zip(sixteen_bit, nf4, strict=True)]
     rows = len(differences)
@@ -43,7 +46,7 @@ def decide(sixteen_bit: Sequence[float], nf4: Sequence[float], level: str) -> tu
             f"At {level} {rows} rows can't tell the two merges apart, so it is the base's own 16-bit weights",
         )
     merge_base: MergeBase = "16-bit" if low > 0 else "nf4"
-    least, most = sorted((abs(low), abs(high)))  # as seen from the winner
+    least, most = sorted((abs(low), abs(high)))  # both positive, from the winner's side
     return (
         merge_base,
         f"At {level} the merge into the {NAMES[merge_base]} is closer to the trained model by {least:.4f} to "
@@ -53,7 +56,9 @@ def decide(sixteen_bit: Sequence[float], nf4: Sequence[float], level: str) -> tu
 
 @dataclass(frozen=True)
 class Choice:
-    """The base weights to merge into, why, and the figures of every merge and level that was measured."""
+    """Choice of the base weights to merge into, the reason, and the figures of every merge and level that was
+    measured.
+    """
 
     merge_base: MergeBase
     reason: str
@@ -64,13 +69,13 @@ class Choice:
 def merge_the_better(
     make: Callable[[MergeBase, Path], dict[str, Any]], params: Params, root: Path, tools: Toolchain
 ) -> tuple[Choice, dict[str, Any]]:
-    """Make both merges with `make(merge_base, folder)`, publish the one that measures better as
-    `models/merged` below `root`; the choice and that merge's record.
+    """Make both merges with `make(merge_base, folder)` and publish the one that measures better as
+    `models/merged` below `root`. Return the choice and that merge's record.
 
-    One merge, its 16-bit GGUF and one level are on the disk at a time: the first merge is deleted once it is
-    measured, and made again if it wins (the same bytes; at 7B minutes, where both at once would take 15 GB
-    more than all that is kept). The rows are read first: what is wrong with them should not be found after an
-    hour.
+    Only one merge, its 16-bit GGUF and one level are on the disk at a time. The first merge is deleted once
+    it is measured, and made again (with the same bytes) if it wins. At 7B that takes minutes; keeping both
+    would take 15 GB more than everything that is kept. The rows are read first, so that an error in them is
+    reported before an hour of work.
     """
     base, adapter, merged = (root / "models" / name for name in ("base", "adapter", "merged"))
     rows = root / "data/final/val.jsonl"
@@ -94,7 +99,9 @@ def merge_the_better(
 
 
 def held_out(rows: Path, adapter: Path, context: int) -> list[Prompt]:
-    """Rows of `context` tokens at most from a split not trained on, with positions that training teaches."""
+    """Return rows of at most `context` tokens from a split that was not trained on, with the positions that
+    training teaches. Raises `DataError` if there are none.
+    """
     encoded = encoded_rows(load_tokenizer(adapter), rows, MERGE_ROWS, context)
     prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:
@@ -107,8 +114,9 @@ def held_out(rows: Path, adapter: Path, context: int) -> list[Prompt]:
 
 
 def measure(merged: Path, reference: Any, params: Params, tools: Toolchain) -> Divergences:
-    """{16-bit type and the level that decides: divergence from the trained model}, whose logits on held-out
-    prompts `reference` has. The GGUFs are made beside `merged` and deleted.
+    """Return the divergence from the trained model at the 16-bit type and at the deciding level, by type.
+    `reference` contains the trained model's logits on held-out prompts. The GGUFs are made next to `merged`
+    and deleted.
     """
     threads, kind, level = params.machine.threads, params.convert.type, params.quantize.deciding
     source, gguf = (merged.with_name(f"{merged.name}-{name}.gguf") for name in (kind, level))
@@ -124,7 +132,7 @@ def measure(merged: Path, reference: Any, params: Params, tools: Toolchain) -> D
 
 
 def choose(measured: Mapping[MergeBase, Divergences], level: str) -> Choice:
-    """Take the better of both merges, by figures against the trained model; see `decide`."""
+    """Choose the better of both merges by their divergence from the trained model; see `decide`."""
     merge_base, reason = decide(measured["16-bit"][level].kld_rows, measured["nf4"][level].kld_rows, level)
     candidates = {
         name: {model: figures(divergence) for model, divergence in models.items()}
@@ -134,7 +142,7 @@ def choose(measured: Mapping[MergeBase, Divergences], level: str) -> Choice:
 
 
 def figures(divergence: Divergence) -> dict[str, Any]:
-    """One merge at one level for reports/merge.json: means with their 95 % intervals."""
+    """Return one merge's figures at one level for reports/merge.json: means with their 95 % intervals."""
     low, high = interval(divergence.kld_rows)
     return {
         "kld_mean": divergence.kld,

@@ -1,8 +1,8 @@
 """Merge the adapter into the base's weights on the CPU, in blocks of rows: summed in float64, rounded once.
 
-Reads `models/base/` and `models/adapter/`.
-Writes `models/merged/` (safetensors shards, config, generation config, tokenizer and template, `merge.json`:
-how it was merged). Command: `python -m pipeline merge`
+Reads `models/base/` and `models/adapter/`. Writes `models/merged/`: safetensors shards, config, generation
+config, tokenizer and template, and `merge.json`, which records how it was merged. Command: `python -m
+pipeline merge`
 """
 
 from dataclasses import asdict
@@ -19,19 +19,19 @@ from pipeline.models.merging.inputs import RECORD, check_same_base, need_nf4, re
 from pipeline.stages.merge.choose import SCRATCH, Choice, MergeBase, merge_the_better
 from pipeline.stages.merge.stream import idle_adapters, stream
 
-# of the merged weights, by convert.type: what its GGUF holds, so that they are rounded once
+# Type of the merged weights by convert.type. It is the type that the GGUF stores, so they are rounded once.
 DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
 def merge(merge_base: MergeBase, merged: Path, *, base: Path, adapter: Path, dtype: str) -> dict[str, Any]:
-    """Write the model of `base` with `adapter` in it to `merged`; the record that also becomes
+    """Write the model of `base` with `adapter` merged into it to `merged`. Return the record, which is also
     `merged/merge.json`.
 
-    `merge_base` is what is added to: the base's 16-bit weights, or what NF4 left of them while training, for
-    exactly the linears that were in NF4. Some blocks of rows are in memory at a time, and each is rounded
-    once. Tensors that the adapter does not change are copied bit for bit, or rounded if the base has another
-    type. Raises `DataError` if adapter and base don't fit, if a setting of the adapter can't be followed, or
-    if a weight does not fit `dtype`.
+    `merge_base` selects the weights that the adapter is added to: the base's 16-bit weights, or their NF4
+    rounding from training for exactly the linears that were in NF4. Some blocks of rows are in memory at a
+    time, and each is rounded once. Tensors that the adapter does not change are copied bit for bit, or
+    rounded if the base has another type. Raises `DataError` if adapter and base don't fit, if a setting of
+    the adapter is not supported, or if a weight does not fit `dtype`.
     """
     run = read_run(adapter)
     record: dict[str, Any] = {
@@ -51,11 +51,13 @@ def merge(merge_base: MergeBase, merged: Path, *, base: Path, adapter: Path, dty
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`; with `merge.base` auto, make both and keep the better one."""
+    """Run the stage on the files below `root`. If `merge.base` is auto, make both merges and keep the better
+    one.
+    """
     settings, merged = params.merge, root / "models/merged"
     base, adapter = root / "models/base", root / "models/adapter"
     make = partial(merge, base=base, adapter=adapter, dtype=DTYPES[params.convert.type])
-    remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
+    remove(merged.with_name(SCRATCH))  # Remove both merges of a killed run, tens of GB at 7B.
     run = read_run(adapter)
     if settings.base == "auto" and run.nf4:
         tools = find_toolchain(params.machine.llama_cpp)

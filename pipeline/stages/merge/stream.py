@@ -1,5 +1,5 @@
-"""The merge itself: shard by shard, tensor by tensor, a block of rows in memory at a time; and how much the
-adapter changes each weight, measured on the way.
+"""Merge shard by shard, tensor by tensor, with a block of rows in memory at a time. How much the adapter
+changes each weight is measured on the way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,16 +40,16 @@ COPIED_TYPES = {
     "I32",
     "U64",
     "I64",
-}  # types that are not weights: copied as they are
-SAMPLE = 1 << 18  # numbers of a tensor from which what NF4 costs is measured
-Sums = NDArray[np.float64]  # of the numbers of an adapted tensor: five, see `change_sums`
+}  # types that are not weights; they are copied unchanged
+SAMPLE = 1 << 18  # numbers sampled from a tensor to measure its NF4 error
+Sums = NDArray[np.float64]  # five sums over the numbers of an adapted tensor, see `change_sums`
 
 
 def stream(
     base: Path, adapter: Path, folder: Path, dtype: str, nf4: Nf4 | None, *, into_nf4: bool
 ) -> dict[str, Any]:
-    """Write every tensor of the merge to `folder`, shard by shard as the base has them, with index and
-    settings; what is to be recorded.
+    """Write every tensor of the merge to `folder`, in the base's shards, with index and settings. Return the
+    values to record.
     """
     planned = plan(read_folder(base), read_adapter(adapter), structure(base), nf4=into_nf4)
     files: dict[str, list[Job]] = {}
@@ -84,7 +84,9 @@ def stream(
 
 
 def kind_of(job: Job, dtype: str) -> str:
-    """The type (safetensors' names) of a job's tensor in the merged model. Raises `DataError` for 8 bit."""
+    """Return the type (safetensors' name) of a job's tensor in the merged model. Raises `DataError` for 8-bit
+    types.
+    """
     if job.source.dtype in COPIED_TYPES:
         return job.source.dtype
     if job.source.dtype.startswith("F8"):
@@ -93,7 +95,9 @@ def kind_of(job: Job, dtype: str) -> str:
 
 
 def write_tensor(shard: BinaryIO, job: Job, kind: str, nf4: Nf4 | None) -> list[dict[str, Any]]:
-    """Write a job's tensor and its update's diagnostics, with a few blocks of rows in memory at a time."""
+    """Write a job's tensor, with a few blocks of rows in memory at a time. Return the diagnostics of its
+    update: one record, or an empty list if the adapter does not change the tensor.
+    """
     import torch
 
     rows, sums = Rows(job, nf4), np.zeros(5)
@@ -123,8 +127,8 @@ def write_tensor(shard: BinaryIO, job: Job, kind: str, nf4: Nf4 | None) -> list[
 
 
 def change_sums(start: Any, total: Any) -> Sums:
-    """Sums over rows of a weight W before and after (float64; with DoRA's lengths more than B·A changed):
-    the count of its numbers, W², |W|, Δ², |Δ|.
+    """Return five sums over rows of a weight W before and after the merge (float64): the count of its
+    numbers, W², |W|, Δ², |Δ|. With DoRA's lengths more than B·A changes.
     """
     import torch
 
@@ -135,14 +139,14 @@ def change_sums(start: Any, total: Any) -> Sums:
 
 
 def figures(name: str, update: Update, sums: Sums, lost: float | None) -> dict[str, Any]:
-    """One tensor's record: rank, scale, Frobenius norms, mean |Δ| ÷ mean |W|, what NF4 cost it ÷ ‖ΔW‖,
+    """Return one tensor's record: rank, scale, Frobenius norms, mean |Δ| ÷ mean |W|, NF4 error ÷ ‖ΔW‖,
     spectral norm of Δ.
 
-    `rows` and `columns` are one expert's, as is the spectral norm (the largest of all), which DoRA's change,
-    being of full rank, has none of.
+    `rows` and `columns` are those of one expert, and so is the spectral norm (the largest of all experts).
+    DoRA's change has full rank, so its spectral norm is None.
     """
     layer, module = place_of(name)
-    count, start_squares, start_sum, change_squares, change_sum = sums.tolist()  # as in `change_sums`
+    count, start_squares, start_sum, change_squares, change_sum = sums.tolist()  # see `change_sums`
     change, weight = sqrt(change_squares), sqrt(start_squares)
     return {
         "tensor": name,
@@ -170,7 +174,9 @@ def _norm(values: Any) -> float:
 
 
 def _spectral(update: Update) -> float:
-    """Largest singular value of any expert's scaled update: that of R_left · R_rightᵀ of two QRs."""
+    """Return the largest singular value of any expert's scaled update. It is computed as that of R_left ·
+    R_rightᵀ from two QR decompositions.
+    """
     import torch
 
     left = torch.linalg.qr(update.left.double(), mode="r").R
@@ -179,10 +185,10 @@ def _spectral(update: Update) -> float:
 
 
 def nf4_error(entry: Entry, nf4: Nf4) -> float:
-    """‖16-BIT − NF4‖ ÷ ‖16-BIT‖ from at most SAMPLE numbers, rows evenly spread over the tensor."""
+    """Return ‖16-BIT − NF4‖ ÷ ‖16-BIT‖ from at most SAMPLE numbers, in rows evenly spread over the tensor."""
     import torch
 
-    step = nf4.block // gcd(nf4.block, entry.columns)  # rows that end where a block does
+    step = nf4.block // gcd(nf4.block, entry.columns)  # number of rows that end at the end of a block
     count = max(1, SAMPLE // (entry.columns * step))
     places = sorted({int(place) // step * step for place in torch.linspace(0, entry.rows - 1, count)})
     values = torch.cat([read_rows(entry, place, min(place + step, entry.rows)).view(-1) for place in places])
@@ -194,7 +200,9 @@ def nf4_error(entry: Entry, nf4: Nf4) -> float:
 
 
 def idle_adapters(adapters: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence on adapters that changed no weight, if any did; `adapters` are records of `figures`."""
+    """Return a list with one sentence on adapters that changed no weight; empty if all did. `adapters` are
+    records of `figures`.
+    """
     idle = [tensor["tensor"] for tensor in adapters if tensor["norm_update"] == 0.0]
     return (
         [
