@@ -1,8 +1,8 @@
 """Merge the adapter into the base's weights on the CPU, in blocks of rows: summed in float64, rounded once.
 
 Reads `models/base/` and `models/adapter/`. Writes `models/merged/`: safetensors shards, config, generation
-config, tokenizer and template, and `merge.json`, which records how it was merged. Command: `python -m
-pipeline merge`
+config, tokenizer and template, and `merge.json`, which records how it was merged.
+Command: `python -m pipeline merge`
 """
 
 from dataclasses import asdict
