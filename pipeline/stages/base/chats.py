@@ -1,7 +1,7 @@
 """Check that a folder's tokenizer and template are sound, and whether chats can be trained on them.
 
-Both are foreign programs, so they are first tried in processes with limits. Nothing but small files is read,
-so it is known before the weights are fetched or copied.
+Both are third-party programs, so they are first tried in processes with limits. Only small files are read, so
+the result is known before the weights are fetched or copied.
 """
 
 from dataclasses import dataclass
@@ -25,24 +25,26 @@ from pipeline.core.text import listed, quoted, shortened
 from pipeline.stages.base.model_trial import tried_model
 from pipeline.stages.base.text_part import settings_only
 
-EARLY_BYTES = 1 << 30  # of weights
+# bytes of weights from which tokenizer and template are tried before the weights arrive
+EARLY_BYTES = 1 << 30
 DAY = date.fromisoformat(TEMPLATE_DATE)
-# no system turn where the chat has none, as in Hermes' and most models of one's own
+# A chat without a system turn gets none, as in Hermes' and most custom ChatML templates.
 CHATML = (
     "{%- for message in messages %}"
     "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-SHOWN = 12  # control tokens in a sentence
+SHOWN = 12  # control tokens shown in a message
 
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """Choices of section `base` on how chats are written: `template` in place of the base's chat template (""
-    for none, None for its own), `end_of_turn`, the control token that ends an answer (None for the one that
-    the template writes), and `day`, the date that a template prints which asks for today's. `new_tokens` are
-    those that the tokenizer gets.
+    """Choices of section `base` on how chats are written.
+
+    `template` replaces the base's chat template ("" for none, None for the base's own). `end_of_turn` is the
+    control token that ends an answer (None for the one that the template writes). `day` is the date that a
+    template prints if it calls for today's. `new_tokens` are added to the tokenizer.
     """
 
     template: str | None = None
@@ -55,7 +57,7 @@ OWN = ChatSettings()
 
 
 def chosen_chats(chosen: Base, root: Path) -> ChatSettings:
-    """Return what section `base` says of chats. Raises `DataError` if its template file can't be read."""
+    """Return the chat settings of section `base`. Raises `DataError` if its template file can't be read."""
     template: str | None
     match chosen.chat_template:
         case "own":
@@ -71,10 +73,10 @@ def chosen_chats(chosen: Base, root: Path) -> ChatSettings:
 
 
 def read_template(file: Path) -> str:
-    """Return the text of a template. Raises `DataError` if the file can't be read, or holds nothing."""
+    """Return the text of a template. Raises `DataError` if the file can't be read or is empty."""
     try:
         need_file(file)
-        text = file.read_text(encoding="utf-8-sig")  # editors of Windows write a mark
+        text = file.read_text(encoding="utf-8-sig")  # editors on Windows write a byte-order mark
     except (OSError, ValueError) as error:
         raise DataError(
             "Q-BASE-045",
@@ -90,13 +92,15 @@ def read_template(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Tried:
-    """A tokenizer, with `no_chats`, a sentence if no chat can be trained on it and its template, only texts;
-    or with `note`, a sentence if that is so of a usual kind of chats.
+    """Tokenizer of a folder, and what can be trained with it.
 
-    Its eos_token is the end of turn. `named_end` is the one that the folder names, if that is another, "" if
-    it names none. Its template is `prompt`'s, if the generation prompt of the folder's had to be changed,
-    `is_begun` if the beginning of text had to be put in front, and `keeps_end` if it still writes `named_end`
-    beside the end of turn.
+    `no_chats` is a sentence if no chat can be trained on it and its template, only texts. `note` is a
+    sentence if a usual kind of chats can't be trained.
+
+    The tokenizer's eos_token is the end of turn. `named_end` is the token that the folder names instead: None
+    if it is the same, "" if the folder names none. If the folder's generation prompt had to be changed,
+    `prompt` contains the changed template. `is_begun` is True if the beginning of text had to be put in front
+    of the template, and `keeps_end` if the template still writes `named_end` in addition to the end of turn.
     """
 
     tokenizer: Any
@@ -109,15 +113,15 @@ class Tried:
 
 
 def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
-    """Return the tokenizer of `folder` with the chat template and the end of turn that are chosen, and what
-    can't be trained on it. Without a chosen end of turn it has the one that the template writes.
+    """Return the tokenizer of `folder` with the chosen chat template and end of turn, and what can't be
+    trained on it. If no end of turn is chosen, it is the one that the template writes.
 
-    Raises `DataError` if tokenizer or template is broken, or takes too much.
+    Raises `DataError` if tokenizer or template is broken or exceeds its limits.
     """
     try:
         try_tokenizer(folder)
         tokenizer = read_tokenizer(folder)
-        if chosen.new_tokens:  # which the files have not yet if they are tried early
+        if chosen.new_tokens:  # missing in the files if they are tried early
             tokenizer.add_tokens(added(chosen.new_tokens, chosen.end_of_turn))
         if chosen.template is not None:
             tokenizer.chat_template = chosen.template or None
@@ -144,11 +148,12 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
             tokenizer.chat_template = prompt.template
         no_chats = why_no_chats(tokenizer, str(folder))
         if no_chats and named_end and not chosen.end_of_turn:
-            tokenizer.eos_token = named_end  # only texts are trained, which end as the model names it
+            # only texts are trained, and they end in the token that the model names
+            tokenizer.eos_token = named_end
         note = None if no_chats else need_trainable(tokenizer, str(folder))
     except QuenchError:
         raise
-    # untrusted files: the libraries raise what they stumble over
+    # untrusted files: the libraries raise errors of any kind
     except Exception as error:
         raise unreadable(folder, error) from error
     other_end = None if tokenizer.eos_token == named_end else named_end or ""
@@ -164,7 +169,7 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
 
 
 def generation_ends(folder: Path) -> list[Any]:
-    """Return the ids at which generation stops, as the files of `folder` say: generation_config.json, or
+    """Return the ids at which generation stops. They come from generation_config.json of `folder`, or from
     config.json if that names none.
     """
     for name in ("generation_config.json", "config.json"):
@@ -197,16 +202,17 @@ def need_chatml(tokenizer: Any, folder: Path) -> None:
 
 
 def control_tokens(tokenizer: Any) -> str:
-    """Return the first of the tokenizer's control tokens, for a sentence."""
+    """Return the first `SHOWN` of the tokenizer's control tokens as text for a message."""
     words = list(tokenizer.get_added_vocab())
     return ", ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")
 
 
 def try_early(folder: Path, weights: int, owner: str, chosen: ChatSettings = OWN) -> None:
-    """Raise what `tried_tokenizer` and `tried_model` do, before weights of so many bytes are fetched or
-    copied, and print why only texts can be trained on `owner`, if that is so: whoever has chats can stop.
+    """Try tokenizer and model before `weights` bytes of weights are fetched or copied. If only texts can be
+    trained on `owner`, print why, so that users who have chats can stop.
 
-    The finished folder is tried in any case; that costs three seconds, in which a small model is here.
+    The finished folder is tried in any case. That takes three seconds, in which a small model is fetched, so
+    nothing is tried early below `EARLY_BYTES`. Raises what `tried_tokenizer` and `tried_model` raise.
     """
     if weights < EARLY_BYTES:
         return
@@ -225,7 +231,9 @@ def try_early(folder: Path, weights: int, owner: str, chosen: ChatSettings = OWN
 
 
 def need_compiled(templates: dict[str, str], owner: str) -> None:
-    """Try the templates (by name) of `owner` in a process with limits. Raises `DataError` for a bad one."""
+    """Try the templates (by name) of `owner` in a process with limits. Raises `DataError` for an
+    invalid one.
+    """
     if broken := try_templates(templates, owner):
         raise DataError(
             "Q-BASE-037",
@@ -234,6 +242,6 @@ def need_compiled(templates: dict[str, str], owner: str) -> None:
 
 
 def unreadable(folder: Path, error: Exception) -> DataError:
-    """Return the error for what a library raised over the files of `folder`."""
+    """Return the error for an exception that a library raised over the files of `folder`."""
     reason = shortened(error, 300)
     return DataError("Q-BASE-012", f"{folder} can't be read ({reason}): fetch it again")

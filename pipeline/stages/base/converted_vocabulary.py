@@ -1,8 +1,9 @@
-"""Check how llama.cpp reads the tokenizer of a folder once it is converted, before anything is trained.
+"""Check how llama.cpp reads a folder's tokenizer after conversion, before anything is trained.
 
-Stage `base` does so for tokenizers that are no byte-level BPE (SentencePiece's), of which the converter reads
-other files than training, and llama.cpp has rules of its own for spaces; and for families that are not known
-(`pipeline.gguf.families`), of some of which it reads any tokenizer by rules of their own.
+Stage `base` checks two kinds of tokenizers. The first are those that are not byte-level BPE (SentencePiece):
+the converter reads other files than training, and llama.cpp has rules of its own for spaces. The second are
+those of unknown families (`pipeline.gguf.families`), because llama.cpp reads any tokenizer of some families
+by special rules.
 """
 
 from collections.abc import Sequence
@@ -20,17 +21,17 @@ from pipeline.llamacpp.tools import Toolchain, run_converter
 from pipeline.stages.base.gguf_import import ids_by_llama_cpp
 from pipeline.stages.base.sentencepiece_file import PIECES_FILE
 
-SHOWN = 4  # tokens in a sentence
-CONTEXT = 20  # characters before them
+SHOWN = 4  # tokens shown in a message
+CONTEXT = 20  # characters shown before those tokens
 
 
 def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
-    """Raise `DataError` if llama.cpp's converter can't take the tokenizer of `folder`, or llama.cpp gives
-    other ids than training by what it makes of it.
+    """Raise `DataError` if llama.cpp's converter can't convert the tokenizer of `folder`, or if llama.cpp
+    gives other ids than training with the converted tokenizer.
     """
     tokenizer = load_tokenizer(folder)
     texts = [*probes(tokenizer), control_tokens(tokenizer)]
-    with suppress(Unrenderable):  # such a base trains texts only, which has been said
+    with suppress(Unrenderable):  # such a base trains texts only, which was reported before
         texts.append(render(tokenizer, [QUESTION, ANSWER]))
     with TemporaryDirectory() as place:
         vocabulary = Path(place) / "vocabulary.gguf"
@@ -53,20 +54,22 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
 
 
 def control_tokens(tokenizer: Any) -> str:
-    """Return a text that holds every control token; the converter gives some the type of ordinary ones."""
+    """Return a text that contains every control token. The converter gives some of them the type of ordinary
+    tokens.
+    """
     added = tokenizer.added_tokens_decoder.values()
     return "".join(f"a{token.content}" for token in added if token.special)
 
 
 def remedy(folder: Path) -> str:
-    """Return what a user can do about a folder whose tokens llama.cpp reads otherwise."""
+    """Return advice for a folder whose tokens llama.cpp reads differently."""
     if (folder / PIECES_FILE).is_file():
         return "take a GGUF of the model, on which training goes by llama.cpp's tokens, or another model"
     return f"complete the folder ({PIECES_FILE}), or take another model"
 
 
 def first_difference(tokenizer: Any, ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Return the words that say where two encodings of a text part, and into what."""
+    """Return words that tell where two encodings of a text differ, and by which tokens."""
     same = common_start(ours, theirs)
     words = [tokenizer.convert_ids_to_tokens(list(ids[same : same + SHOWN])) for ids in (ours, theirs)]
     return (

@@ -1,11 +1,11 @@
-"""Which files of a repository or folder are taken: all that a model needs, and nothing that runs."""
+"""Choice of the files of a repository or folder: everything that a model needs, and nothing that runs."""
 
 import re
 from collections.abc import Iterable
 
 from pipeline.core.errors import DataError
 
-# everything a model needs and nothing that runs: no pickles, no Python
+# Files that a model needs. Nothing here runs: no pickles, no Python.
 KEPT = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -23,12 +23,12 @@ KEPT = (
     "NOTICE*",
     "README.md",
 )
-DOUBLED = "consolidated*"  # some repositories hold the weights twice, once in the author's own format
+DOUBLED = "consolidated*"  # some repositories contain the weights twice, once in the author's own format
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 def kept_files(names: Iterable[str]) -> list[str]:
-    """Return those of the files in a model's folder that it needs and that don't run, in order."""
+    """Return in order those files of a model's folder that the model needs and that don't run."""
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     top = [name for name in names if "/" not in name]
@@ -36,7 +36,7 @@ def kept_files(names: Iterable[str]) -> list[str]:
 
 
 def choose_files(names: list[str], source: str) -> list[str]:
-    """The files to take out of a model's top folder, in order.
+    """Return in order the files to copy from a model's top folder.
 
     Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast
     tokenizer.
@@ -69,8 +69,8 @@ def choose_files(names: list[str], source: str) -> list[str]:
 
 
 def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
-    """The GGUF `file`, all parts where it is the first of several, and what says how it may be used. Raises
-    `DataError` if one is missing.
+    """Return the GGUF `file` (all parts if it is the first of a split file) and the files with its terms of
+    use. Raises `DataError` if one is missing.
     """
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
@@ -87,7 +87,7 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
 
 
 def no_such_file(file: str, names: list[str], source: str) -> DataError:
-    """That `source`, which holds `names`, has no GGUF `file`."""
+    """Return the error that `source`, which contains `names`, has no GGUF `file`."""
     there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
     return DataError(
         "Q-BASE-009",
@@ -96,7 +96,9 @@ def no_such_file(file: str, names: list[str], source: str) -> DataError:
 
 
 def gguf_parts(file: str) -> list[str]:
-    """The names of all parts of a split GGUF (NAME-00001-of-00002.gguf) by its first; of others, itself."""
+    """Return the names of all parts of a split GGUF, given its first part (NAME-00001-of-00002.gguf). For any
+    other file return its own name only.
+    """
     match = re.fullmatch(r"(.*-)00001-of-(\d{5})\.gguf", file)
     return (
         [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]

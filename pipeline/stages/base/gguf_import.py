@@ -1,4 +1,6 @@
-"""A GGUF file as a Hugging Face folder: dequantized to 16 bit, the tokenizer proven against llama.cpp's."""
+"""Conversion of a GGUF file to a Hugging Face folder: dequantized to 16 bit, the tokenizer checked against
+llama.cpp's.
+"""
 
 import io
 import json
@@ -29,7 +31,7 @@ from pipeline.stages.base.hf_folder import special_ids
 from pipeline.stages.base.runs_of_spaces import SPACE, keep_runs_of_spaces
 from pipeline.stages.base.sentencepiece_file import has_scores, puts_spaces, write_pieces
 
-# tokenizer.ggml.pre of vocabularies of GPT-2's kind with single digits: SmolLM 1 and 2, Granite 3
+# values of tokenizer.ggml.pre for GPT-2-like vocabularies with single digits: SmolLM 1 and 2, Granite 3
 SINGLE_DIGITS = ("smollm", "refact")
 
 
@@ -37,11 +39,12 @@ def unpack_gguf(
     file: Path, header: Header, folder: Path, tools: Toolchain, tie: bool = True
 ) -> OneMatrix | None:
     """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat
-    template; the matrix that head and embeddings share there though `file` stores two, if they do.
+    template.
 
-    bfloat16 stays bfloat16; every other type becomes float16. `tie` is whether to look for such a matrix.
-    Raises `DataError` if the architecture is not known, a weight is left over, missing or too large, or the
-    tokenizer gives other ids than llama.cpp's.
+    bfloat16 stays bfloat16; every other type becomes float16. With `tie`, look for one matrix that `file`
+    stores twice, as head and as embeddings; if there is one, tie the two in the folder and return it. Raises
+    `DataError` if the architecture is not known, a weight is surplus, missing or too large, or the tokenizer
+    gives other ids than llama.cpp's.
     """
     if is_mixture(header):
         raise DataError(
@@ -86,7 +89,7 @@ def unpack_gguf(
 
 
 def tie_head(model: Any, matrix: OneMatrix) -> None:
-    """Make one matrix of the model's head and embeddings, with the values of the finer copy."""
+    """Tie the model's head and embeddings, with the values of the finer copy."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if matrix.finer.name == HEAD:
         embeddings.weight = head.weight
@@ -95,14 +98,14 @@ def tie_head(model: Any, matrix: OneMatrix) -> None:
 
 
 def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
-    """What transformers' class `kind` reads out of a GGUF. Raises `DataError` if it can't."""
+    """Return what transformers' class `kind` reads from a GGUF. Raises `DataError` if it can't."""
     try:
-        # progress bars come from several hands, some deaf to logging's switch
+        # Progress bars come from different libraries, and some ignore the logging level.
         with redirect_stderr(io.StringIO()), quick_reader(), panics_as_errors():
             return kind.from_pretrained(
                 file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, **settings
             )
-    # an untrusted file: the libraries raise what they stumble over
+    # An untrusted file: the libraries raise errors of any kind.
     except Exception as error:
         reason, architecture = shortened(error, 300), header.fields["general.architecture"]
         on_it = ", or set base.quantization to gguf" if architecture in TRAINED_ON else ""
@@ -114,13 +117,13 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
 
 
 def load_tokenizer_of(file: Path, header: Header) -> Any:
-    """The tokenizer of a GGUF with its template, or all by name, as transformers reads it. Raises `DataError`
-    if it can't, or no end of turn is named.
+    """Return the tokenizer of a GGUF as transformers reads it, with its template, or with all templates by
+    name. Raises `DataError` if it can't be read or names no end of turn.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     family = family_in(header.fields)
-    # AutoTokenizer reads the header's settings first, for a class that it then doesn't need
+    # AutoTokenizer first reads the header's settings, for a class that it then doesn't need.
     kind = PreTrainedTokenizerFast if family and family.model_type else AutoTokenizer
     tokenizer = from_gguf(kind, file, header)
     drop_defaults(tokenizer, header.fields["tokenizer.ggml.tokens"])
@@ -142,12 +145,11 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
 
 
 def drop_defaults(tokenizer: Any, words: Sequence[str]) -> None:
-    """Take tokens out of `tokenizer` that the file's list of `words` doesn't have and nothing names.
+    """Remove tokens from `tokenizer` that are not in the file's list of `words` and that nothing names.
 
-    transformers 5.23 adds `<|endoftext|>` to every vocabulary of GPT-2's kind. In a file without it this
-    token is one more than there are rows of embeddings, or stands for a row that is only padding, and
-    llama.cpp reads its letters. Ids of the file's own tokens stay as they are: what is added stands behind
-    them.
+    transformers 5.23 adds `<|endoftext|>` to every GPT-2-like vocabulary. In a file without it this token is
+    one more than there are rows of embeddings, or it names a row that is only padding, and llama.cpp reads
+    its letters. Ids of the file's own tokens stay the same, because the added tokens come after them.
     """
     from tokenizers import Tokenizer
 
@@ -159,8 +161,8 @@ def drop_defaults(tokenizer: Any, words: Sequence[str]) -> None:
 
 
 def load_gguf(file: Path, header: Header, dtype: Any) -> Any:
-    """The model, dequantized to the torch type `dtype`. Raises `DataError` if transformers can't or leaves
-    out a tensor.
+    """Return the model, dequantized to the torch type `dtype`. Raises `DataError` if transformers can't load
+    it or leaves out a tensor.
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -185,7 +187,7 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     """Raise `DataError` unless the model has as many weights as the GGUF, all of them finite."""
     # a tied head counts once
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
-    # rotary factors are settings, and no model of transformers' has layers for drafting
+    # Rotary factors are settings, and no model in transformers has layers for drafting.
     others = (
         shape
         for name, (shape, _) in header.tensors.items()
@@ -208,11 +210,11 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
 
 
 def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
-    """Correct how the text is cut before merging, where transformers falls short of what the GGUF says
+    """Correct how text is split before merging if transformers does not follow the GGUF
     (`tokenizer.ggml.pre`).
 
     transformers 5.23 gives SmolLM and Granite GPT-2's rule, which keeps a space and a digit such as "½"
-    together; the models were trained with single digits (pre_tokenizer of the published tokenizer.json).
+    together. The models were trained with single digits (pre_tokenizer of the published tokenizer.json).
     `same_ids_as_llama_cpp` finds other cases.
     """
     from tokenizers import pre_tokenizers
@@ -228,9 +230,9 @@ def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
 
 def put_spaces(tokenizer: Any) -> None:
     """Let `tokenizer` put a space before every text that is not split further: the first one, and each that
-    follows a special token, as the published tokenizer.json of Llama 2 and Mistral and llama.cpp do.
+    follows a special token. The published tokenizer.json of Llama 2 and Mistral and llama.cpp do so.
 
-    transformers 5.23 puts one only before the first.
+    transformers 5.23 puts a space only before the first.
     """
     from tokenizers import normalizers
 
@@ -241,10 +243,10 @@ def put_spaces(tokenizer: Any) -> None:
 
 
 def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain, end: str) -> None:
-    """Raise `DataError` unless `tokenizer.json` gives the ids that llama.cpp gives by the GGUF's tokens.
+    """Raise `DataError` unless `tokenizer.json` gives the same ids as llama.cpp with the GGUF's tokens.
 
-    `end` is the end of turn: chats are full of text that follows such a token, before which llama.cpp puts a
-    space if the vocabulary is SentencePiece's.
+    `end` is the end of turn. Chats are full of text that follows this token, and llama.cpp puts a space
+    before that text if the vocabulary is SentencePiece's.
     """
     tokenizer = plain_tokenizer(folder)
     for text in (*PROBES, f"Hello{end}Hello{end} Hello{end}\nHello"):
@@ -259,7 +261,9 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain, end: str) 
 
 
 def ids_by_llama_cpp(file: Path, text: str, tools: Toolchain) -> list[int] | None:
-    """Return the ids that llama.cpp gives a text by the tokens of a GGUF, nothing added; None if it fails."""
+    """Return the ids that llama.cpp gives a text with the tokens of a GGUF, without added tokens. Return None
+    if it fails.
+    """
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
         probe.write(text)
         probe.flush()

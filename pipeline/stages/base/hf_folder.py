@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: whether its files agree, and what the model is."""
+"""Checks of a Hugging Face model folder: whether its files agree, and what the model is."""
 
 import hashlib
 import json
@@ -31,15 +31,15 @@ from pipeline.stages.base.rowless_tokens import drop_tokens, rowless_tokens
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
 TEMPLATE_FILE = "chat_template.jinja"
-# where a folder without that file has its templates, and where llama.cpp's converter looks too
+# Files that contain the templates if that file is missing; llama.cpp's converter looks there too.
 JSON_FILES = ("tokenizer_config.json", "chat_template.json")
 KEY = "chat_template"
-MAX_CARD = 1 << 16  # bytes of a model card: its front matter has a few thousand
+MAX_CARD = 1 << 16  # bytes read of a model card; its front matter has a few thousand
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
-    """Raise `DataError` unless transformers knows the model, or the text part of a wrapper, and its weights
-    are plain and trainable.
+    """Raise `DataError` unless transformers knows the model (of a wrapper, its text part) and its weights are
+    plain and trainable.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -80,18 +80,19 @@ def check_config(config: dict[str, Any], source: str) -> None:
 
 
 def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], str | None]:
-    """Return what the model in `folder` is, for `models/base.json`, and a sentence if a usual kind of chats
-    can't be trained on it. Raises `DataError` if its files disagree.
+    """Return the facts on the model in `folder` for `models/base.json`, and a sentence if a usual kind of
+    chats can't be trained on it. Raises `DataError` if its files disagree.
 
-    Some facts are there only if they are so. `no_chats` says why no chat can be trained on it; texts can.
-    `never_packed` says why rows can't share a sequence, `default_targets` what trains by default if the
-    architecture has not the usual linears, `window_in_training` how many tokens attention reaches back if
-    llama.cpp has no such window. `named_end` is the eos_token that the folder had, if a turn ends
-    in another, which is then written into its files, and "" if the folder had none. `prompt_ended_in` is what
-    was taken off the end of the generation prompt, if that had to be changed; `template_begun` says that the
-    template was given the tokenizer's beginning of text, `template_end_kept` that it still writes `named_end`
-    where it did. `rowless_tokens` are those that had no row of embeddings, and were taken
-    out of its tokenizer.
+    These facts are present only if they apply:
+    - `no_chats`: why no chat can be trained on it; texts can.
+    - `never_packed`: why rows can't share a sequence.
+    - `default_targets`: what trains by default if the architecture lacks the usual linears.
+    - `window_in_training`: number of tokens that attention reaches back, if llama.cpp has no such window.
+    - `named_end`: former eos_token ("" for none) if a turn ends in another token, which is now in the files.
+    - `prompt_ended_in`: text that was removed from the end of the generation prompt.
+    - `template_begun`: True if the tokenizer's beginning of text was added to the template.
+    - `template_end_kept`: True if the template still writes `named_end` where it did.
+    - `rowless_tokens`: tokens without a row of embeddings, removed from the tokenizer.
     """
     from transformers import GenerationConfig
 
@@ -108,10 +109,10 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
             GenerationConfig.from_pretrained(folder, local_files_only=True)
     except QuenchError:
         raise
-    # untrusted files: the libraries raise what they stumble over
+    # untrusted files: the libraries raise errors of any kind
     except Exception as error:
         raise unreadable(folder, error) from error
-    # A GGUF that is trained on keeps the list of tokens that it has.
+    # A GGUF that is trained on keeps its list of tokens.
     quantized = folder / MODEL_FILE
     rowless = [] if quantized.is_file() else rowless_tokens(tokenizer, sizes.vocab_size)
     if rowless:
@@ -169,10 +170,12 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
 
 
 def need_sizes(config: Any) -> None:
-    """Raise `ValueError` for a size no model has, of all of it or in a list by layer: transformers won't."""
+    """Raise `ValueError` if config.json has an impossible size, for the entire model or in a list by layer.
+    transformers does not check that.
+    """
     written = config.to_dict()
     for name in SIZES:
-        # What differs by layer has no value of its own as an attribute.
+        # A size that differs by layer has no attribute of its own.
         values = written[name] if name in written else getattr(config, name, None)
         for size in values if isinstance(values, list) else [values]:
             absent = size is None and name not in NEEDED
@@ -183,7 +186,7 @@ def need_sizes(config: Any) -> None:
 
 
 def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None:
-    """Raise `DataError` where the weights have fewer layers or other embeddings than config.json says."""
+    """Raise `DataError` if the weights have fewer layers or other embeddings than config.json states."""
     table, last = (config.vocab_size, config.hidden_size), -1
     for entry in entries:
         if (number := layer_of(entry.name)) is not None:
@@ -202,12 +205,12 @@ def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None
 
 
 def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
-    """Let the files of `folder` name the end of turn that was found, and generation stop at it; so does
-    config.json, which some programs go by.
+    """Write the end of turn that was found into the files of `folder`, and let generation stop at it.
+    config.json is changed too, because some programs read it there.
 
-    Generation stops at what it stopped at before (config.json's, `stated`, if generation_config.json names
-    none), too. Raises `DataError` if neither a chat nor the settings show which token is right, and the
-    files disagree.
+    Generation still stops at its previous tokens too (those of config.json, `stated`, if
+    generation_config.json names none). Raises `DataError` if neither a chat nor the settings show which token
+    is right, and the files disagree.
     """
     tokenizer = tried.tokenizer
     if tried.named_end is not None:
@@ -230,7 +233,7 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
     listed = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id in listed:
         return
-    if tried.no_chats and tried.named_end is None:  # with named_end the key base.end_of_turn chose it
+    if tried.no_chats and tried.named_end is None:  # if named_end is set, base.end_of_turn chose the token
         raise DataError(
             "Q-BASE-014",
             f"{folder}: generation stops at {listed} (generation_config.json), the tokenizer's end of turn "
@@ -240,13 +243,15 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
 
 
 def ends_with(token: int, stated: Any) -> Any:
-    """Return the `stated` ends of generation (one, a list, or None), with `token` first if it is not one."""
+    """Return the `stated` ends of generation (one id, a list, or None), with `token` first if it is not among
+    them.
+    """
     listed = stated if isinstance(stated, list) else [stated]
     return stated if token in listed else [token, *(end for end in listed if end is not None)]
 
 
 def put_template(folder: Path, template: str) -> None:
-    """Put `template` into a folder in place of all that are there; "" for none."""
+    """Write `template` into a folder in place of all templates there; "" for none."""
     file = folder / TEMPLATE_FILE
     file.unlink(missing_ok=True)
     if template:
@@ -259,11 +264,11 @@ def put_template(folder: Path, template: str) -> None:
 
 
 def settle_beginning(folder: Path) -> None:
-    """Let a SentencePiece tokenizer.json without a post-processor say itself that the beginning of text is
-    put before every text, unless tokenizer_config.json says that it is not.
+    """Let a SentencePiece tokenizer.json without a post-processor put the beginning of text before every
+    text, unless tokenizer_config.json says that there is none.
 
-    Such files are made by hand, and the model was trained with it. transformers reads `add_bos_token` only
-    from folders without a tokenizer.json, and llama.cpp's converter from all.
+    Such files are made by hand, and the model was trained with the token. transformers reads `add_bos_token`
+    only from folders without a tokenizer.json; llama.cpp's converter reads it from all.
     """
     file = folder / "tokenizer.json"
     if not (file.is_file() and (folder / "tokenizer.model").is_file()):
@@ -297,9 +302,11 @@ def settle_beginning(folder: Path) -> None:
 
 
 def settle_bos_and_pad(folder: Path, tokenizer: Any) -> None:
-    """Let config.json and generation_config.json of `folder` name the tokenizer's beginning of text and its
-    padding if they name others, as those of DeepSeek's distillations do: a GGUF has the tokenizer's. An id of
-    which there is no token is taken out, as the padding's that had no row of embeddings.
+    """Write the tokenizer's beginning of text and padding into config.json and generation_config.json of
+    `folder` if they name others.
+
+    DeepSeek's distillations name others, and a GGUF gets the tokenizer's. An id without a token is removed,
+    such as that of a padding token that had no row of embeddings.
     """
     ids = special_ids(tokenizer)
     for name in ("config.json", "generation_config.json"):
@@ -317,13 +324,14 @@ def settle_bos_and_pad(folder: Path, tokenizer: Any) -> None:
 
 
 def special_ids(tokenizer: Any) -> dict[str, int | None]:
-    """The ids of the control tokens that a configuration names too."""
+    """Return the ids of the control tokens that a model's configuration names as well."""
     return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 def count_parameters(folder: Path, config: Any) -> tuple[int, str]:
-    """Parameters in the safetensors files of `folder` (a tied head that is stored all the same is not
-    counted) and their usual type. Raises `DataError` if a file is missing, damaged or of another model.
+    """Return the number of parameters in the safetensors files of `folder`, and their most frequent type. A
+    tied head is not counted, even if it is stored. Raises `DataError` if a file is missing, damaged or
+    belongs to another model.
     """
     try:
         entries = read_folder(folder).values()
@@ -340,7 +348,9 @@ def count_parameters(folder: Path, config: Any) -> tuple[int, str]:
 
 
 def count_quantized(file: Path) -> tuple[int, str]:
-    """Parameters in a GGUF (a tied head is in it once) and its level, as its own header names it."""
+    """Return the number of parameters in a GGUF (it contains a tied head once) and its level, as its header
+    names it.
+    """
     from gguf import LlamaFileType
 
     header = check_gguf(file)
@@ -350,12 +360,14 @@ def count_quantized(file: Path) -> tuple[int, str]:
 
 
 def read_license(readme: Path) -> str | None:
-    """The license that a model card's front matter names, if it is a text in the first `MAX_CARD` bytes."""
+    """Return the license that a model card's front matter names, or None. Only the first `MAX_CARD` bytes are
+    read, and only text is accepted.
+    """
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if not readme.is_file():
         return None
-    try:  # untrusted, in any encoding
+    try:  # untrusted file, in any encoding
         with readme.open("rb") as file:
             text = file.read(MAX_CARD).decode("utf-8-sig", errors="replace")
         block = REGEX_YAML_BLOCK.search(text)
@@ -367,7 +379,7 @@ def read_license(readme: Path) -> str | None:
 
 
 class _WithoutAliases(yaml.SafeLoader):
-    """Aliases of aliases make gigabytes out of a few hundred bytes."""
+    """YAML loader that refuses aliases. Aliases of aliases turn a few hundred bytes into gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
@@ -376,7 +388,7 @@ class _WithoutAliases(yaml.SafeLoader):
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises `DataError` if it is none."""
+    """Return the JSON object in a file. Raises `DataError` if it can't be read or is not an object."""
     need_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,6 @@
-"""Fetch a model from the Hugging Face hub at one commit: resumable, each byte checked, nothing that runs."""
+"""Fetch a model from the Hugging Face hub at one commit. Downloads resume, each byte is checked, and nothing
+that runs is fetched.
+"""
 
 import os
 import shutil
@@ -18,7 +20,7 @@ from pipeline.stages.base.chats import OWN, ChatSettings, try_early
 from pipeline.stages.base.file_choice import choose_files, choose_gguf, no_such_file
 from pipeline.stages.base.hf_folder import check_config, read_object
 
-CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # without a network the next place is tried soon
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # seconds; without a network the next place is tried soon
 
 
 def download(
@@ -29,12 +31,12 @@ def download(
     gguf: str | None = None,
     chats: ChatSettings = OWN,
 ) -> None:
-    """Put the model `repo` at `commit` (40 hexadecimal digits) into `folder`, or its one file `gguf`;
+    """Download the model `repo` at `commit` (40 hexadecimal digits), or only its file `gguf`, into `folder`.
     HF_ENDPOINT may name another hub.
 
-    What has arrived stays in `cache`, a folder on the same disk, so that a broken download resumes where it
-    stopped. Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files),
-    `ConfigError` (no repository name), `MachineError` (the hub can't be reached, no room).
+    Files that have arrived stay in `cache`, a folder on the same disk, so that a broken download resumes
+    where it stopped. Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files),
+    `ConfigError` (not a repository name), `MachineError` (the hub can't be reached, the disk is full).
     """
     with _hub_errors(repo, commit):
         listing = _listing(repo, commit)
@@ -66,7 +68,7 @@ def download(
 
 
 def _publish(files: list[Any], repo: str, cache: Path, folder: Path) -> None:
-    """Put the files of a listing that are in `cache` into `folder`. Raises `DataError` for a damaged one."""
+    """Link the files of a listing from `cache` into `folder`. Raises `DataError` for a damaged one."""
     for file in files:
         arrived = cache / file.rfilename
         if is_damaged(arrived, file):
@@ -80,8 +82,10 @@ def _publish(files: list[Any], repo: str, cache: Path, folder: Path) -> None:
 
 
 def fetch_one(place: Hub, sha256: str, part: Path) -> None:
-    """Write the file of `place` to `part`, from the byte where an earlier try ended; refused unasked if the
-    hub lists it with another hash. Raises as `download` does.
+    """Write the file of `place` to `part`, resuming at the byte where an earlier try stopped.
+
+    A file that the hub lists with another hash is refused before the download. Raises the errors of
+    `download`.
     """
     with _hub_errors(place.hub, place.revision):
         listing = {file.rfilename: file for file in _listing(place.hub, place.revision)}
@@ -99,8 +103,8 @@ def fetch_one(place: Hub, sha256: str, part: Path) -> None:
 
 
 def _listing(repo: str, commit: str) -> list[Any]:
-    """The files of a repository as the hub lists them, with sizes and hashes. Raises for experts that can't
-    be trained: a GGUF's header, which names them too, comes with its gigabytes.
+    """Return the files of a repository as the hub lists them, with sizes and hashes. Raises `DataError` for
+    experts that can't be trained. A GGUF's header names them too, but it comes with gigabytes of weights.
     """
     api, timeout = hub_client()
     info = api.model_info(repo, revision=commit, files_metadata=True, timeout=timeout)
@@ -109,7 +113,7 @@ def _listing(repo: str, commit: str) -> list[Any]:
 
 
 def hub_client() -> tuple[Any, Any]:
-    """Return the hub's client and the time to wait for an answer; progress is shown on a terminal only."""
+    """Return the hub's client and the timeout. Progress is shown only on a terminal."""
     import httpx2  # huggingface_hub's HTTP client
     from huggingface_hub import HfApi
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -121,7 +125,7 @@ def hub_client() -> tuple[Any, Any]:
 
 @contextmanager
 def _hub_errors(repo: str, commit: str) -> Iterator[None]:
-    """What the hub's client raises, as sentences."""
+    """Turn the errors of the hub's client into errors with a sentence for the user."""
     import httpx2
     from huggingface_hub import errors
 
@@ -129,16 +133,16 @@ def _hub_errors(repo: str, commit: str) -> Iterator[None]:
         yield
     except (errors.HFValidationError, OSError, httpx2.HTTPError) as error:
         if isinstance(error, OSError) and error.errno:
-            raise  # the disk's, not the network's
+            raise  # an error of the disk, not of the network
         raise _refusal(error, repo, commit) from error
 
 
 def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
-    """What an error of the hub's client means to the user."""
+    """Return the error for the user that an error of the hub's client means."""
     from huggingface_hub import errors
 
     reason = ": ".join([type(error).__name__, *str(error.__cause__ or error).strip().splitlines()[:1]])
-    refusals: dict[type[Exception], QuenchError] = {  # a kind before those that it is one of
+    refusals: dict[type[Exception], QuenchError] = {  # subclasses before their base classes
         errors.HFValidationError: ConfigError(
             "Q-BASE-017",
             f"base.model is {repo!r}, which is not the name of a hub repository: write OWNER/NAME",
@@ -166,11 +170,11 @@ def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
 
 
 def fetch_file(repo: str, commit: str, file: Any, cache: Path, kind: str = "model") -> None:
-    """Fetch one file of a listing into `cache`, from the byte where an earlier try ended. The repository is a
-    `model` or a `dataset`.
+    """Fetch one file of a listing into `cache`, resuming at the byte where an earlier try stopped. The
+    repository is a `model` or a `dataset`.
 
-    huggingface_hub 2.4's own download starts a file afresh in every process: with shards of 4 GB that is no
-    resuming.
+    The download function of huggingface_hub 2.4 starts a file again in every process. With shards of 4 GB
+    that does not count as resuming.
     """
     done, part = cache / file.rfilename, cache / f"{file.rfilename}.part"
     if not done.exists():
@@ -180,18 +184,18 @@ def fetch_file(repo: str, commit: str, file: Any, cache: Path, kind: str = "mode
 
 
 def _receive(repo: str, commit: str, file: Any, part: Path, kind: str = "model") -> None:
-    """Bring `part` to the size that is listed."""
+    """Download `part` until it has the listed size."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils._headers import build_hf_headers
 
     if part.exists() and part.stat().st_size > file.size:
-        part.unlink()  # not ours: a proxy's page, say
+        part.unlink()  # a proxy's error page, for example, and not our file
     if not part.exists() or part.stat().st_size < file.size:
         url = hf_hub_url(repo, file.rfilename, revision=commit, repo_type=kind)
         location, headers = get_hf_file_metadata(url).location, build_hf_headers()
         if urlsplit(location).netloc != urlsplit(url).netloc:
-            headers.pop("authorization", None)  # the token is the hub's, not its content network's
+            headers.pop("authorization", None)  # the token is for the hub, not for its content network
         with part.open("ab") as stream:
             http_get(
                 location,
@@ -204,7 +208,7 @@ def _receive(repo: str, commit: str, file: Any, part: Path, kind: str = "model")
 
 
 def is_damaged(path: Path, listed: Any) -> bool:
-    """Return True if a file is not the hub's: by SHA-256 for large files, by git's blob hash for small
+    """Return True if a file differs from the hub's: by SHA-256 for large files, by git's blob hash for small
     ones.
     """
     from huggingface_hub.utils.sha import git_hash
@@ -215,7 +219,8 @@ def is_damaged(path: Path, listed: Any) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    # both names are ours and the cache goes when the model is published: no second copy of 15 GB
+    # Both names belong to Quench, and the cache is deleted when the model is published. A hard link saves a
+    # second copy of 15 GB.
     try:
         os.link(source, target)
     except OSError:

@@ -1,5 +1,5 @@
 """Check on a small random model of the base's architecture that it can be trained here, and whether rows can
-share a sequence. Nothing but config.json is read, so it is known before the weights are fetched or copied.
+share a sequence. Only config.json is read, so the result is known before the weights are fetched or copied.
 """
 
 from pathlib import Path
@@ -17,10 +17,10 @@ from pipeline.models.text_config import read_text_config
 
 
 def tried_model(folder: Path) -> str | None:
-    """Return why rows can't share a sequence in a model by the config.json in `folder`; None if they can.
+    """Return why rows can't share a sequence in a model with the config.json in `folder`; None if they can.
 
-    Raises `DataError` if it can't be built or computed, if llama.cpp would compute it otherwise, if its
-    layers are not where training looks for them, or if its logits are made in a way that no loss here knows.
+    Raises `DataError` if the model can't be built or computed, if llama.cpp would compute it differently, if
+    its layers are not where training looks for them, or if no loss here can make its logits.
     """
     try:
         config = read_text_config(folder)
@@ -31,7 +31,7 @@ def tried_model(folder: Path) -> str | None:
         raise
     except TooLarge as why:
         return f"whether it keeps packed rows apart was not measured ({why})"
-    # any architecture, and an untrusted file: the libraries raise what they stumble over
+    # An untrusted file with any architecture: the libraries raise errors of any kind.
     except Exception as error:
         raise unusable(folder, error) from error
     need_known_logits(model, folder)
@@ -39,12 +39,13 @@ def tried_model(folder: Path) -> str | None:
 
 
 def trained_by_default(folder: Path) -> list[str] | str:
-    """Return `default_targets` of the model in `folder`, whose weights are known to have as many layers as
-    config.json says. Raises `DataError` if it can't be built.
+    """Return `default_targets` of the model in `folder`. Its weights are known to have as many layers as
+    config.json states. Raises `DataError` if it can't be built.
     """
     try:
         return default_targets(folder)
-    except Exception as error:  # as above: numbers that a narrow model has not, such as a padding token's
+    # An untrusted file, as above. A narrow model lacks some numbers, such as a padding token's id.
+    except Exception as error:
         raise unusable(folder, error) from error
 
 
@@ -58,7 +59,7 @@ def unusable(folder: Path, error: Exception) -> DataError:
 
 
 def need_assumed_settings(config: Any, folder: Path) -> None:
-    """Raise `DataError` if config.json differs from what llama.cpp takes for granted about its family."""
+    """Raise `DataError` if config.json differs from what llama.cpp assumes about its family."""
     name = (config.architectures or [""])[0]
     family = BY_CLASS.get(name)
     settings = config.to_dict()
@@ -86,13 +87,15 @@ def need_assumed_settings(config: Any, folder: Path) -> None:
 
 
 def window_in_training(config: Any) -> int | None:
-    """Return how many tokens a model of this configuration attends to; None if llama.cpp does the same."""
+    """Return how many tokens a model of this configuration attends to in training; None if llama.cpp does the
+    same.
+    """
     family = BY_CLASS.get((config.architectures or [""])[0])
     return dropped_window(family, config.to_dict()) if family else None
 
 
 def need_layers(model: Any, folder: Path) -> None:
-    """Raise `DataError` unless the layers are `model.layers`, where an adapter is put and proven."""
+    """Raise `DataError` unless the layers are `model.layers`, where an adapter is added and checked."""
     if not hasattr(getattr(model, "model", None), "layers"):
         raise DataError(
             "Q-BASE-048",
@@ -102,13 +105,13 @@ def need_layers(model: Any, folder: Path) -> None:
 
 
 def need_known_logits(model: Any, folder: Path) -> None:
-    """Raise `DataError` unless the losses of training can make the model's logits."""
+    """Raise `DataError` unless the training losses can compute the model's logits."""
     from pipeline.models.chunked_loss import check_head
 
     model.requires_grad_(False)
     try:
         check_head(model)
-    except (ToolError, AttributeError):  # a head of another name
+    except (ToolError, AttributeError):  # a head with another name
         raise DataError(
             "Q-BASE-048",
             f"{folder} is a {model.config.model_type}, whose logits are made in a way that no loss here "

@@ -1,8 +1,9 @@
-"""One file, named by its sha256: out of the user's cache, else from the first place that gives it (addresses
-by httpx, s3 by fsspec).
+"""One file, identified by its SHA-256. It comes from the user's cache, otherwise from the first place that
+has it (web addresses through httpx, s3 through fsspec).
 
-What arrives is written beside its place in the cache under a hidden name, which says from where, so that a
-broken download resumes; it gets the hash's name when it has the hash. So no reader meets a half of it.
+A download is written next to its place in the cache under a hidden name, which identifies the source, so that
+a broken download resumes. It is renamed to its hash once the hash is right, so no reader sees an incomplete
+file.
 """
 
 import fcntl
@@ -24,35 +25,36 @@ from pipeline.core.units import size_text
 from pipeline.stages.base.hub import fetch_one
 from pipeline.stages.base.packages import same_parts, take_parts
 
-FULL = ("Q-CORE-004", "Q-CORE-005")  # no room, no right to write: no other place would change that
+FULL = ("Q-CORE-004", "Q-CORE-005")  # no room, no permission to write: another place would not help
 PIECE = 1 << 20
-BLOCK = 1 << 24  # bytes of one request to an S3 store
+BLOCK = 1 << 24  # bytes per request to an S3 store
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 60
 
 
 @dataclass(frozen=True)
 class Coming:
-    """A server's description of the bytes that follow."""
+    """Response header: a server's description of the bytes that follow."""
 
     bytes: int | None
-    version: str  # of the file, "" if it does not say
+    version: str  # version of the file, "" if the server names none
     type: str = ""
-    packing: str = ""  # around the bytes, though none was asked for
+    packing: str = ""  # content encoding, which is set even though none was requested
 
 
 @dataclass(frozen=True)
 class NamedFile:
-    """A file's name and sha256, and where it can be had, in order."""
+    """Name and SHA-256 of a file, and the places that may have it, in order."""
 
     name: str
     sha256: str
     places: Sequence[Place]
 
     def get(self, scratch: Path, root: Path) -> Path:
-        """Where the file is: in the user's cache, in `scratch` if there is no cache to write to, or in a
-        place on this machine. A line says which place it came from.
+        """Return the path of the file, fetching it if necessary: in the user's cache, in `scratch` if the
+        cache can't be written, or in a place on this machine. Print a line that names the place it came from.
 
-        Raises the place's error; of several `DataError` if one gave another file, else `MachineError`.
+        Raises the error of the place if there is only one. If there are more, raises `DataError` if one gave
+        another file, otherwise `MachineError`.
         """
         cache = user_cache()
         store = cache / "files" / "sha256" if cache else None
@@ -61,18 +63,18 @@ class NamedFile:
             return store / self.sha256
         with self._turn(store, scratch) as folder:
             whole = folder / self.sha256
-            # another process may have fetched it while this waited
+            # Another process may have fetched it while this one waited.
             return whole if self._is_at(whole) else self._fetch(whole, root)
 
     def _is_at(self, path: Path) -> bool:
         try:
             return path.is_file() and file_hash(path) == self.sha256
-        except OSError:  # another user's cache: as if there were none
+        except OSError:  # another user's cache; treated as missing
             return False
 
     @contextmanager
     def _turn(self, store: Path | None, scratch: Path) -> Iterator[Path]:
-        """The folder to fetch into, which no other process fetches this file into until the body ends."""
+        """Yield the folder to fetch into. No other process fetches this file into it until the body ends."""
         if store:
             try:
                 store.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,7 @@ class NamedFile:
                 break
             except QuenchError as error:
                 refusals.append(error)
-            except OSError as error:  # the disk's: what is wrong with a place is said by it
+            except OSError as error:  # a disk error: errors of a place are raised as `QuenchError`
                 raise MachineError(
                     "Q-CORE-005",
                     f"{part} can't be written ({error.strerror or error}): free the disk or correct the "
@@ -129,16 +131,19 @@ class NamedFile:
             raise MachineError("Q-BASE-031", message)
         print(f"base: {self.name} ({size_text(file.stat().st_size)}) is from {place}", flush=True)
         if file != part:
-            return file  # a file of this machine stays where it is
+            return file  # a file on this machine stays where it is
         part.chmod(0o644)
         with publishing(whole) as aside:
             part.replace(aside)
-        for left in whole.parent.glob(f".{self.sha256}-*"):  # not the lock, others may be waiting for it
+        # The lock file stays, because others may be waiting for it.
+        for left in whole.parent.glob(f".{self.sha256}-*"):
             remove(left)
         return whole
 
     def _from(self, place: Place, part: Path, root: Path) -> Path:
-        """The entire file as `place` gives it, at `part` or where it lies here; refused for another hash."""
+        """Return the complete file from `place`: `part`, or its path if it is on this machine. Raises
+        `DataError` if it has another hash.
+        """
         file = part
         match place:
             case Hub():
@@ -152,7 +157,7 @@ class NamedFile:
         if (given := file_hash(file)) == self.sha256:
             return file
         size, twins = file.stat().st_size, same_parts(part)
-        if file == part:  # what other places have given so far stays
+        if file == part:  # partial downloads from other places stay
             for wrong in part.parent.glob(f"{part.stem}.*"):
                 remove(wrong)
         raise DataError(
@@ -163,12 +168,12 @@ class NamedFile:
 
 
 def _fault(error: QuenchError) -> str:
-    """A sentence without its remedy, which is not needed while there are other places."""
+    """Return an error's sentence without its remedy, which is not needed while there are other places."""
     return error.sentence.rpartition(": ")[0] or error.sentence
 
 
 def local_file(place: LocalFile, root: Path) -> Path:
-    """Where a file of this machine is. Raises `DataError` unless it can be read."""
+    """Return the path of a file on this machine. Raises `DataError` if it can't be read."""
     path = root / expanded(place.path, "base.places")
     if not (path.is_file() and os.access(path, os.R_OK)):
         raise DataError(
@@ -178,10 +183,10 @@ def local_file(place: LocalFile, root: Path) -> Path:
 
 
 def fetch_url(place: Url, part: Path) -> None:
-    """Write what `place` gives to `part`, from the byte where an earlier try ended.
+    """Write the file of `place` to `part`, resuming at the byte where an earlier try stopped.
 
-    Raises `MachineError` if it can't be had or breaks off, or the disk is too small; `ToolError` if the
-    package for s3 is not installed.
+    Raises `MachineError` if it can't be fetched, the connection breaks or the disk is too small; `ToolError`
+    if the package for s3 is not installed.
     """
     with part.open("ab") as stream:
         for piece in _pieces(place, stream.tell(), part):
@@ -192,7 +197,7 @@ def fetch_url(place: Url, part: Path) -> None:
 
 
 def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
-    """The bytes from `start` on; None where the server gives only all of them."""
+    """Yield the bytes from `start` on. Yield None first if the server sends the entire file."""
 
     def need_room(coming: Coming) -> None:
         need_disk(part.parent, coming.bytes or 0)
@@ -206,8 +211,8 @@ def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
         ) from error
     except MachineError:
         raise
-    except Exception as error:  # each library has its own kinds
-        # without addresses: the one that a server led to may hold a signature too
+    except Exception as error:  # each library has its own exception classes
+        # Addresses are left out: a redirect's address may contain a signature.
         said = re.sub(r"\w+://[^\s'\"]+", str(place), str(error).replace(place.url, str(place)))
         reason = " ".join(said.split())[:200] or type(error).__name__
         raise MachineError(
@@ -220,8 +225,10 @@ def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
 def of_web(
     url: str, start: int, check: Callable[[Coming], None], version: str = ""
 ) -> Iterator[bytes | None]:
-    """Yield the bytes of a web server's file from `start` on; None if it gives all of them, because it gives
-    no parts or the file is not of `version` any more. `check` sees what comes, before it does.
+    """Yield the bytes of a web server's file from `start` on.
+
+    Yield None first if the server sends the entire file, because it does not support ranges or the file's
+    version is not `version` any more. `check` is called with the description before the bytes follow.
     """
     import httpx
 
@@ -231,13 +238,13 @@ def of_web(
     timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
     with httpx.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as answer:
         if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # all of it is there, or what is there is another file's: the hash says which
+            return  # Either the file is complete, or another file's bytes are there. The hash decides.
         answer.raise_for_status()
         if start and answer.status_code != httpx.codes.PARTIAL_CONTENT:
             yield None
         size = answer.headers.get("Content-Length")
         tag = answer.headers.get("ETag", "")
-        is_weak = not tag or tag.startswith("W/")  # no part can be asked for by a weak tag
+        is_weak = not tag or tag.startswith("W/")  # a range can't be requested with a weak tag
         version = answer.headers.get("Last-Modified", "") if is_weak else tag
         kind = answer.headers.get("Content-Type", "")
         packing = answer.headers.get("Content-Encoding", "")
@@ -248,7 +255,7 @@ def of_web(
 def of_store(
     url: str, start: int, check: Callable[[Coming], None], version: str = ""
 ) -> Iterator[bytes | None]:
-    """Yield the bytes of a store's file as `of_web` does."""
+    """Yield the bytes of a file in a store as `of_web` does."""
     import fsspec
 
     system, path = fsspec.core.url_to_fs(url)

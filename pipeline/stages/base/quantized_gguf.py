@@ -1,6 +1,6 @@
-"""A GGUF file as the base, unchanged: the file itself, and beside it what transformers needs to know of it.
+"""A GGUF file as the base, unchanged, with the files that transformers needs next to it.
 
-Nothing is dequantized: weights stay in `model.gguf`. Configuration, tokenizer and template come from the
+Nothing is dequantized: the weights stay in `model.gguf`. Configuration, tokenizer and template come from the
 file's own metadata.
 """
 
@@ -29,15 +29,15 @@ from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_
 from pipeline.stages.base.hf_folder import TEMPLATE_FILE, special_ids
 from pipeline.stages.base.template_files import settle_in_gguf
 
-# facts that say that the template was changed
+# facts that report a changed template
 TEMPLATE_CHANGES = {"prompt_ended_in", "template_begun", "template_end_kept"}
-IN_HEADER = {"named_end", *TEMPLATE_CHANGES}  # facts on what a GGUF says too
-ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
+IN_HEADER = {"named_end", *TEMPLATE_CHANGES}  # facts on settings that a GGUF's header contains too
+ARRIVED = ".arrived.gguf"  # name of a download in its target folder
 
 
 def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
-    """`file`, or where it is the first of several parts the whole, made in `folder`; parts that lie in
-    `folder` are removed.
+    """Return `file`, or the joined file in `folder` if `file` is the first part of a split GGUF. Parts that
+    are in `folder` are removed.
 
     Raises `DataError` if a part is missing, `ToolError` if llama-gguf-split fails, `MachineError` if the disk
     is too small.
@@ -67,13 +67,13 @@ def keep_gguf(
     chats: ChatSettings,
     tensor_types: Mapping[str, str] = NO_TYPES,
 ) -> tuple[Header, bool]:
-    """Put `file` into `folder` as `model.gguf`, at `level` with `tensor_types` if one is named (then the
-    original stays beside it), with config, tokenizer and what is chosen for chats; the header of
-    `model.gguf`, and whether its chat template asks for today's date.
+    """Put `file` into `folder` as `model.gguf`, with config, tokenizer and the chat settings. Return the
+    header of `model.gguf`, and whether its chat template calls for today's date.
 
-    A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file
-    is not whole, can't be trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError`
-    if llama-quantize fails, `MachineError` where the disk is too small.
+    If `level` is given, the file is quantized to it with `tensor_types`, and the original stays next to it. A
+    file that has arrived in `folder` is moved; a user's file is copied. Raises `DataError` if the file is
+    incomplete, can't be trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError`
+    if llama-quantize fails, `MachineError` if the disk is too small.
     """
     import torch
 
@@ -100,15 +100,15 @@ def keep_gguf(
     save_tokenizer(tokenizer, folder)
     write_config(model, header, folder, special_ids(tokenizer))
     same_ids_as_llama_cpp(model, folder, tools, tokenizer.eos_token)
-    # every tensor fills exactly one weight, or this raises; the file is mapped, so it reads little more than
-    # the header, and better here than after the data was curated
+    # Loading raises unless every tensor fills exactly one weight. The file is memory-mapped, so little more
+    # than the header is read, and an error here is better than one after the data was curated.
     load_gguf(folder, compute_dtype=torch.float32, device="cpu")
     return header, is_dated
 
 
 def settle_headers(folder: Path, facts: Mapping[str, Any]) -> Header:
-    """Put the end of turn and the chat template of `folder` into the metadata of the GGUFs there, which
-    llama-server goes by, if `facts` say that they were changed; return the header of `model.gguf`.
+    """Write the end of turn and the chat template of `folder` into the metadata of the GGUFs there if `facts`
+    report that they were changed, because llama-server reads them there. Return the header of `model.gguf`.
     """
     for name in (SOURCE_FILE, MODEL_FILE):
         file = folder / name
@@ -125,9 +125,10 @@ def settle_headers(folder: Path, facts: Mapping[str, Any]) -> Header:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy by the kernel: on a file system that can share blocks (Btrfs, XFS) neither time nor disk is taken.
+    """Copy a file with the kernel's copy. On file systems that can share blocks (Btrfs, XFS) it takes neither
+    time nor space.
 
-    A copy and not a hard link: two names of one file share its bytes, so whatever writes to one would change
+    It is a copy and not a hard link: two names of one file share its bytes, so a write to one would change
     the user's own file.
     """
     with source.open("rb") as stream, target.open("wb") as copy:
@@ -141,8 +142,8 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def need_trained_family(header: Header, file: Path) -> None:
-    """Raise `DataError` if nothing can be trained on files of this architecture. The header says so before
-    the file is copied, or quantized.
+    """Raise `DataError` if nothing can be trained on files of this architecture. The header tells so before
+    the file is copied or quantized.
     """
     architecture = header.fields.get("general.architecture")
     if architecture not in TRAINED_ON:
@@ -154,7 +155,7 @@ def need_trained_family(header: Header, file: Path) -> None:
 
 
 def need_dequantizers(header: Header, file: Path) -> None:
-    """Raise `DataError` if a matrix of the file has a type that training has no dequantizer for."""
+    """Raise `DataError` if a matrix of the file has a type without a dequantizer for training."""
     from pipeline.gguf.dequantize import layout
 
     for name, (_, kind) in header.tensors.items():
@@ -165,7 +166,9 @@ def need_dequantizers(header: Header, file: Path) -> None:
 
 
 def write_config(model: Path, header: Header, folder: Path, special: dict[str, int | None]) -> None:
-    """`config.json` and `generation_config.json` as transformers reads them. Raises `DataError`."""
+    """Write `config.json` and `generation_config.json` as transformers reads them. Raises `DataError` if the
+    header can't be read as a configuration.
+    """
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -178,14 +181,14 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     )
     stated = stated_config(header)
     kind = stated.pop("model_type", config.model_type)
-    if kind != config.model_type:  # of a Mixtral it says Llama
+    if kind != config.model_type:  # transformers reads a Mixtral's GGUF as a Llama
         same = {key: value for key, value in config.to_dict().items() if key != "model_type"}
         config = AutoConfig.for_model(kind, **same)
     settings: dict[str, Any] = {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
     if width := header.fields.get(f"{architecture}.attention.key_length"):
-        settings["head_dim"] = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
+        settings["head_dim"] = width  # transformers 5.23 does not read it for Qwen3 and assumes 128
     if f"{architecture}.attention.sliding_window" not in header.fields and hasattr(config, "sliding_window"):
-        # llama.cpp has none then, and transformers would take Mistral's 4,096
+        # llama.cpp then uses no window, and transformers would use Mistral's 4,096.
         settings["sliding_window"] = None
     rope = published_settings(header, model)
     if rope:

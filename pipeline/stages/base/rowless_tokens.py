@@ -1,9 +1,9 @@
-"""Tokens that a folder's tokenizer has behind the rows of its model's embeddings.
+"""Tokens of a folder's tokenizer whose ids are beyond the rows of its model's embeddings.
 
-Gemma 3 270M and 1B are published with the tokenizer of their larger kin, which has a token for images that
-these have no row for; fine-tuned Llama 2s name a padding token that they never got a row for.
-llama.cpp's converter leaves such tokens out; so does stage `base`, or a text that holds one could not be
-trained on. Rows without a padding token are padded with the end of turn.
+Gemma 3 270M and 1B are published with the tokenizer of their larger siblings, which has an image token
+without a row in these models. Fine-tuned Llama 2s name a padding token that never got a row. llama.cpp's
+converter leaves such tokens out. Stage `base` does the same, because a text that contains one could not be
+trained on. Without a padding token, rows are padded with the end of turn.
 """
 
 import json
@@ -18,16 +18,16 @@ from pipeline.models.text_config import read_text_config
 from pipeline.stages.base.chats import unreadable
 
 TOKENIZER = "tokenizer.json"
-ADDED = "added_tokens"  # key of it
+ADDED = "added_tokens"  # key in `TOKENIZER`
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 NEEDED = ("bos_token", "eos_token", "unk_token")
 
 
 def rowless_tokens(tokenizer: Any, rows: int) -> list[str]:
-    """Return the tokens of `tokenizer` whose ids are `rows` and more, if nothing needs them: they are added
-    to the vocabulary, none is named as beginning, end or unknown, and no template writes one.
+    """Return the tokens of `tokenizer` with an id of `rows` or more, if nothing needs them: they are added
+    tokens, none is named as beginning, end or unknown, and no template writes one.
 
-    Otherwise the tokenizer is another model's, and the list is empty.
+    Otherwise the tokenizer belongs to another model, and the list is empty.
     """
     behind = {token for token, number in tokenizer.get_vocab().items() if number >= rows}
     needed = {getattr(tokenizer, name) for name in NEEDED}
@@ -40,16 +40,16 @@ def rowless_tokens(tokenizer: Any, rows: int) -> list[str]:
 
 
 def drop_rowless(folder: Path) -> list[str]:
-    """Take the tokens that `rowless_tokens` finds in `folder` out of its tokenizer; return them.
+    """Remove the tokens that `rowless_tokens` finds in `folder` from its tokenizer and return them.
 
-    Raises `DataError` if its files can't be read, or the tokenizer takes too much.
+    Raises `DataError` if its files can't be read or the tokenizer exceeds its limits.
     """
     try:
         try_tokenizer(folder)
         tokens = rowless_tokens(read_tokenizer(folder), read_text_config(folder).vocab_size)
     except QuenchError:
         raise
-    # untrusted files: the libraries raise what they stumble over
+    # untrusted files: the libraries raise errors of any kind
     except Exception as error:
         raise unreadable(folder, error) from error
     if tokens:
@@ -58,7 +58,7 @@ def drop_rowless(folder: Path) -> list[str]:
 
 
 def drop_tokens(folder: Path, tokens: list[str]) -> None:
-    """Take `tokens`, which were added to the vocabulary, out of all files of the tokenizer in `folder`."""
+    """Remove `tokens`, which were added to the vocabulary, from all tokenizer files in `folder`."""
     file = folder / TOKENIZER
     state = json.loads(file.read_text(encoding="utf-8"))
     state[ADDED] = [token for token in state[ADDED] if token["content"] not in tokens]
@@ -73,7 +73,7 @@ def drop_tokens(folder: Path, tokens: list[str]) -> None:
 
 
 def _without(value: Any, tokens: list[str]) -> Any:
-    """Return settings without what names one of `tokens`: as a key, as a value, or as its content."""
+    """Return settings without entries for `tokens`: as a key, as a value, or as a token's content."""
     if isinstance(value, list):
         return [_without(part, tokens) for part in value if not _names(part, tokens)]
     if isinstance(value, dict):
@@ -86,5 +86,5 @@ def _without(value: Any, tokens: list[str]) -> Any:
 
 
 def _names(value: Any, tokens: list[str]) -> bool:
-    """Return True for a token, written as text or with its flags."""
+    """Return True for one of `tokens`, written as text or as an object with flags."""
     return (value.get("content") if isinstance(value, dict) else value) in tokens

@@ -1,8 +1,8 @@
-"""Tokens for runs of spaces, which Gemma's tokenizers have: taken out of any text, the longest first.
+"""Tokens for runs of spaces in Gemma's tokenizers. They are split off any text first, the longest one first.
 
-SentencePiece does so, by which the models were trained, and llama.cpp. The published tokenizer.json, and what
-transformers makes of a GGUF, put them together of single spaces: a run that is longer than the longest token
-would be cut elsewhere (33 spaces into 16 and 17, not 31 and 2).
+SentencePiece (with which the models were trained) and llama.cpp do so. The published tokenizer.json, and the
+one that transformers makes from a GGUF, merge them from single spaces. A run longer than the longest token
+would be split differently: 33 spaces into 16 and 17, not 31 and 2.
 """
 
 import json
@@ -17,18 +17,18 @@ from pipeline.gguf.header import Header
 from pipeline.stages.base.chats import unreadable
 from pipeline.stages.base.sentencepiece_file import SETTINGS_FILE, USER_DEFINED
 
-SPACE = "\u2581"  # which SentencePiece writes for a space
+SPACE = "\u2581"  # SentencePiece's character for a space
 TOKENIZER = "tokenizer.json"
-# what the user is told
+# message for the user
 LONGEST_FIRST = (
     "of a run of spaces the longest token is taken first, as SentencePiece and llama.cpp do; tokenizer.json "
     "was changed so"
 )
-RULES = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token, all off
+RULES = ("single_word", "lstrip", "rstrip", "normalized", "special")  # flags of an added token, all off
 
 
 def keep_runs_of_spaces(tokenizer: Any, header: Header) -> None:
-    """Let `tokenizer`, which was read out of a GGUF, take the file's runs of spaces out of a text."""
+    """Let `tokenizer`, which was read from a GGUF, split the file's runs of spaces off a text first."""
     from tokenizers import Tokenizer
 
     words = header.fields["tokenizer.ggml.tokens"]
@@ -45,9 +45,10 @@ def keep_runs_of_spaces(tokenizer: Any, header: Header) -> None:
 
 
 def settle_runs_of_spaces(folder: Path) -> bool:
-    """Let the tokenizer.json of `folder` take its runs of spaces out of a text; return True if it did not.
+    """Let the tokenizer.json of `folder` split its runs of spaces off a text first. Return True if it was
+    changed.
 
-    Raises `DataError` if its files can't be read, or the tokenizer takes too much.
+    Raises `DataError` if its files can't be read or the tokenizer exceeds its limits.
     """
     file = folder / TOKENIZER
     settings_file = folder / SETTINGS_FILE
@@ -69,7 +70,7 @@ def settle_runs_of_spaces(folder: Path) -> bool:
         for number, token in settings.get("added_tokens_decoder", {}).items():
             if int(number) in runs:
                 token["content"] = " " * runs[int(number)]
-    # untrusted files: any part may be of another kind
+    # untrusted files: any part may have another type
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise unreadable(folder, error) from error
     write_text(file, json.dumps(state, indent=2, ensure_ascii=False) + "\n")
@@ -78,7 +79,7 @@ def settle_runs_of_spaces(folder: Path) -> bool:
 
 
 def take_out(state: dict[str, Any], runs: Mapping[int, int]) -> None:
-    """Make added tokens of the `runs` {id: number of spaces} in a tokenizer.json, and no pieces of them."""
+    """Turn the `runs` {id: number of spaces} of a tokenizer.json into added tokens that no merge makes."""
     vocabulary = state["model"]["vocab"]
     pieces = {SPACE * length: number for number, length in runs.items()}
     for piece, number in pieces.items():
@@ -97,6 +98,6 @@ def take_out(state: dict[str, Any], runs: Mapping[int, int]) -> None:
 
 
 def made_of(merge: str | list[str]) -> tuple[str, str, str]:
-    """Return the two pieces of a merge, which older files write as one text, and what they make."""
+    """Return the two pieces of a merge and the piece they make. Older files write a merge as one text."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right, left + right

@@ -1,7 +1,9 @@
-"""tokenizer.model and what goes with it, from a GGUF with the vocabulary of a Llama 2, Mistral 7B or Gemma.
+"""tokenizer.model and its settings, written from a GGUF with the vocabulary of a Llama 2, Mistral 7B or
+Gemma.
 
-llama.cpp's converter reads scores and types of tokens there. By tokenizer.json alone it would give every
-token the same score; it can't read a Gemma 2's, and a Gemma 3's it would take for another model's, by hash.
+llama.cpp's converter reads scores and types of tokens there. With only tokenizer.json it would give every
+token the same score. It can't read the tokenizer.json of a Gemma 2, and by its hash it would treat that of a
+Gemma 3 as another model's.
 """
 
 from pathlib import Path
@@ -10,26 +12,26 @@ from pipeline.core.publish import read_json, write_json
 from pipeline.gguf.header import Header
 
 PIECES_FILE = "tokenizer.model"
-# LLAMA_TOKEN_TYPE_UNKNOWN and _USER_DEFINED; the numbers of all types are SentencePiece's own
+# LLAMA_TOKEN_TYPE_UNKNOWN and _USER_DEFINED. The numbers of all types are SentencePiece's own.
 UNKNOWN, USER_DEFINED = 2, 4
 SETTINGS_FILE = "tokenizer_config.json"
 
 
 def has_scores(header: Header) -> bool:
-    """Return True if the vocabulary of a GGUF has scored pieces of text, as SentencePiece's BPE."""
+    """Return True if the vocabulary of a GGUF has scored pieces of text, as SentencePiece's BPE has."""
     return header.fields["tokenizer.ggml.model"] == "llama" and "tokenizer.ggml.scores" in header.fields
 
 
 def puts_spaces(header: Header) -> bool:
-    """Return True if llama.cpp puts a space before a text by the vocabulary of a GGUF, as for Llama 2 and
-    Mistral 7B; it doesn't for Gemma.
+    """Return True if llama.cpp puts a space before a text with the vocabulary of a GGUF. It does for Llama 2
+    and Mistral 7B, but not for Gemma.
     """
     return has_scores(header) and bool(header.fields.get("tokenizer.ggml.add_space_prefix", True))
 
 
 def write_pieces(header: Header, folder: Path) -> None:
-    """Write tokenizer.model into `folder`, and into its tokenizer_config.json the tokens that are taken out
-    of any text, which the converter reads there.
+    """Write tokenizer.model into `folder`. Write the tokens that are split off any text first into its
+    tokenizer_config.json, where the converter reads them.
     """
     from sentencepiece import sentencepiece_model_pb2 as protocol
 
@@ -42,7 +44,8 @@ def write_pieces(header: Header, folder: Path) -> None:
     }
     unknown = header.fields.get("tokenizer.ggml.unknown_token_id")
     if UNKNOWN not in types and unknown is not None:
-        # SentencePiece loads no model without one. Gemma's is a control token for the converter.
+        # SentencePiece loads no model without an unknown token. The converter treats Gemma's as a control
+        # token.
         types[unknown] = UNKNOWN
         outside[unknown] = {"content": tokens[unknown], "special": True, "normalized": False}
     model = protocol.ModelProto()  # type: ignore[attr-defined]

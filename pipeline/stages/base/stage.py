@@ -1,10 +1,10 @@
-"""Bring the base model into one Hugging Face folder, whatever it comes from, and write down what it is.
+"""Bring the base model into one Hugging Face folder, whatever its source is, and record what it is.
 
 Reads the source named in `params.yaml`, section `base`: a hub repository at a commit, a folder, a GGUF file,
-or a GGUF inside an installed package; or the places where else its one file can be had. Writes
-`models/base/` (safetensors weights, tokenizer, chat template; with `base.quantization: gguf` `model.gguf`
-instead of safetensors) and `models/base.json` (source, sha256 of each file, architecture, tokenizer and
-template hashes).
+or a GGUF inside an installed package; or the other places that have its one file. Writes `models/base/`
+(safetensors weights, tokenizer, chat template; with `base.quantization: gguf` `model.gguf` instead of
+safetensors) and `models/base.json` (source, SHA-256 of each file, architecture, tokenizer and template
+hashes).
 
     python -m pipeline base
 """
@@ -50,11 +50,12 @@ from pipeline.stages.base.text_part import find_text_part, take_text_part, write
 
 
 def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, Any] | None:
-    """Copy the model files of a local Hugging Face folder, of a wrapper its text part; return what to record
-    of the wrapper, None if it is none.
+    """Copy the model files of a local Hugging Face folder; of a wrapper, copy its text part. Return what to
+    record of the wrapper, None if the model is not a wrapper.
 
-    Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later
-    would change the user's own model. Raises `DataError` if `source` is not a folder or a file can't be read.
+    Files are copied, not hard-linked: two names of one file share its bytes, so a later write in
+    `models/base` would change the user's own model. Raises `DataError` if `source` is not a folder or a file
+    can't be read.
     """
     if not source.is_dir():
         raise DataError(
@@ -68,7 +69,7 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, An
     need_files(source, names)
     config = read_object(source / "config.json")
     check_config(config, str(source))
-    # by the weights' headers, before they are copied
+    # This reads only the headers of the weights, before they are copied.
     found = find_text_part(source, config, str(source)) if is_wrapper(config) else None
     size = sum((source / name).stat().st_size for name in names)
     try_early(source, size, str(source), chats)
@@ -84,7 +85,7 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, An
 
 
 def need_files(folder: Path, names: list[str]) -> None:
-    """Raise `DataError` if one of the files can't be read, or is a pointer of Git LFS."""
+    """Raise `DataError` if one of the files can't be read, or is a Git LFS pointer."""
     for name in names:
         try:
             absent = is_pointer(folder / name)
@@ -97,7 +98,7 @@ def need_files(folder: Path, names: list[str]) -> None:
 
 
 def find_in_package(package: str, file: str) -> Path:
-    """The path of `file` inside an installed distribution, found without importing its code.
+    """Return the path of `file` inside an installed distribution, without importing its code.
 
     Raises `ToolError` if the package is not installed, `DataError` if it has no such file.
     """
@@ -125,17 +126,17 @@ def base(
     llamacpp_home: str | None = None,
     tensor_types: Mapping[str, str] = NO_TYPES,
 ) -> dict[str, Any]:
-    """Publish the model as the folder `target` and its facts as the JSON file `record`; the facts.
+    """Publish the model as the folder `target` and its facts as the JSON file `record`. Return the facts.
 
-    Paths in `chosen` are relative to `root`; `tensor_types` are those of `chosen.level`. Where a GGUF is not
-    trained on itself, it is dequantized to 16 bit, head and embeddings tied where they are one matrix. What
-    was in `target` stays until the new model is complete and checked. The facts say what the model is and not
-    where it came from, so that they are the same wherever it did. Raises `ConfigError`, `DataError`,
+    Paths in `chosen` are relative to `root`; `tensor_types` apply to `chosen.level`. A GGUF that is not
+    itself trained on is dequantized to 16 bit; its head and embeddings are tied if they are one matrix. The
+    former content of `target` stays until the new model is complete and checked. The facts describe the model
+    and not its place, so they are the same wherever it came from. Raises `ConfigError`, `DataError`,
     `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
     unfinished = target.with_name(f".{target.name}.download")
     header = matrix = wrapper = None
-    is_dated = False  # whether a chat template asked for today's date
+    is_dated = False  # True if a chat template calls for today's date
     chats = chosen_chats(chosen, root)
     with publishing(target) as aside:
         aside.mkdir()
@@ -152,7 +153,7 @@ def base(
                 else:
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
-                        whole.unlink()  # a download
+                        whole.unlink()  # a download, not the user's file
             else:
                 config = read_object(aside / "config.json")
                 wrapper = take_text_part(aside, config, chosen.model) if is_wrapper(config) else None
@@ -161,7 +162,7 @@ def base(
             rowless: list[str] = []
             new_tokens = {}
             if chosen.new_tokens:
-                rowless = drop_rowless(aside)  # the new ones get their ids
+                rowless = drop_rowless(aside)  # Their ids are free for the new tokens.
                 new_tokens = add_new_tokens(aside, chosen.new_tokens, chosen.end_of_turn)
             is_dated |= settle_in_folder(aside, chats)
             facts, note = examine(aside, chats)
@@ -170,14 +171,14 @@ def base(
             if stays_gguf and facts.keys() & IN_HEADER:
                 header = settle_headers(aside, facts)
             if not stays_gguf:
-                end_fields(aside)  # raises if a GGUF could not name all ends of generation
-                # A wrong base is named before a missing llama.cpp.
+                end_fields(aside)  # raises if a GGUF can't name all ends of generation
+                # A wrong base is reported before a missing llama.cpp.
                 tools = find_toolchain(llamacpp_home)
                 is_by_bytes = need_convertible(aside, tools).name is not None
-                # The converter reads the tokenizers of some families (Gemma 4) by rules of their own.
+                # The converter reads the tokenizers of some families (Gemma 4) by special rules.
                 if not is_by_bytes or not BY_CLASS.keys() & set(facts["architecture"]["architectures"]):
                     same_ids_when_converted(aside, tools)
-        except DataError as error:  # the user knows the source, not what is not published yet
+        except DataError as error:  # the user knows the source, not the unpublished folder
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
             if stays_gguf:
                 sentence = sentence.replace(str(aside / MODEL_FILE), chosen.model)
@@ -208,7 +209,7 @@ def base(
         facts["text_part_of"] = wrapper
     if new_tokens:
         facts["new_tokens"] = new_tokens
-    if "no_chats" in facts:  # the user knows the source, not the folder that it was examined in
+    if "no_chats" in facts:  # the user knows the source, not the folder that was examined
         facts["no_chats"] = facts["no_chats"].replace(str(aside), chosen.model)
     write_json(record, facts)
     remove(unfinished)
@@ -224,8 +225,8 @@ def base(
 
 
 def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path, chats: ChatSettings) -> Path:
-    """The folder or GGUF file that the model is made of; what the hub gives without a hash named is in
-    `aside`, a folder of safetensors is `aside` itself.
+    """Return the folder or GGUF file that the model is made from. A download from the hub without a hash in
+    the settings is in `aside`; a folder of safetensors is `aside` itself.
     """
     named, file = root / expanded(chosen.model, "base.model"), chosen.file or ""
     if chosen.sha256 is None:
@@ -239,7 +240,7 @@ def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path, chats: Chat
         return named
     name = Path(file or chosen.model).name
     origin = NamedFile(name, chosen.sha256, [*_first_place(chosen), *chosen.places]).get(unfinished, root)
-    # under its own name: what is printed, and what reads it by its ending, needs no hash
+    # A link with the file's own name: messages, and code that looks at the suffix, need no hash.
     link = unfinished / name
     unfinished.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
@@ -248,12 +249,12 @@ def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path, chats: Chat
 
 
 def _first_place(chosen: Base) -> list[Place]:
-    """Where `source`, `model` and `file` say that the file is; nothing if that is a package that is not
-    installed, and there are other places.
+    """Return the place that `source`, `model` and `file` describe. The list is empty if that is a package
+    that is not installed, and there are other places.
     """
     file = chosen.file or ""
     match chosen.source:
-        case "hub":  # not checked again: the hub itself says what is no repository
+        case "hub":  # not checked again: the hub itself reports invalid repositories
             return [Hub.model_construct(hub=chosen.model, revision=chosen.revision, file=file)]
         case "package":
             try:
@@ -266,7 +267,9 @@ def _first_place(chosen: Base) -> list[Place]:
 
 
 def convert_gguf(file: Path, folder: Path, tools: Toolchain, *, tie: bool) -> tuple[Header, OneMatrix | None]:
-    """Unpack a GGUF file into `folder`; its header, and the matrix that was stored twice and is now tied."""
+    """Unpack a GGUF file into `folder`. Return its header, and the matrix that was stored twice and is now
+    tied.
+    """
     header = checked_header(file)
     need_disk(folder.parent, 2 * header.parameters)
     print(f"base: unpacking {file.name} to 16 bit", flush=True)

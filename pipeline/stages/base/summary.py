@@ -1,4 +1,4 @@
-"""Sentences of stage `base` on the model that it has brought."""
+"""Sentences of stage `base` about the model."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from pipeline.core.text import listed, plural
 
 
 def summary(facts: Mapping[str, Any], end_of_turn: str | None) -> Iterator[str]:
-    """Yield a sentence for each of a base's facts that whoever named it may not expect; `end_of_turn` is the
-    one that the settings name.
+    """Yield a sentence for each fact on a base that its user may not expect. `end_of_turn` is that of the
+    settings.
     """
     yield from _changes(facts, end_of_turn)
     yield from _limits(facts)
@@ -62,7 +62,7 @@ def _changes(facts: Mapping[str, Any], end_of_turn: str | None) -> Iterator[str]
 
 
 def _limits(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each thing that training can't do with the model as it does with most."""
+    """Yield a sentence for each thing that training can't do with this model, but with most others."""
     if "no_chats" in facts:
         yield f"only plain text can be trained on it, no chats: {facts['no_chats']}"
     if "never_packed" in facts:

@@ -1,7 +1,8 @@
-"""Write the chat template that `base` chooses into a base's files, with a fixed date if it asks for today's.
+"""Write the chat template that section `base` chooses into a base's files, with a fixed date if it calls for
+today's.
 
-The folder's template is what training, adapter, merged model and GGUFs get. A GGUF that is trained on as it
-is has its template in the metadata, where llama-server reads it.
+The folder's template is the one that training, adapter, merged model and GGUFs use. A GGUF that is trained on
+unchanged has its template in the metadata, where llama-server reads it.
 """
 
 import json
@@ -20,10 +21,11 @@ from pipeline.stages.base.hf_folder import JSON_FILES, KEY, TEMPLATE_FILE, put_t
 
 
 def settle_in_folder(folder: Path, chats: ChatSettings) -> bool:
-    """Put the chosen template into a folder, in place of its own, and fix the date in every template of it;
-    return True if one asked for it.
+    """Put the chosen template into a folder in place of its own, and fix the date in all its templates.
+    Return True if one calls for today's date.
 
-    Raises `DataError` for a template that is broken, takes too much, or asks in a way that can't be fixed.
+    Raises `DataError` for a template that is broken, exceeds its limits, or uses the date in a way that can't
+    be fixed.
     """
     file = folder / TEMPLATE_FILE
     if chats.template is not None:
@@ -36,10 +38,10 @@ def settle_in_folder(folder: Path, chats: ChatSettings) -> bool:
 
 
 def settle_in_gguf(file: Path, header: Header, chats: ChatSettings) -> bool:
-    """Put the chosen template into a GGUF's metadata, in place of its own, and fix the date in every template
-    there; return True if one asked for it.
+    """Put the chosen template into a GGUF's metadata in place of its own, and fix the date in all its
+    templates. Return True if one calls for today's date.
 
-    The tensors stay as they are, byte for byte. Raises as `settle_in_folder` does.
+    The tensors stay unchanged, byte for byte. Raises the errors of `settle_in_folder`.
     """
     templates = named_templates(header.fields)
     if chats.template is not None:
@@ -55,7 +57,7 @@ def settle_in_gguf(file: Path, header: Header, chats: ChatSettings) -> bool:
 
 
 def _fix_text(file: Path, day: date) -> bool:
-    """Fix the date in a file that is a template; return True if it asked for it."""
+    """Fix the date in a template file. Return True if the template calls for today's date."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -67,7 +69,9 @@ def _fix_text(file: Path, day: date) -> bool:
 
 
 def _fix_json(file: Path, day: date) -> bool:
-    """Fix the date in the template, or the list of them, of a JSON file; return True if one asked for it."""
+    """Fix the date in the template, or the list of templates, of a JSON file. Return True if one calls for
+    it.
+    """
     settings = read_object(file)
     named = settings.get(KEY)
     fixed: Any = named
@@ -89,7 +93,7 @@ def _fixed(template: str, owner: str, day: date) -> str:
     """Return the template of `owner` with a fixed date."""
     if not any(word in template for word in CLOCKS):
         return template
-    need_compiled({"default": template}, owner)  # in a process with limits, before it is parsed here
+    need_compiled({"default": template}, owner)  # compiled in a process with limits before it is parsed here
     try:
         return without_clock(template, day)
     except NotFixed as error:

@@ -1,9 +1,9 @@
-"""The text part of a model that reads images too, as a causal language model of its own.
+"""The text part of a multimodal model as a causal language model of its own.
 
 Gemma 3 (4B and more), Qwen3.5, Qwen2.5-VL and Mistral 3 are published as wrappers: a language model, a vision
-tower and a projector. Stage `base` takes the language model out, so all later stages see an ordinary one.
-Tensors keep their bytes and get the names of the text model; those of the tower are left out. The text
-model's own class says which tensors there must be.
+tower and a projector. Stage `base` extracts the language model, so all later stages see an ordinary one.
+Tensors keep their bytes and get the names of the text model; those of the tower are left out. The class of
+the text model determines which tensors are required.
 """
 
 import json
@@ -39,7 +39,7 @@ PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.text_model.": "model.",
 }
-DRAFTS = "mtp."  # layers that predict tokens beyond the next one, which transformers' models leave out
+DRAFTS = "mtp."  # layers that predict tokens beyond the next one; models in transformers leave them out
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 BLOCK = 1 << 22  # numbers in memory at a time
@@ -47,8 +47,8 @@ BLOCK = 1 << 22  # numbers in memory at a time
 
 @dataclass(frozen=True)
 class FoundPart:
-    """The text part of a folder's wrapper: its tensors by their names in it, the classes that config.json
-    names, and how many tensors are not part of it.
+    """Text part of a folder's wrapper: its tensors by their names in the text model, the classes that
+    config.json names, and how many tensors are not part of it.
     """
 
     part: TextPart
@@ -58,7 +58,7 @@ class FoundPart:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return what models/base.json says of the wrapper."""
+        """Record of the wrapper for models/base.json."""
         return {
             "model_type": self.part.kind,
             "architectures": self.architectures,
@@ -68,8 +68,8 @@ class FoundPart:
 
 
 def find_text_part(folder: Path, config: Mapping[str, Any], source: str) -> FoundPart:
-    """Return the text part of the wrapper in `folder`, by config.json and the headers of the weights. Raises
-    `DataError` if it is not complete.
+    """Return the text part of the wrapper in `folder`, found by config.json and the headers of the weights.
+    Raises `DataError` if it is not complete.
     """
     part = text_part(config, source)
     entries = read_folder(folder)
@@ -78,10 +78,11 @@ def find_text_part(folder: Path, config: Mapping[str, Any], source: str) -> Foun
 
 
 def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> dict[str, Entry]:
-    """Return the tensors of a wrapper that are its language model's, by their names there.
+    """Return the tensors of a wrapper that belong to its language model, by their names there.
 
-    The head is tied if the two say so, and a stored one is the embeddings again, which is then left out; else
-    it is the model's own. Raises `DataError` if a tensor is missing, left over, or of another shape.
+    The head is tied if config.json says so and a stored head equals the embeddings; that copy is then left
+    out. Otherwise the head is the model's own. Raises `DataError` if a tensor is missing, surplus, or of
+    another shape.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -126,8 +127,8 @@ def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> d
 
 
 def write_text_part(found: FoundPart, folder: Path) -> None:
-    """Write the text model into `folder`, which has the wrapper's small files: its weights, shard by shard,
-    their index and config.json.
+    """Write the text model into `folder`, which contains the wrapper's small files: its weights shard by
+    shard, their index and config.json.
     """
     by_file: dict[Path, list[tuple[str, Entry]]] = {}
     for name, entry in found.tensors.items():
@@ -142,8 +143,8 @@ def write_text_part(found: FoundPart, folder: Path) -> None:
 
 
 def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Make the text model out of the wrapper in `folder`, in its place; return what to record of it. Raises
-    `DataError` if the text part is not complete.
+    """Replace the wrapper in `folder` by its text model. Return what to record of it. Raises `DataError` if
+    the text part is not complete.
     """
     found = find_text_part(folder, config, source)
     weights = set(folder.glob("*.safetensors"))
@@ -156,8 +157,8 @@ def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict
 
 @contextmanager
 def settings_only(folder: Path) -> Iterator[Path]:
-    """Give the folder; of a wrapper another one, with its small files and the config.json of its text part,
-    for as long as it is tried.
+    """Yield the folder itself, or for a wrapper a temporary folder with its small files and the config.json
+    of its text part.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not is_wrapper(config):
@@ -173,10 +174,10 @@ def settings_only(folder: Path) -> Iterator[Path]:
 
 
 def _write_settings(folder: Path, part: TextPart) -> None:
-    """Write the config.json of the text part, and let its tokenizer be read as the wrapper's is.
+    """Write the config.json of the text part, and let its tokenizer be read like the wrapper's.
 
-    transformers takes another class than the folder names for some kinds of wrappers (Qwen3.5), and not for
-    their text parts: the text would be split in another way.
+    For some kinds of wrappers (Qwen3.5) transformers uses another class than the folder names, but not for
+    their text parts. The text would be split differently.
     """
     from transformers.models.auto.tokenization_auto import (
         MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
@@ -192,7 +193,7 @@ def _write_settings(folder: Path, part: TextPart) -> None:
 
 
 def _write_shard(file: Path, tensors: list[tuple[str, Entry]]) -> None:
-    """Write these tensors under other names to `file`, which may be what they are read from."""
+    """Write these tensors under other names to `file`, which may be the file that they are read from."""
     aside = file.with_name(f".{file.name}.text")
     listed = [(name, entry.dtype, entry.shape) for name, entry in tensors]
     with writing_shard(aside, listed) as opened:
@@ -203,7 +204,7 @@ def _write_shard(file: Path, tensors: list[tuple[str, Entry]]) -> None:
 
 
 def _index(tensors: Mapping[str, Entry]) -> dict[str, Any]:
-    """Return the index of the shards that hold these tensors."""
+    """Return the index of the shards that contain these tensors."""
     size = sum(entry.nbytes for entry in tensors.values())
     return {
         "metadata": {"total_size": size},
@@ -212,7 +213,9 @@ def _index(tensors: Mapping[str, Entry]) -> dict[str, Any]:
 
 
 def _dtype(config: Any, entries: Iterable[Entry]) -> str:
-    """Return the name of the model's type: what it says, else that of the largest tensor."""
+    """Return the name of the model's type: the one that its config states, otherwise that of the largest
+    tensor.
+    """
     if config.dtype is not None:
         return str(config.dtype).removeprefix("torch.")
     return DTYPES[max(entries, key=lambda entry: prod(entry.shape)).dtype][1]
