@@ -1,1 +1,1 @@
-"""Proof of every hand-over: text, tokens, weights, outputs."""
+"""Parity checks of every hand-over: text, tokens, weights, outputs."""

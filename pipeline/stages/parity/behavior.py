@@ -1,4 +1,4 @@
-"""What each GGUF does in llama-server: ends its answers, and writes no control tokens."""
+"""Behavior of each GGUF in llama-server: it ends its answers, and writes no control tokens."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +12,9 @@ from pipeline.core.checks import Check
 from pipeline.llamacpp.server import Server, Unparsed, serving
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, count_check, exact
 
-ENDS, MARKERS = "Answers end", "No markers in answers"  # titles
-TOGETHER = 4  # questions that are answered at the same time: weights are read once for all of them
-ROOM = 64  # tokens that an answer may have beyond twice the longest reference
+ENDS, MARKERS = "Answers end", "No markers in answers"  # titles of the two checks
+TOGETHER = 4  # questions answered at the same time; weights are read once for all of them
+ROOM = 64  # tokens that an answer may have in addition to twice the longest reference
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Answer:
     ids: list[int]
 
 
-Answers = dict[str, list[Answer]]  # by the GGUF's name, the 16-bit one's first
+Answers = dict[str, list[Answer]]  # answers by the GGUF's name, the 16-bit one first
 
 
 def behavior_checks(models: Sequence[ModelFiles], tokenizer: Any, measure: Measure) -> ParityChecks:
-    """Two parity checks over all of `models`, the 16-bit one first: each is served, and asked the first
-    `parity.rows` held-out questions.
+    """Return two parity checks over all of `models`, the 16-bit one first. Each model is served and answers
+    the first `parity.rows` held-out questions.
     """
     requests, budget = questions(measure.rows, tokenizer, measure.limits.rows, CTX_SIZE)
     answers: Answers = {}
@@ -50,11 +50,11 @@ def behavior_checks(models: Sequence[ModelFiles], tokenizer: Any, measure: Measu
 def questions(
     rows: Iterable[Row], tokenizer: Any, count: int, ctx_size: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Requests up to a chat's last answer, and the tokens that an answer may have: twice the longest
-    reference and `ROOM`, half the context at most.
+    """Return requests with a chat's turns up to its last answer, and the token limit of an answer: twice the
+    longest reference and `ROOM`, but at most half of `ctx_size`.
 
-    Chats that don't end in an answer, and those whose question doesn't fit into the other half, are passed
-    over.
+    Chats that don't end in an answer are skipped. So are those whose question doesn't fit into the other half
+    of the context.
     """
     requests, longest = list[dict[str, Any]](), 0
     for row in rows:
@@ -70,8 +70,8 @@ def questions(
 
 
 def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
-    """One greedy answer of at most `budget` tokens through the OpenAI protocol; an empty one that did not end
-    if llama-server can't read what was said.
+    """Return one greedy answer of at most `budget` tokens through the OpenAI protocol. If llama-server can't
+    parse the model's output, return an empty answer that did not end.
     """
     options = {"temperature": 0, "max_tokens": budget, "logprobs": True, "top_logprobs": 1}
     try:
@@ -89,11 +89,11 @@ def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
 
 
 def answers_end(answers: Answers, budget: int) -> Check:
-    """Models of which no answer ended, though the 16-bit one's did.
+    """Return the check for models that end no answer although the 16-bit model ends some.
 
-    A single answer may run on by chance, and a model that was trained for a few steps never ends: so levels
-    are judged by the 16-bit file of the same weights, and that one by the parity checks before it. Where none
-    of its answers end, nothing can be said.
+    A single answer may run on by chance, and a model that was trained for a few steps never ends one. So
+    levels are compared with the 16-bit file of the same weights, and that file is judged by the parity checks
+    before this one. If none of its answers end, nothing can be concluded.
     """
     ended = {name: sum(answer.stopped for answer in of_model) for name, of_model in answers.items()}
     first, *levels = answers
@@ -120,7 +120,9 @@ def answers_end(answers: Answers, budget: int) -> Check:
 
 
 def no_markers(answers: Answers, tokenizer: Any) -> Check:
-    """Answers with a control token before their end, or with its spelling in the text."""
+    """Return the check for answers with a control token before their end, or with its spelling in
+    the text.
+    """
     control = {
         number: token.content
         for number, token in tokenizer.added_tokens_decoder.items()

@@ -1,5 +1,5 @@
-"""Checks of hand-overs, the keys under which reports/parity.json has them, and the probes: what each
-measures, at which depth, and what it is measured with.
+"""Parity checks, the keys of their entries in reports/parity.json, and probes. A probe defines what is
+measured, at which depth, and with what.
 """
 
 import sys
@@ -17,7 +17,7 @@ from pipeline.core.text import common_start
 from pipeline.llamacpp.tools import Llama
 from pipeline.metrics.divergence import Divergence, Prompt, spread
 
-# a key of a report's entry: the field of `Check`
+# Key of an entry in the report: field of `Check`.
 KEYS = {
     "title": "name",
     "what": "what",
@@ -38,14 +38,16 @@ ParityChecks = dict[str, Check]
 
 
 def exact(title: str, count: int, unit: str, sentence: str, cause: str, what: str) -> Check:
-    """A check that fails, with its likely `cause`, unless `count` is 0, which it never is of a fault."""
+    """Return a check that fails, with its likely `cause`, unless `count` is 0. A fault's `count`
+    is never 0.
+    """
     verdict: Verdict = "fail" if count else "pass"
     remedy = cause if count else ""
     return Check(title, verdict, sentence, remedy, what=what, figure=float(count), limit=0.0, unit=unit)
 
 
 def count_check(title: str, what: str, different: int, compared: int, first: str, cause: str = "") -> Check:
-    """A check where nothing may differ; not measured if nothing was compared."""
+    """Return a check that allows no difference. It is "not measured" if nothing was compared."""
     if not compared:
         return Check(title, "not measured", "nothing to compare", what=what)
     return exact(
@@ -61,7 +63,7 @@ def count_check(title: str, what: str, different: int, compared: int, first: str
 def divergence_check(
     title: str, divergence: Divergence, limit: float, sentence: str, cause: str, more: Figures = NONE
 ) -> Check:
-    """How far two models are apart; it fails if there is a `cause`."""
+    """Return a check of the divergence between two models. It fails if a `cause` is given."""
     verdict: Verdict = "fail" if cause else "pass"
     return Check(
         title,
@@ -77,7 +79,9 @@ def divergence_check(
 
 
 def incomparable(title: str, divergence: Divergence, sentence: str, cause: str) -> Check:
-    """Two models whose logits can't be compared: a count of NaN and Inf, or how vocabularies differ."""
+    """Return the failed check of two models whose logits can't be compared. Its figure counts positions with
+    NaN or Inf, or the tokens by which the vocabularies differ.
+    """
     count, unit = (
         (divergence.strange, "positions")
         if divergence.strange
@@ -87,7 +91,7 @@ def incomparable(title: str, divergence: Divergence, sentence: str, cause: str) 
 
 
 def figures_of(divergence: Divergence) -> dict[str, float]:
-    """The numbers beside a divergence."""
+    """Return the figures that are reported with a divergence."""
     return {
         "nmse": divergence.nmse,
         "kld_max": divergence.kld_max,
@@ -97,15 +101,15 @@ def figures_of(divergence: Divergence) -> dict[str, float]:
 
 
 def first_difference(ours: Any, theirs: Any) -> str:
-    """Where two sequences differ first, with what is there on both sides."""
+    """Describe the first position where two sequences differ, with the items there on both sides."""
     at = common_start(ours, theirs)
     return f"at {at} training has {ours[at : at + 12]!r}, llama-server {theirs[at : at + 12]!r}"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What every parity check is measured with: the held-out chats (or texts, where there is no chat), the
-    limits, how llama.cpp is run, and a folder for temporary files. `calling` are chats that hold tool calls.
+    """Inputs of every parity check: the held-out chats (or texts if there is no chat), the limits, how
+    llama.cpp is run, and a folder for temporary files. `calling` are chats that contain tool calls.
     """
 
     rows: Sequence[Row]
@@ -117,12 +121,12 @@ class Measure:
 
     @property
     def chats(self) -> list[Row]:
-        """The rows that are chats."""
+        """Rows that are chats."""
         return list(chats(self.rows))
 
     @property
     def texts(self) -> list[str]:
-        """What the rows that are texts say."""
+        """Contents of the rows that are texts."""
         return [
             "".join(segment["text"] for segment in row["segments"])
             for row in self.rows
@@ -130,7 +134,9 @@ class Measure:
         ]
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
-        """Held-out rows as tokens, and which next tokens are compared. Raises `DataError` for none."""
+        """Return held-out rows as tokens with the next-token positions to compare. Raises `DataError` if
+        there are none.
+        """
         encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
         if not encoded:
             raise DataError(
@@ -143,11 +149,11 @@ class Measure:
 
 @dataclass(frozen=True)
 class Probe:
-    """Parity checks that are measured together: the title of each by its key, and `measure`, which is given
-    the checks that were made before.
+    """Parity checks that are measured together: the title of each by its key, and `measure`, which is called
+    with the earlier checks.
 
-    From `depth` on; never where something is `lacking`, a sentence. `name` is announced: the whole takes
-    minutes.
+    It runs if the setting is at least `depth`. It never runs if something is `lacking` (a sentence). `name`
+    is printed before it runs, because all probes together take minutes.
     """
 
     name: str
@@ -158,11 +164,11 @@ class Probe:
 
 
 def measured(probes: Sequence[Probe], depth: Depth) -> ParityChecks:
-    """What the probes of this depth measure; the checks of the others as not measured, so that they are
-    not taken for passed.
+    """Return the checks of the probes of this depth. The checks of the other probes are "not measured", so
+    that they are not mistaken for passed ones.
 
-    So are those of a probe for which llama.cpp refuses a file that a parity check has failed already. Raises
-    the `ToolError` where nothing had failed: then it is an error of its own.
+    The same applies to a probe for which llama.cpp rejects a file that a parity check has failed before. If
+    nothing had failed, the `ToolError` is raised, because it is an error of its own.
     """
     checks: ParityChecks = {}
     for probe in probes:

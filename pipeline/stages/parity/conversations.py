@@ -1,4 +1,6 @@
-"""Conversations that users have and training sets rarely hold: contents times shapes of a template."""
+"""Conversations that users have and training sets rarely contain: contents combined with the shapes of a
+template.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,12 +10,12 @@ from typing import Any
 from pipeline.chat.template_probe import Message, Tools
 from pipeline.chat.tokens import Row
 
-ENOUGH = 200  # held-out chats; from this many on, all made conversations are compared too
+ENOUGH = 200  # held-out chats; if at least this many are compared, so are all synthetic conversations
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns with their tools; `thinking` is the template's `enable_thinking`, None where not said."""
+    """Turns with their tools. `thinking` is the template's `enable_thinking`; None if it is not set."""
 
     messages: list[Message]
     tools: Tools = None
@@ -116,33 +118,35 @@ FRACTIONS: dict[str, Any] = {"latitude": 48.13743, "longitude": 11.5754901, "pri
 
 
 def user(text: str) -> Message:
-    """A turn of the user's."""
+    """Return a turn of the user."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str, **more: Any) -> Message:
-    """A turn of the assistant's."""
+    """Return a turn of the assistant."""
     return {"role": "assistant", "content": text, **more}
 
 
 def system(text: str) -> Message:
-    """A system turn."""
+    """Return a system turn."""
     return {"role": "system", "content": text}
 
 
 def chosen(rows: Iterable[Row], count: int) -> list[Conversation]:
-    """`count` chats of `data/final` and all made conversations; below `ENOUGH`, of both in proportion."""
+    """Return `count` chats of `data/final` and all synthetic conversations. If `count` is below `ENOUGH`, the
+    synthetic ones are thinned in proportion.
+    """
     chats = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
     return [*chats, *made()[:: max(1, ENOUGH // count)]]
 
 
 def made() -> list[Conversation]:
-    """All made conversations: words, several turns, tools and reasoning, in this order."""
+    """Return all synthetic conversations, in this order: contents, exchanges, tools, reasoning."""
     return [*words(), *turns(), *with_tools(), *with_reasoning()]
 
 
 def words() -> Iterator[Conversation]:
-    """Every content as a question alone, after a system turn, as the system turn, and as an answer."""
+    """Yield every content as the only question, after a system turn, as the system turn, and as an answer."""
     for text in CONTENTS:
         yield Conversation([user(text)])
         yield Conversation([system("Answer briefly."), user(text)])
@@ -151,7 +155,7 @@ def words() -> Iterator[Conversation]:
 
 
 def turns() -> Iterator[Conversation]:
-    """Two to ten exchanges, with and without a system turn."""
+    """Yield two to ten exchanges, with and without a system turn."""
     for count in range(2, 11):
         talk = [
             turn
@@ -163,7 +167,7 @@ def turns() -> Iterator[Conversation]:
 
 
 def tool(name: str, parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The definition of a function, its keys in the order in which llama-server writes them."""
+    """Return the definition of a function, with its keys in the order in which llama-server writes them."""
     return {
         "type": "function",
         "function": {
@@ -176,12 +180,16 @@ def tool(name: str, parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    """A call of a function; its id has the nine letters and digits that Mistral's templates demand."""
+    """Return a call of a function. Its id has the nine letters and digits that Mistral's
+    templates require.
+    """
     return {"type": "function", "id": f"call{number:05}", "function": {"name": name, "arguments": arguments}}
 
 
 def with_tools() -> Iterator[Conversation]:
-    """Definitions, calls with all shapes of arguments, several in a turn, results, llama-server's own way."""
+    """Yield definitions, calls with all shapes of arguments, multiple calls in a turn, results, and
+    definitions that llama-server rewrites.
+    """
     tools = [tool(f"tool_{i}", schema) for i, schema in enumerate(SCHEMAS)]
     for definition in tools:
         yield Conversation([user("Which tools have you?")], [definition])
@@ -208,7 +216,7 @@ def with_tools() -> Iterator[Conversation]:
 
 
 def with_reasoning() -> Iterator[Conversation]:
-    """Answers with their reasoning, and thinking switched on and off, with and without tools."""
+    """Yield answers with their reasoning, and thinking switched on and off, with and without tools."""
     for thought in ("hm", "two\n\nlines", " spaces ", "日本", "<b>&</b> {{x}}"):
         yield Conversation([user("a"), assistant("b", reasoning_content=thought)])
         yield Conversation(

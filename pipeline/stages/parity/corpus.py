@@ -1,4 +1,4 @@
-"""Strings on which tokenizers part: tokens, Unicode blocks, digits, white space, code, emoji, real text."""
+"""Strings on which tokenizers differ: tokens, Unicode blocks, digits, white space, code, emoji, real text."""
 
 import random
 import sys
@@ -9,12 +9,12 @@ from typing import Any
 
 from pipeline.stages.parity.conversations import CONTENTS
 
-ALL = 100_000  # from this many strings on, all tokens and all of Unicode are among them
-TOGETHER = 4096  # tokens that are decoded in one call
-RUN = 8  # neighboring characters of a Unicode block in one string
-UNSEEN = ("Cn", "Co", "Cs")  # unassigned, private, surrogate: no text
+ALL = 100_000  # number of strings from which on all tokens and all of Unicode are included
+TOGETHER = 4096  # tokens decoded per call
+RUN = 8  # neighboring characters of a Unicode block per string
+UNSEEN = ("Cn", "Co", "Cs")  # unassigned, private, surrogate: not text
 SPACES = (" ", "\t", "\n", "\r\n", "\r", "\u00a0", "\u3000", "\u2003", "\u2028", "\u0085", "\u200b", "\ufeff")
-# beside the contents of conversations
+# strings in addition to the contents of conversations
 SNIPPETS = (
     "for (int i=0;i<n;++i) { a[i]+=b[i]*0x1F; } // done\n",
     "SELECT * FROM t WHERE a='b' AND c<>1e-5;",
@@ -62,12 +62,12 @@ EMOJI = (
 
 
 def strings(tokenizer: Any, texts: list[str], count: int, *, seed: int = 0) -> Iterator[str]:
-    """Strings in NFC: what is hard by hand, all single tokens, all Unicode, then cuts of `texts` and mixes
-    until there are `count`.
+    """Yield strings in NFC: difficult ones written by hand, all single tokens, all of Unicode, then cuts of
+    `texts` and mixtures until there are `count`.
 
-    Asked for fewer than `ALL`, it takes single tokens and Unicode in proportion. Deterministic for one
-    `seed` (and one Unicode version of Python). NFC, because stage curate writes all text so and llama.cpp
-    does not normalize.
+    If `count` is below `ALL`, single tokens and Unicode are thinned in proportion. The result depends only on
+    `seed` (and on Python's Unicode version). It is in NFC because stage curate writes all text in NFC and
+    llama.cpp does not normalize.
     """
     step = max(1, ALL // count)
     hard = list(by_hand(tokenizer))
@@ -83,7 +83,9 @@ def strings(tokenizer: Any, texts: list[str], count: int, *, seed: int = 0) -> I
 
 
 def by_hand(tokenizer: Any) -> Iterator[str]:
-    """What pre-tokenizers are known to differ on, and the tokenizer's added tokens among neighbors."""
+    """Yield texts on which pre-tokenizers are known to differ, and the tokenizer's added tokens among
+    neighbors.
+    """
     yield from (*CONTENTS, *SNIPPETS, *WORDS, *EMOJI)
     for length in range(1, 41):
         digits = "1234567890"[:length] if length <= 10 else "9876543210" * 4
@@ -127,7 +129,7 @@ def by_hand(tokenizer: Any) -> Iterator[str]:
 
 
 def single_tokens(tokenizer: Any) -> Iterator[str]:
-    """Every token of the vocabulary as text; bytes that are not text alone become U+FFFD."""
+    """Yield every token of the vocabulary as text. Bytes that are not text by themselves become U+FFFD."""
     backend = tokenizer.backend_tokenizer
     for start in range(0, len(tokenizer), TOGETHER):
         ids = range(start, min(start + TOGETHER, len(tokenizer)))
@@ -135,7 +137,7 @@ def single_tokens(tokenizer: Any) -> Iterator[str]:
 
 
 def unicode_runs() -> Iterator[str]:
-    """Every assigned character, `RUN` to a string, and one of each run among letters, digits, spaces."""
+    """Yield every assigned character, `RUN` per string, and one of each run among letters, digits, spaces."""
     assigned = (
         chr(code) for code in range(1, sys.maxunicode + 1) if unicodedata.category(chr(code)) not in UNSEEN
     )
@@ -145,7 +147,7 @@ def unicode_runs() -> Iterator[str]:
 
 
 def mix(rng: random.Random, texts: list[str], pieces: list[str]) -> str:
-    """Two to five parts in a row: cuts of real texts, or of what is made."""
+    """Join two to five parts: cuts of real texts or of generated ones."""
     parts = []
     for _ in range(rng.randint(2, 5)):
         source = rng.choice(texts) if texts and rng.random() < 0.5 else rng.choice(pieces)

@@ -1,4 +1,6 @@
-"""The merged weights against their 16-bit GGUF: equal bit for bit after one rounding to the GGUF's type."""
+"""Comparison of the merged weights with their 16-bit GGUF: equal bit for bit after one rounding to the GGUF's
+type.
+"""
 
 import math
 from collections import Counter
@@ -39,7 +41,7 @@ ROPE_BASE = ("rope.freq_base", USUAL_ROPE_BASE)
 
 @dataclass(frozen=True)
 class Fault:
-    """A tensor that is not as it should be: what is seen, and the likely cause where there is one."""
+    """A tensor that is not as expected: the observation, and the likely cause if there is one."""
 
     tensor: str
     seen: str
@@ -47,8 +49,8 @@ class Fault:
 
 
 def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Check:
-    """Every tensor of the GGUF, streamed; "not measured" for an architecture whose conversion isn't known
-    here. `of` says what model the folder `merged` holds.
+    """Check every tensor of the GGUF, streamed. The check is "not measured" for an architecture whose
+    conversion is not known here. `of` names the model in the folder `merged`.
     """
     title, what = f"Weights of {of} → {gguf.stem}", WHAT.format(of)
     header, tensors = gguf_tensors(gguf)
@@ -78,8 +80,8 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
 
 
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str, name: str) -> str:
-    """Return a sentence on a complete file that is not what its name says: of another architecture than
-    `name`, or quantized; else empty.
+    """Return a sentence on a complete file that is not what its name promises: it has another architecture
+    than `name`, or is quantized. Otherwise return an empty string.
     """
     stored = header.fields.get("general.architecture")
     if stored != name:
@@ -90,7 +92,9 @@ def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: s
 
 
 def weights_check(title: str, what: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Check:
-    """The verdict over all faults: the first one, and where most differ, that it is another model."""
+    """Return the verdict over all faults, with the first one. If most tensors differ, its cause is that the
+    file is another model's.
+    """
     weights = sum(tensor.rows * tensor.columns for tensor in tensors.values())
     compared = f"{len(tensors)} tensors, {weights / 1e6:,.1f} M weights"
     if not faults:
@@ -116,7 +120,9 @@ def weights_check(title: str, what: str, faults: list[Fault], tensors: dict[str,
 def names_faults(
     wanted: dict[str, list[Piece]], tensors: dict[str, GgufTensor], merged: Path, *, tied: bool
 ) -> Iterator[Fault | None]:
-    """Tensors that the GGUF lacks or adds, but for a tied head and rotary factors, which have no twin."""
+    """Yield the tensors that the GGUF lacks or adds. A tied head and rotary factors have no counterpart and
+    are compared on their own.
+    """
     if HEAD not in wanted and not tied:
         cause = (
             "The merged model lost its head, and its config says that it has one of its own: run "
@@ -128,7 +134,7 @@ def names_faults(
             part = "bias" if name.endswith(".bias") else "tensor"
             cause = f"The {part} was lost on the way, llama.cpp runs without it: {CONVERT}."
         elif tied:
-            continue  # stored beside its twin; llama.cpp takes the embeddings
+            continue  # stored together with the embeddings, which llama.cpp uses instead
         else:
             cause = f"The head was dropped, llama.cpp takes the embeddings in its place: {CONVERT}."
         yield Fault(name, f"is in the merged model and not in the GGUF of {len(tensors)} tensors", cause)
@@ -147,7 +153,9 @@ def names_faults(
 
 
 def settings_faults(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[Fault]:
-    """Settings that llama.cpp computes with and training did not; the family of `config` is known."""
+    """Yield settings that llama.cpp computes with and training did not. The family of `config`
+    must be known.
+    """
     end, by_default = ROPE_BASE
     for field, value in gguf_settings(config).items():
         stored = fields.get(field, by_default if field.endswith(end) else value)
@@ -160,7 +168,7 @@ def settings_faults(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Ite
 
 
 def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
-    """The rotary factors against those that transformers computes with."""
+    """Compare the rotary factors with those that transformers computes with."""
     cause = f"The rotary embedding's factors are not those of config.json: {CONVERT}."
     if expected is None:
         return Fault(tensor.name, "is in the GGUF, and the model's config asks for no such factors", cause)
@@ -171,7 +179,7 @@ def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
 
 
 def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
-    """The first difference of a tensor, given in pieces, in the GGUF's type; None if there is none."""
+    """Return the first difference of a tensor, given in pieces, in the GGUF's type; None if there is none."""
     size = sum((piece.last - piece.first) * piece.entry.columns for piece in pieces)
     if size != tensor.rows * tensor.columns or pieces[0].entry.shape[-1:] != tensor.shape[-1:]:
         shape = " + ".join(str(list(piece.entry.shape)) for piece in pieces[:2])
@@ -198,34 +206,39 @@ def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
 
 
 def rounded(values: Floats, type: str) -> Bytes:
-    """Flat float32 values as bytes of a float type, rounded to nearest, ties to even, by the package gguf."""
+    """Return flat float32 values as bytes of a float type. The package gguf rounds them to nearest, ties to
+    even.
+    """
     from gguf import GGMLQuantizationType, quantize
 
-    with np.errstate(over="ignore"):  # an overflow is named by the caller
+    with np.errstate(over="ignore"):  # the caller reports an overflow
         stored: Bytes = quantize(values.reshape(1, -1), GGMLQuantizationType[type]).view(np.uint8).reshape(-1)
     return stored
 
 
 def bits_are_finite(stored: Bytes, type: str) -> bool:
-    """Whether no number in flat bytes of a float type is infinite or NaN: their exponent is all ones."""
+    """Return True if no number in flat bytes of a float type is infinite or NaN. Such numbers have an
+    exponent of all ones.
+    """
     bits: Any = stored.view(np.uint32 if type == "F32" else np.uint16)
     return not ((bits & EXPONENT[type]) == EXPONENT[type]).any()
 
 
 def flat_bytes(tensor: GgufTensor, first: int, count: int) -> Bytes:
-    """The bytes of `count` weights of a float tensor from its `first` one on, rows disregarded."""
+    """Return the bytes of `count` weights of a float tensor, starting at weight `first` in flat order."""
     width = FLOAT_BYTES[tensor.type]
     return np.fromfile(tensor.file, np.uint8, count * width, offset=tensor.start + first * width)
 
 
 def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault:
-    """What kind of difference it is, from all rows of the tensor (a vector's rows are its weights): zeros,
-    another order, other values.
+    """Describe the difference of a tensor by all its rows (a vector's rows are its weights): zeros, another
+    order, or other values.
 
-    `first` is the flat place of the first different weight.
+    `first` is the flat index of the first different weight.
     """
     columns, width = pieces[0].entry.columns, FLOAT_BYTES[tensor.type]
-    left, right = Counter[bytes](), Counter[bytes]()  # of digests: all rows of a large tensor may differ
+    # counts of digests, because all rows of a large tensor may differ
+    left, right = Counter[bytes](), Counter[bytes]()
     at, zeros, shown = 0, 0, (0.0, 0.0)
     for piece in pieces:
         for block in piece.blocks():
@@ -257,5 +270,5 @@ def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault
 
 
 def digest(row: Bytes) -> bytes:
-    """A row's content in 16 bytes."""
+    """Return a digest of a row in 16 bytes."""
     return blake2b(row.tobytes(), digest_size=16).digest()

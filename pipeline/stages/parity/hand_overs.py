@@ -1,9 +1,9 @@
-"""Each hand-over of what the models say as a parity check: the divergence from the model before, against its
-limit, and a failure's likely cause.
+"""Parity checks of the outputs at each hand-over: the divergence from the model before, its limit, and a
+failure's likely cause.
 
-Rounding that was asked for is not damage. Where a hand-over rounds and its stored weights were checked and
-passed, a divergence beyond the limit is what the rounding costs this model: a warning here, and for
-`report.gate` to judge. Where they did not pass, or could not be checked, the limit is the evidence.
+Rounding that was requested is not damage. If a hand-over rounds and its stored weights have passed their
+check, a divergence beyond the limit is the cost of the rounding for this model. Then it is a warning here,
+and `report.gate` judges it. If the weights did not pass or could not be checked, the limit decides.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,16 +17,17 @@ from pipeline.stages.parity.check import divergence_check, incomparable
 
 FROM_SIXTEEN = "16-bit base with adapter → merged model"
 FROM_NF4 = "Trained model (NF4 with adapter) → merged model"
-MAX_KLD_EXACT = 1.0e-3  # nats, the mean where nothing may be lost (merged model to F16 GGUF)
+MAX_KLD_EXACT = 1.0e-3  # mean in nats if nothing may be lost (merged model to F16 GGUF)
 OVERFLOW = "Weights or sums are too large for float16: set convert.type to BF16."
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the models of a chain said to the same prompts.
+    """Logits of the models of a chain for the same prompts.
 
-    `as_trained` computed as training does (bfloat16, mostly), `trained` in float32 on the same NF4 weights;
-    the others in float32. `untuned` measures the 16-bit base alone, which only a failure asks for.
+    `as_trained` is computed like training (usually in bfloat16), `trained` in float32 on the same NF4
+    weights, the others in float32. `untuned` measures the 16-bit base without the adapter; only a failure
+    calls it.
     """
 
     as_trained: Reference
@@ -35,18 +36,18 @@ class Outputs:
     merged: Reference
     gguf: Reference
     untuned: Callable[[], Reference]
-    where: str  # the rows and positions, for a parity check's detail
-    parameters: int | None = None  # of the model, for limits that follow from its size
-    weights: Mapping[str, Check] = field(default_factory=dict)  # checks of stored weights, by key
-    nf4: Callable[[], Check | None] = lambda: None  # checks the weights that training held in NF4
+    where: str  # rows and positions, for a parity check's sentence
+    parameters: int | None = None  # parameters of the model, for limits that depend on its size
+    weights: Mapping[str, Check] = field(default_factory=dict)  # checks of the stored weights, by key
+    nf4: Callable[[], Check | None] = lambda: None  # check of the weights that training kept in NF4
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest divergence of a hand-over, in nats, and a note on it.
+    """Largest divergence of a hand-over in nats, and a note on it.
 
-    `weights` is the check of the stored weights where the hand-over rounds, asked only beyond `nats`; None
-    where nothing may be lost. `remedy` is what to do if the rounding costs that much.
+    `weights` returns the check of the stored weights if the hand-over rounds, and is called only beyond
+    `nats`. It is None if nothing may be lost. `remedy` is the advice if the rounding costs that much.
     """
 
     nats: float
@@ -63,7 +64,9 @@ def hand_over(
     outputs: Outputs,
     cause: Callable[[], str],
 ) -> Check:
-    """One parity check; `cause` is asked only where it failed. Logits that can't be compared fail too."""
+    """Return one parity check. `cause` is called only if it failed. Logits that can't be compared
+    fail too.
+    """
     divergence = compare(before, after)
     if divergence.fault:
         return incomparable(
@@ -93,7 +96,7 @@ def hand_over(
 
 
 def evidence(weights: Check | None) -> str:
-    """What the check of a hand-over's stored weights proves."""
+    """Describe what the check of a hand-over's stored weights proves."""
     if weights is None or weights.verdict == "not measured":
         why = f" ({weights.sentence})" if weights else ""
         return f"its weights were not checked{why}, so the divergence is the only evidence"
@@ -103,7 +106,7 @@ def evidence(weights: Check | None) -> str:
 
 
 def level_bound(level: str, outputs: Outputs, limits: Parity, weights: Callable[[], Check | None]) -> Bound:
-    """What `level` is held to."""
+    """Return the limit for `level`."""
     remedy = (
         f"This is what {level} costs this model, and report.gate.max_kld judges it: take a level of more "
         "bits if it is too much."
@@ -115,13 +118,13 @@ def level_bound(level: str, outputs: Outputs, limits: Parity, weights: Callable[
 
 
 def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
-    """Both models that the merge could stand for, against it: the one it went into must be equal, the other
-    one is as far as NF4 rounds the base.
+    """Return the checks of the merged model against both models that it could represent. It must equal the
+    one it was merged into, and may differ from the other by NF4's rounding of the base.
     """
 
     def weights() -> Check | None:
         merged = outputs.weights.get("weights_merged")
-        # what was merged into NF4 went through it in that check
+        # Weights that were merged into NF4 went through its rounding in that check.
         return outputs.nf4() if exact and merged and merged.verdict == "pass" else merged
 
     allowed, exact = level_limit("nf4", outputs.parameters), merge_base == "16-bit"
@@ -164,7 +167,7 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
 
 
 def merge_cause(outputs: Outputs, merge_base: str) -> str:
-    """What the merged model is instead of what it should be, by comparison with all it could be."""
+    """Describe what the merged model is instead of the expected one, by comparison with all it could be."""
     if same(outputs.untuned(), outputs.merged):
         return (
             "The merged model is the untuned base, the adapter was not merged: run `snakemake --force merge`."
@@ -189,7 +192,7 @@ def merge_cause(outputs: Outputs, merge_base: str) -> str:
 
 
 def gguf_check(outputs: Outputs, title: str) -> Check:
-    """The merged model against its 16-bit GGUF, which must be equal."""
+    """Return the check of the merged model against its 16-bit GGUF, which must be equal."""
 
     def cause() -> str:
         if same(outputs.untuned(), outputs.gguf):
@@ -209,7 +212,7 @@ def gguf_check(outputs: Outputs, title: str) -> Check:
 
 
 def level_check(title: str, before: Reference, after: Reference, bound: Bound, outputs: Outputs) -> Check:
-    """A 16-bit GGUF against the same at a level."""
+    """Return the check of a 16-bit GGUF against the same model at a level."""
     cause = (
         "The file may be damaged or another's (the parity check of its weights says what was looked at): "
         "make it again, take a level whose weights can be checked, or raise parity.max_kld_level."
@@ -218,7 +221,9 @@ def level_check(title: str, before: Reference, after: Reference, bound: Bound, o
 
 
 def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str) -> Check:
-    """The base's GGUF with the adapter's on it, against the merge's GGUF or the 16-bit base with adapter."""
+    """Return the check of the base's GGUF with the adapter's GGUF, against the merged model's GGUF or the
+    16-bit base with adapter.
+    """
     before, name = (
         (outputs.gguf, "16-bit GGUF")
         if merge_base == "16-bit"
@@ -236,5 +241,5 @@ def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str) -> Check
 
 
 def same(before: Reference, after: Reference) -> bool:
-    """Whether two models say the same, up to what an exact hand-over may differ."""
+    """Return True if two models have equal outputs, within the limit of an exact hand-over."""
     return bool(compare(before, after).kld <= MAX_KLD_EXACT)

@@ -1,4 +1,4 @@
-"""Whether a file is the level in its name, by its header: type, tensors, `quantize.tensor_types`."""
+"""Check by a file's header whether it is the level in its name: type, tensors, `quantize.tensor_types`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,11 +12,11 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import GgufTensor
 from pipeline.stages.parity.check import exact
 
-# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type); of MXFP4_MOE
-# the experts' is looked at
+# Type of most tensors of a level (src/llama-quant.cpp, llama_ftype_get_default_type). For MXFP4_MOE it is the
+# type of the experts.
 DEFAULT_TYPES = {name: level.base for name, level in LEVELS.items()} | {"MXFP4_MOE": "MXFP4"}
-# the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl
-# there), and levels with others
+# Tensors that llama.cpp gives a level's default type if their rows fit (llama_tensor_get_type_impl there),
+# and levels with other such tensors.
 PLAIN = re.compile(r"\.(attn_q|ffn_up|ffn_gate)(_exps)?\.weight$")
 PLAIN_OF = {
     "MXFP4_MOE": re.compile(r"\.ffn_(up|gate|down)_exps\.weight$"),
@@ -32,7 +32,9 @@ def file_check(
     before: dict[str, GgufTensor],
     after: dict[str, GgufTensor],
 ) -> Check | None:
-    """A failure seen without reading weights: another level's file, tensors or types; None if none."""
+    """Return a failure that is seen without reading weights: another level's file, other tensors or types.
+    Return None if there is none.
+    """
     from gguf import LlamaFileType
 
     level, remedy = ModelName(name).level, remake(next(iter(after.values())).file)
@@ -80,7 +82,9 @@ def file_check(
 
 
 def given_by(names: Iterable[str], tensor_types: Mapping[str, str]) -> dict[str, str]:
-    """{tensor: the first pattern of `tensor_types` found in its name}, as llama-quantize takes them."""
+    """Return {tensor: the first pattern of `tensor_types` that matches its name}, as llama-quantize applies
+    them.
+    """
     return {
         name: pattern
         for pattern in reversed(list(tensor_types))
@@ -95,10 +99,10 @@ def of_other_types(
     given: Mapping[str, str],
     tensor_types: Mapping[str, str],
 ) -> list[str]:
-    """The tensors that don't have the type they were given; both sides have the same ones.
+    """Return the tensors that don't have the type they were given. Both sides have the same tensors.
 
-    llama-quantize leaves norms and the like as they were, and short rows fall back to another type; but no
-    pattern may change nothing.
+    llama-quantize does not change norms and similar tensors, and short rows fall back to another type. But
+    every pattern must change something.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -117,5 +121,7 @@ def of_other_types(
 
 
 def remake(level: Path) -> str:
-    """What makes a level's file again; the rule has a wildcard, so that Snakemake wants the file."""
+    """Return advice to make a level's file again. The rule has a wildcard, so Snakemake needs the file's
+    name.
+    """
     return f"run `snakemake --force models/gguf/{level.name}`"

@@ -1,5 +1,5 @@
-"""A level's weights against those of the 16-bit GGUF it was made from: the noise of every tensor, and of the
-worst weight in it, against what its type costs.
+"""Comparison of a level's weights with those of the 16-bit GGUF it was made from: the noise of every tensor,
+and of the worst weight in it, against the cost of its type.
 """
 
 from collections.abc import Mapping
@@ -17,24 +17,23 @@ from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import exact
 from pipeline.stages.parity.level_file import file_check, remake
 
-# a block whose error is this share of its norm holds nothing of what it stands for; zeros are 1, other
-# weights 1.4
+# A block whose error is this share of its norm contains nothing of its weights. Zeros have 1, other weights
+# 1.4.
 LOST = 0.99
-# blocks whose weights are smaller than this share of the tensor's (root mean square) may be rounded to
-# nothing
+# Blocks whose weights are smaller than this share of the tensor's root mean square may be rounded to nothing.
 SMALL = 1e-3
-# the worst weight is looked for in blocks of at least this share of the tensor's norm, for a float16 scale of
-# smaller ones has few digits left; what a scale of half a unit in the last place moves a weight by at most (a
-# code of up to 4,096 times 2 to the power of -25) is not an error
+# The worst weight is searched in blocks with at least this share of the tensor's norm, because a float16
+# scale of smaller ones has few digits left. A scale that is half a unit in the last place off moves a weight
+# by at most FLOAT16 (a code of up to 4,096 times 2 to the power of -25), which is not an error.
 LARGE, FLOAT16 = 0.1, 2.0**-13
-EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
-SLACK = 1.5  # times its type's usual rounding error that a tensor may have
+EXACT = ("F32", "F16", "BF16")  # types not counted in a level's mean noise
+SLACK = 1.5  # factor over its type's usual rounding error that a tensor may have
 WHAT = "largest error of a tensor's weights, in multiples of what its type costs"
 
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """One tensor's relative error, how many of its blocks are lost and the first row with a lost one; the
+    """Noise of one tensor: its relative error, the number of lost blocks and the first row with one; the
     largest error of a weight as a share of the largest weight in its block, and its row.
     """
 
@@ -47,7 +46,9 @@ class TensorNoise:
 
 
 class BlockNoise(NamedTuple):
-    """Of each quantization block: Σ error², Σ weight², the largest error and the largest weight."""
+    """Noise of quantization blocks, an entry per block: Σ error², Σ weight², the largest error and the
+    largest weight.
+    """
 
     error: Floats
     norm: Floats
@@ -55,7 +56,9 @@ class BlockNoise(NamedTuple):
     largest: Floats
 
     def shares(self) -> Floats:
-        """The largest error of each block as a share of its largest weight; 0 in blocks that are small."""
+        """Return the largest error of each block as a share of its largest weight; 0 in blocks with small
+        weights.
+        """
         large = self.norm >= LARGE**2 * self.norm.mean()
         shares = np.zeros_like(self.largest)
         beyond = np.maximum(self.largest_error - FLOAT16, 0)
@@ -64,8 +67,8 @@ class BlockNoise(NamedTuple):
 
 
 def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
-    """A tensor's relative error, its blocks (of the type's own size) that are lost, and its worst weight;
-    both sides have the same shape.
+    """Return a tensor's relative error, its lost blocks (of the type's own size), and its worst weight. Both
+    sides must have the same shape.
     """
     parts = (
         block_noise(*(side.values(first, last).reshape(-1, after.block) for side in (before, after)))
@@ -94,7 +97,7 @@ def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
 
 
 def block_noise(before: Floats, after: Floats) -> BlockNoise:
-    """The noise of blocks (blocks, weights) that became `after`."""
+    """Return the noise of blocks (blocks, weights) that became `after`."""
     difference = after - before
     return BlockNoise(
         np.einsum("ij,ij->i", difference, difference),
@@ -105,13 +108,13 @@ def block_noise(before: Floats, after: Floats) -> BlockNoise:
 
 
 def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str, str] = NO_TYPES) -> Check:
-    """The parity check of one level (`name` as in `quantize.levels`); both files are streamed.
+    """Return the parity check of one level (`name` as in `quantize.levels`). Both files are streamed.
 
-    A tensor may have `SLACK` times its type's usual noise, and a weight as many times its type's largest
-    error. The second is not asked of a level with an importance matrix, which gives unimportant weights up.
-    `tensor_types` is `quantize.tensor_types`. A type without a known noise or a dequantizer in the package
-    gguf leaves the parity check unmeasured, unless something is wrong already. Raises `ConfigError` where
-    `tensor_types` can't be.
+    A tensor may have `SLACK` times its type's usual noise, and a weight `SLACK` times its type's largest
+    error. The second limit does not apply to a level with an importance matrix, which gives up unimportant
+    weights. `tensor_types` is `quantize.tensor_types`. If a type has no known noise or no dequantizer in the
+    package gguf, the check is "not measured", unless it has failed before. Raises `ConfigError` if
+    `tensor_types` is invalid.
     """
     title = f"Weights of {gguf.stem} → {name}"
     model = ModelName(name)
@@ -142,7 +145,9 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
 
 
 def noise_check(title: str, noises: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor]) -> Check:
-    """The verdict over all tensors: the worst in multiples of its type's cost, whole or in one weight."""
+    """Return the verdict over all tensors: the worst noise in multiples of its type's cost, over the tensor
+    or in one weight.
+    """
     whole = {tensor: noise.rmse / NOISE[after[tensor].type] for tensor, noise in noises.items()}
     weight = {
         tensor: noise.worst / WORST_WEIGHT.get(after[tensor].type, np.inf) for tensor, noise in noises.items()
@@ -183,7 +188,7 @@ def noise_check(title: str, noises: Mapping[str, TensorNoise], after: Mapping[st
 def lost_check(
     title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTensor], after: dict[str, GgufTensor]
 ) -> Check:
-    """The failure of a level whose blocks hold nothing, with the first of them and the likely cause."""
+    """Return the failed check of a level with lost blocks, with the first of them and the likely cause."""
     name, first = next(iter(lost.items()))
     stored, count = (
         after[name].values(first.row, first.row + 1)[0],
@@ -210,7 +215,9 @@ def lost_check(
 
 
 def row_like(values: Floats, tensor: GgufTensor) -> int | None:
-    """The row of a tensor that is closest to `values`, if less than half of their norm away."""
+    """Return the row of a tensor that is closest to `values`; None if it is half of their norm or
+    more away.
+    """
     best, place = 0.5 * float(np.linalg.norm(values)), None
     for first, last in tensor.blocks():
         distances = np.linalg.norm(tensor.values(first, last) - values, axis=1)

@@ -1,4 +1,6 @@
-"""The merged weights: base + scale·B·A within half a unit in the last place, the rest equal, none lost."""
+"""Check of the merged weights: base + scale·B·A within half a unit in the last place, all others equal, none
+lost.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,11 +33,11 @@ from pipeline.models.runtime import side_by_side
 
 TITLE = "Base with adapter → merged model, weights"
 WHAT = "largest distance of a weight from base + scale·B·A"
-# half a unit in the last place is what one rounding costs; the rest is room for the order of a float64 sum
-# near a tie
+# One rounding costs half a unit in the last place. The rest is room for the order of a float64 sum near a
+# tie.
 LIMIT = 0.5 + 2**-20
-FITS = 0.57  # room for a merge that sums in float32 or rounds to another 16-bit type first
-# what bitsandbytes can quantize by; which of them a merge went through shows in its weights
+FITS = 0.57  # limit that includes a merge that sums in float32 or first rounds to another 16-bit type
+# Settings of bitsandbytes' quantization. The weights show which of them a merge went through.
 DTYPES, BLOCKS = ("bfloat16", "float16", "float32"), (64, 32, 128, 256, 512, 1024)
 REMERGE = "run `snakemake --force merge`"
 AGAIN = "run `python -m pipeline merge` again."
@@ -43,7 +45,9 @@ AGAIN = "run `python -m pipeline merge` again."
 
 @dataclass(frozen=True)
 class Compared:
-    """What should be in the merged model and what is, the quantization, the records of train and merge."""
+    """Expected and actual tensors of the merged model, the quantization, and the records of train
+    and merge.
+    """
 
     jobs: dict[str, Job]
     there: dict[str, Entry]
@@ -53,15 +57,15 @@ class Compared:
     adapter_sha256: str
 
     def nf4(self, job: Job) -> Nf4 | None:
-        """What a job's source went through by the merge's record."""
+        """Return the quantization that a job's source went through according to the merge's record."""
         return self.run.nf4 if job.quantized else None
 
 
 def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
-    """One parity check over every tensor of the three folders, streamed in blocks of rows, and its likely
-    cause where it fails.
+    """Return one parity check over every tensor of the three folders, with its likely cause if it fails.
+    Tensors are streamed in blocks of rows.
 
-    Raises `DataError` where a folder can't be read or adapter and base don't fit.
+    Raises `DataError` if a folder can't be read or adapter and base don't fit.
     """
     record, run, model = read_merge(merged), read_run(adapter), structure(base)
     expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record["merge_base"] == "nf4")
@@ -90,7 +94,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
         detail,
         _cause(compared, wrong) if wrong else "",
         what=WHAT,
-        # JSON has no infinity: NaN has no distance
+        # JSON has no infinity. NaN means that the distance is not defined.
         figure=errors[worst] if errors[worst] < float("inf") else None,
         limit=LIMIT,
         unit="ulp",
@@ -99,7 +103,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
 
 
 def read_merge(merged: Path) -> dict[str, Any]:
-    """The merge's record. Raises `DataError` where `merge_base` is neither 16-bit nor nf4."""
+    """Return the merge's record. Raises `DataError` if its `merge_base` is neither 16-bit nor nf4."""
     file = merged / RECORD
     record = read_json(file, REMERGE) if file.exists() else {}
     if not isinstance(record, dict) or record.get("merge_base") not in ("16-bit", "nf4"):
@@ -110,7 +114,7 @@ def read_merge(merged: Path) -> dict[str, Any]:
 def _other_than_weights(
     base: Path, adapter: Path, merged: Path, expected: Plan, compared: Compared
 ) -> Iterator[tuple[str, str]]:
-    """(what is wrong, likely cause) of what can be said before a weight is read."""
+    """Yield (fault, likely cause) for faults that can be seen before a weight is read."""
     recorded, trained = compared.record.get("base_weights_sha256"), compared.run.weights_sha256
     if recorded and trained and recorded != trained:
         yield (
@@ -170,7 +174,7 @@ def _settings(base: Path, adapter: Path, merged: Path, expected: Plan) -> Iterat
 
 
 def _cause(compared: Compared, wrong: list[str]) -> str:
-    """The sentence of the assumption under which a wrong tensor is right."""
+    """Return the sentence of the first assumption under which a wrong tensor would be right."""
     adapted = [name for name in wrong if compared.jobs[name].update]
     name = (adapted or wrong)[0]
     job, entry = compared.jobs[name], compared.there[name]

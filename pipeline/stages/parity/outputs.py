@@ -1,8 +1,8 @@
-"""What the models say along the chain: trained → merged → 16-bit GGUF → levels, and the base's GGUF with the
-adapter's on it.
+"""Outputs of the models along the chain: trained → merged → 16-bit GGUF → levels, and the base's GGUF with
+the adapter's GGUF.
 
-Each hand-over is one parity check (`pipeline.stages.parity.hand_overs`), so that the stage that lost
-something is named. One model is in memory at a time; what each says goes into a temporary file.
+Each hand-over is one parity check (`pipeline.stages.parity.hand_overs`), so that the check names the stage
+that lost something. One model is in memory at a time; its logits go into a temporary file.
 """
 
 import tempfile
@@ -35,9 +35,8 @@ from pipeline.stages.parity.merged_weights import read_merge
 
 @dataclass(frozen=True)
 class Chain:
-    """The models of one project: folders, the 16-bit GGUF, the levels' GGUFs by the names that
-    `quantize.levels` gives them, those of the untuned base's levels that were made, and the folder of the
-    stages' reports.
+    """Models of one project: folders, the 16-bit GGUF, the levels' GGUFs by their names in `quantize.levels`,
+    the existing levels of the untuned base, and the folder of the stages' reports.
     """
 
     base: Path
@@ -51,7 +50,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Bench:
-    """What models are asked with: the prompts, a scratch folder, and llama.cpp."""
+    """Setup for measuring outputs: the prompts, a scratch folder, and llama.cpp."""
 
     prompts: list[Prompt]
     scratch: Path
@@ -59,16 +58,20 @@ class Bench:
 
     @property
     def where(self) -> str:
-        """The rows and positions, for a parity check's detail."""
+        """Rows and positions, for a parity check's sentence."""
         positions = sum(len(prompt.positions) for prompt in self.prompts)
         return f"{len(self.prompts)} held-out rows, {positions} positions"
 
     def kept(self, model: AbstractContextManager[Speaker]) -> AbstractContextManager[Reference]:
-        """What a model says to the prompts, for the length of a body."""
+        """Return a context manager that computes a model's logits for the prompts and keeps them during its
+        body.
+        """
         return kept_logits(self.prompts, model, self.scratch)
 
     def gguf(self, path: Path, lora: Path | None = None) -> AbstractContextManager[Reference]:
-        """What a GGUF says, for the length of a body."""
+        """Return a context manager that computes a GGUF's logits for the prompts and keeps them during its
+        body.
+        """
         llama = self.llama
         return self.kept(
             gguf_speaker(path, self.prompts, threads=llama.threads, tools=llama.tools, lora=lora)
@@ -84,13 +87,13 @@ def output_checks(
     base_gguf: Path | None = None,
     lora: Path | None = None,
 ) -> dict[str, Check]:
-    """Every hand-over of the chain; with `base_gguf` and `lora` also those of the base's GGUF with the
-    adapter's GGUF on it. `weights` has the checks of the stored weights, by key.
+    """Return a check for every hand-over of the chain. With `base_gguf` and `lora`, also check the base's
+    GGUF with the adapter's GGUF. `weights` contains the checks of the stored weights, by key.
 
     Disk below the bench's folder: at most eight files of positions × V × 4 bytes (39 MB a prompt each for a
     vocabulary of 152k), and with `lora` the base at one level. Memory: the largest model in 16 bits with its
-    largest tensor in float32, and one prompt's logits. Raises `MachineError`, `ToolError` or `DataError`
-    where a model can't be asked.
+    largest tensor in float32, and one prompt's logits. Raises `MachineError`, `ToolError` or `DataError` if a
+    model can't be run.
     """
     merge_base, recorded = read_merge(chain.merged)["merge_base"], (chain.adapter / "run.json").exists()
     with ExitStack() as files:
@@ -124,8 +127,8 @@ def output_checks(
             checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base)
             for level in map(ModelName, chain.levels):
                 if level.made_of:
-                    continue  # the base has none
-                # the matrix is the merged model's; without it the level would be judged by another one
+                    continue  # the base has no such level
+                # The matrix is the merged model's. Without it the level would be judged by another one.
                 if level.imatrix:
                     why = "the importance matrix is the merged model's, so the base has none at this level"
                     checks[level_key("outputs_lora", level)] = Check(lora_title(level), "not measured", why)
@@ -134,7 +137,7 @@ def output_checks(
                         base_at_level(chain, level, base_gguf, bench) as file,
                         bench.gguf(file, lora) as served_outputs,
                     ):
-                        # slow, so it runs only where the level is far off
+                        # Slow, so it runs only if the level is far off.
                         check_weights = partial(level_weights, base_gguf, file, level)
                         bound = level_bound(level, outputs, limits, check_weights)
                         checks[level_key("outputs_lora", level)] = level_check(
@@ -144,15 +147,15 @@ def output_checks(
 
 
 def trained_weights(chain: Chain) -> Check:
-    """Whether the weights that training held in NF4 are the base's, within NF4's rounding; they are loaded
-    again, for that is asked only where the merge is far from them.
+    """Check that the weights that training kept in NF4 are the base's, within NF4's rounding. They are loaded
+    again, because this check is needed only if the merge is far from them.
     """
     with quantized_base(chain.base, chain.adapter) as model:
         return nf4_check(model, chain.base)
 
 
 def trained_outputs(chain: Chain, bench: Bench, files: ExitStack) -> tuple[Reference, Reference]:
-    """What the trained model says in training's own arithmetic, and in float32; it is loaded once."""
+    """Return the trained model's outputs in training's own arithmetic, and in float32. It is loaded once."""
     with trained_model(chain.base, chain.adapter) as speaker:
         return (
             files.enter_context(bench.kept(nullcontext(speaker))),
@@ -162,7 +165,7 @@ def trained_outputs(chain: Chain, bench: Bench, files: ExitStack) -> tuple[Refer
 
 @contextmanager
 def base_at_level(chain: Chain, level: str, base_gguf: Path, bench: Bench) -> Iterator[Path]:
-    """The base at a level, during the body; quantized into a temporary file unless stage quantize did."""
+    """Yield the base at a level. It is quantized into a temporary file unless stage quantize has made it."""
     with tempfile.TemporaryDirectory(prefix=".level-", dir=bench.scratch) as folder:
         quantized = chain.untuned.get(level) or Path(folder) / f"{base_gguf.stem}-{level}.gguf"
         if level not in chain.untuned:
@@ -171,5 +174,5 @@ def base_at_level(chain: Chain, level: str, base_gguf: Path, bench: Bench) -> It
 
 
 def lora_title(level: str) -> str:
-    """The title of the parity check of a level of the base with the adapter on it."""
+    """Return the title of the parity check of the base at a level with the adapter."""
     return f"Base GGUF with LoRA GGUF → the same at {level}"

@@ -1,4 +1,4 @@
-"""The parity checks as a page: every hand-over with its figure, its limit and its verdict, as the chain from
+"""Page of the parity checks: every hand-over with its figure, its limit and its verdict, as the chain from
 training to serving, with a chart of the divergences, and as tables.
 
 `render_parity_page` fills `templates/parity.html.jinja`; the figures come from `reports/parity.json` and
@@ -33,13 +33,13 @@ from pipeline.pages.parity_summary import (
 from pipeline.pages.plots import BAD, GOOD, INK, WARM, axes_of, cut, svg_of
 from pipeline.pages.templating import fill
 
-Row = Mapping[str, Any]  # a parity check with its key, group and verdict
-Label = tuple[str, str]  # a verdict, and what it is about
+Row = Mapping[str, Any]  # parity check with its key, group and verdict
+Label = tuple[str, str]  # verdict, and what it is about
 TRAINED, AT_SERVER = "trained", "served"
 COLORS = {"pass": GOOD, "warn": WARM, "fail": BAD, "not measured": WARM}
-# what of the two is handed over to the merged model
+# base that a check compares the merged model with
 SOURCES = {"outputs_sixteen": ", 16-bit base", "outputs_trained": ", NF4 base"}
-# what a group of parity checks compares
+# what each group of parity checks compares
 TELLS = {
     "Text": "What the template makes of a conversation, in training and in llama-server, byte for byte.",
     "Tokens": "What the tokenizer makes of text, in training and in each GGUF, id for id.",
@@ -72,7 +72,7 @@ MERGE_BASES = {
 
 @dataclass(frozen=True)
 class HandOver:
-    """What goes from `start` to `end`; without `labels` no parity check judged it."""
+    """Hand-over from `start` to `end`. Without `labels` no parity check judged it."""
 
     start: str
     end: str
@@ -80,18 +80,20 @@ class HandOver:
 
     @property
     def verdict(self) -> str:
-        """The most severe of the labels' verdicts."""
+        """Most severe of the labels' verdicts."""
         return most_severe(verdict for verdict, _ in self.labels)
 
     @property
     def marked(self) -> list[str]:
-        """The labels as text, each after the mark of its verdict."""
+        """Labels as text, each after the mark of its verdict."""
         labels = self.labels or [(self.verdict, self.verdict)]
         return [f"{MARKS[verdict]} {words}" for verdict, words in labels]
 
 
 def chain(checks: ParityChecks) -> list[HandOver]:
-    """Every hand-over, in order: text and tokens, what is stored and said, the answers of llama-server."""
+    """Return every hand-over in order: text and tokens, stored weights and outputs, the answers of
+    llama-server.
+    """
     groups = grouped(checks)
     stored = [row for group in ("Weights", "Outputs") for row in groups.get(group, ())]
     texts = [_counted(groups.get(name, ()), name.lower()) for name in ("Text", "Tokens")]
@@ -123,7 +125,7 @@ def chain(checks: ParityChecks) -> list[HandOver]:
 
 
 def _judged(rows: Sequence[Row], place: str) -> list[Label]:
-    """A label for each parity check at a place: what it compares, and of outputs the divergence."""
+    """Return a label for each parity check at a place: what it compares, and for outputs the divergence."""
     return [(row["verdict"], _words(row)) for row in rows if place_of(row) == place]
 
 
@@ -134,14 +136,16 @@ def _words(row: Row) -> str:
 
 
 def _counted(rows: Sequence[Row], name: str) -> Label:
-    """A label for several parity checks: how many of them passed."""
+    """Return one label for a group of parity checks: how many of them passed."""
     passed = sum(row["verdict"] == "pass" for row in rows)
     counted = f"{passed} of {len(rows)}" if rows else "not measured"
     return most_severe(row["verdict"] for row in rows), f"{name} {counted}"
 
 
 def divergences(checks: ParityChecks) -> str:
-    """Mean KL divergence at each hand-over compared, and its limit, on a log scale; SVG, "" if all are 0."""
+    """Return a chart (SVG) of the mean KL divergence at each hand-over and its limit, on a log scale; "" if
+    all are 0.
+    """
     rows = [row for row in grouped(checks).get("Outputs", ()) if is_number(row.get("figure"))]
     figures = [(float(row["figure"]), float(row.get("limit") or 0)) for row in rows]
     positive = [value for pair in figures for value in pair if value > 0]
@@ -155,7 +159,7 @@ def divergences(checks: ParityChecks) -> str:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     for place, (row, (value, limit)) in enumerate(zip(rows, figures, strict=True)):
         color, failed = COLORS[row["verdict"]], row["verdict"] == "fail"
-        end = max(value, low)  # 0 is at the left edge
+        end = max(value, low)  # 0 is drawn at the left edge
         axes.plot([low, end], [place, place], color=color, linewidth=2, clip_on=False)
         axes.plot(end, place, "o", color=color, markersize=8, clip_on=False, gid=f"figure-{place}")
         if limit > 0:
@@ -174,7 +178,7 @@ def divergences(checks: ParityChecks) -> str:
 
 
 def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | None) -> str:
-    """The page as one string of HTML; `merge` is reports/merge.json, None if there is none."""
+    """Return the page as HTML. `merge` is reports/merge.json, None if there is none."""
     checks = report["checks"]
     groups = {name: [_shown(row) for row in rows] for name, rows in grouped(checks).items()}
     title, sentence = in_words(report)
@@ -197,7 +201,7 @@ def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | Non
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A check with its further figures as text."""
+    """Return a check with its further figures as text."""
     figures = (row.get("figures") or {}).items()
     return {
         **row,
@@ -213,7 +217,7 @@ def _figure(name: str, value: Any) -> str:
 
 
 def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """A row for each model that was made: what its tensors and its outputs lost, and the verdicts."""
+    """Return a row for each model that was made: what its tensors and its outputs lost, and the verdicts."""
     by_place: dict[str, dict[str, Any]] = {}
     for group in ("Weights", "Outputs", "Behavior"):
         for row in groups.get(group, ()):
@@ -237,7 +241,7 @@ def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def _merged(merge: Mapping[str, Any] | None) -> str:
-    """How the merge was made, in a sentence; "" where that is not known."""
+    """Describe in a sentence how the merge was made; "" if that is not known."""
     if merge is None:
         return ""
     why = f" {merge['reason'].rstrip('.')}." if merge.get("reason") else ""

@@ -1,26 +1,26 @@
-"""What llama-server shows in its own way, by design, whatever the template: the same for training's renderer.
+"""Rewrites that llama-server makes by design, with any template, applied to the input of training's renderer.
 
-Three things (llama.cpp 0c1e57098): numbers with a fraction keep six digits (`common/jinja/value.cpp`); a tool
-keeps name, description and parameters, and gets those it lacks (`common_chat_tools_to_json_oaicompat`);
-`trim` takes ASCII white space only.
+There are three (llama.cpp 0c1e57098). Numbers with a fraction keep six digits (`common/jinja/value.cpp`). A
+tool keeps name, description and parameters, and gets the ones it lacks
+(`common_chat_tools_to_json_oaicompat`). `trim` removes only ASCII white space.
 """
 
 from typing import Any
 
 from pipeline.chat.template_probe import Message
 
-FIRST_STAND_IN = 0xF0000  # a private plane of Unicode, which no text and no template uses
+FIRST_STAND_IN = 0xF0000  # a private-use plane of Unicode, which no text and no template uses
 
 
 class Rewrites:
-    """Conversations as llama-server reads them, with stand-ins for what JSON or templates change."""
+    """Conversations as llama-server reads them, with stand-ins for content that JSON or templates change."""
 
     def __init__(self) -> None:
         self.stand_ins: dict[str, str] = {}
         self.reasons: set[str] = set()
 
     def tool(self, tool: dict[str, Any]) -> dict[str, Any]:
-        """The definition with the three keys that llama-server keeps, in its order."""
+        """Return the definition with the three keys that llama-server keeps, in its order."""
         function = tool["function"]
         kept = {
             "name": function["name"],
@@ -32,7 +32,7 @@ class Rewrites:
         return {"type": "function", "function": kept | {"parameters": self.tree(kept["parameters"])}}
 
     def turn(self, message: Message) -> Message:
-        """The turn with stand-ins for fractions in its calls and for white space beyond ASCII."""
+        """Return the turn with stand-ins for fractions in its calls and for white space beyond ASCII."""
         changed = message | {
             key: self.words(message[key]) for key in ("content", "reasoning_content") if key in message
         }
@@ -45,7 +45,7 @@ class Rewrites:
         return changed
 
     def words(self, text: str) -> str:
-        """The text, the white space beyond ASCII as stand-ins, which no `trim` takes."""
+        """Return the text with stand-ins for white space beyond ASCII, which no `trim` removes."""
         if text == text.strip() or text.strip() == text.strip(" \t\n\r\v\f"):
             return text
         self.reasons.add("white space beyond ASCII at the ends")
@@ -54,7 +54,7 @@ class Rewrites:
         )
 
     def tree(self, value: Any) -> Any:
-        """A JSON value with stand-ins for numbers with a fraction."""
+        """Return a JSON value with stand-ins for numbers with a fraction."""
         if isinstance(value, float) and f"{value:g}" != repr(value):
             self.reasons.add("numbers with a fraction")
             return self.stand_in(f"{value:g}")
@@ -63,13 +63,15 @@ class Rewrites:
         return [self.tree(item) for item in value] if isinstance(value, list) else value
 
     def stand_in(self, text: str) -> str:
-        """A character that stands for `text` until `put_back`."""
+        """Return a character that represents `text` until `put_back`."""
         character = chr(FIRST_STAND_IN + len(self.stand_ins))
         self.stand_ins[character] = text
         return character
 
     def put_back(self, text: str) -> str:
-        """The text with what the stand-ins stand for; numbers without the quotes of JSON's strings."""
+        """Return the text with the stand-ins replaced by what they represent. Numbers lose the quotes of JSON
+        strings.
+        """
         for character, stands_for in self.stand_ins.items():
             text = text.replace(f'"{character}"', stands_for).replace(character, stands_for)
         return text

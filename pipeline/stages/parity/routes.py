@@ -1,9 +1,9 @@
-"""The probes of each way to ship, and the files that they look at.
+"""Routes: the probes of each way to ship, and the files that they check.
 
-`merged`: base and adapter → merged model → 16-bit GGUF → levels, and the base's GGUF with the adapter's on
-it. Where nothing is merged one hand-over remains: training's forward in PyTorch, on the file's own blocks,
-and llama.cpp's on what is served. Stored weights come first everywhere: where they are damaged, llama.cpp may
-refuse the file, and then they say why.
+`merged`: base and adapter → merged model → 16-bit GGUF → levels, and the base's GGUF with the adapter's GGUF.
+If nothing is merged, one hand-over remains: training's forward in PyTorch on the file's own blocks, against
+llama.cpp's on the served file. Stored weights come first everywhere: if they are damaged, llama.cpp may
+refuse the file, and then they tell why.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,8 +47,8 @@ SPECIAL = {"tokens_special": special_tokens.TOKENS, "text_chat_template": specia
 
 @dataclass(frozen=True)
 class Route:
-    """The probes of a way to ship, the place that a check judges by its key, the GGUFs that are looked at,
-    and the report of the merge if there is one.
+    """Probes of a way to ship, the place that each check judges (by its key), the GGUFs that are checked, and
+    the report of the merge if there is one.
     """
 
     probes: list[Probe]
@@ -58,7 +58,7 @@ class Route:
 
 
 def merged(params: Params, root: Path, measure: Measure) -> Route:
-    """The route of the graph that merges."""
+    """Return the route of the graph that merges."""
     folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
     chain = Chain(
         base=root / "models/base",
@@ -69,7 +69,7 @@ def merged(params: Params, root: Path, measure: Measure) -> Route:
         untuned={
             ModelName(level).bare: folder / f"{name}-{level}.gguf"
             for level in params.quantize.untuned
-            if not params.quantize.tensor_types  # which say what a level of the merged model is made of
+            if not params.quantize.tensor_types  # tensor_types defines a level of the merged model only
         },
         reports=root / "reports",
     )
@@ -90,7 +90,7 @@ def merged(params: Params, root: Path, measure: Measure) -> Route:
 
 
 def unmerged(params: Params, root: Path, measure: Measure) -> Route:
-    """The route of the graphs that serve the base's file, with the adapter's GGUF on it or with trained
+    """Return the route of the graphs that serve the base's file, with the adapter's GGUF or with trained
     scales.
     """
     models, name = root / "models", params.convert.name
@@ -113,7 +113,7 @@ ROUTES: dict[Graph, Callable[[Params, Path, Measure], Route]] = {
 
 
 def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> list[Probe]:
-    """What is measured along the chain; `base_gguf` is the untuned base's, if it was made."""
+    """Return the probes along the chain. `base_gguf` is the untuned base's GGUF, if it was made."""
     tokenizer, limits = load_tokenizer(chain.adapter), measure.limits
     with_lora = limits.depth == "full" and base_gguf is not None
 
@@ -164,14 +164,14 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         _text(chain.gguf, tokenizer, measure),
         *_tool_calls(chain.gguf, tokenizer, measure),
         Probe("outputs", outputs | (LORA if with_lora else {}), said, "standard"),
-        # measured among the outputs
+        # With with_lora this is measured among the outputs.
         *([] if with_lora else [Probe("LoRA", LORA, said, "full", "" if base_gguf else NO_BASE)]),
         _behavior(models, tokenizer, measure),
     ]
 
 
 def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
-    """What is measured of the base's file with the adapter's GGUF on it, or with trained scales."""
+    """Return the probes of the base's file with the adapter's GGUF, or with trained scales."""
     tokenizer = load_tokenizer(chain.adapter)
 
     def weights(checks: ParityChecks) -> ParityChecks:
@@ -199,11 +199,13 @@ def _special(tokenizer: Any, folder: Path, gguf: Path, measure: Measure) -> Pari
 
 
 def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
-    """What llama-server makes of conversations, and the GGUF's tokens of strings; both as in training."""
+    """Return the probe that compares llama-server's text of conversations and the GGUF's tokens of strings
+    with training's.
+    """
 
     def compare(checks: ParityChecks) -> ParityChecks:
         limits, llama = measure.limits, replace(measure.llama, n_gpu_layers=0)
-        # a base that trains texts only needs no usable template: nothing is said about it then
+        # A base that trains only texts needs no usable template, so none is checked.
         no_chats = None if measure.chats else why_no_chats(tokenizer, "the base")
         rendered = measure.texts
         if no_chats:
@@ -225,7 +227,7 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
 
 
 def _tool_calls(gguf: Path, tokenizer: Any, measure: Measure) -> list[Probe]:
-    """Return the probe that reads the calls of rows as llama-server does, or none if no row holds a call.
+    """Return the probe that reads the calls of rows as llama-server does, or none if no row contains a call.
 
     All files of a chain have one template and vocabulary, so one of them is served.
     """
@@ -239,7 +241,9 @@ def _tool_calls(gguf: Path, tokenizer: Any, measure: Measure) -> list[Probe]:
 
 
 def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Probe:
-    """What each GGUF does in llama-server, with the adapter's GGUF `lora` on it if one is given."""
+    """Return the probe of each GGUF's behavior in llama-server, with the adapter's GGUF `lora` if one is
+    given.
+    """
     return Probe(
         "behavior",
         BEHAVIOR,

@@ -1,4 +1,6 @@
-"""The tuned file against the base's, byte for byte: only trained scales differ, as training ended."""
+"""Byte-for-byte check of the tuned file against the base's: only trained scales differ, with their values at
+the end of training.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,17 @@ from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.parity.check import exact
 
 TITLE = "Base's file and trained scales → tuned file"
-PROVENANCE = (OWN, *STANDARD)  # what fields begin with that say where the tuned file comes from
+PROVENANCE = (OWN, *STANDARD)  # prefixes of the fields that record the origin of the tuned file
 WHAT = "tensors and fields that are not the base's with the trained scales"
 AGAIN = "run `snakemake --force tuned`"
-SHOWN = 3  # faults in the sentence
+SHOWN = 3  # faults shown in the sentence
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
-    """All of the file `tuned` against the GGUF in `base` with the scales of `adapter`, by blocks of rows."""
+    """Check the entire file `tuned` against the GGUF in `base` with the scales of `adapter`, in blocks of
+    rows.
+    """
     if not (adapter / SCALES_FILE).is_file():
         cause = "Training left an adapter: set train.tuner to scales, then run `snakemake`."
         return exact(TITLE, 1, "differences", f"{adapter.name}/ holds no trained scales", cause, WHAT)
@@ -47,7 +51,7 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
         wrong.append(f"{adapter.name}/ holds the scales of no tensor")
     if base_end(base / MODEL_FILE, old) != base_end(tuned, new):
         wrong.append("other bytes stand between or behind the tensors")
-    # the others, and in the file's order: the first fault that is named is the first in the file
+    # All tensors in the file's order, so the first reported fault is the first in the file.
     in_order = (faults[name] if name in faults else same_fault(before[name], after[name]) for name in after)
     wrong += list(filter(None, in_order))
     read = sum(tensor.rows * tensor.row_bytes for tensor in after.values())
@@ -60,8 +64,10 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
 
 
 def distilled_weights(level: Path, distilled: Path, reports: Path, name: ModelName) -> Check:
-    """The file `distilled` against the `level` that it was made from, byte for byte: only scales may differ,
-    each finite and with its sign, and it is still the file that distill/LEVEL.json in `reports` names.
+    """Check the file `distilled` byte for byte against the `level` that it was made from.
+
+    Only scales may differ, and each must be finite and keep its sign. The file must still be the one that
+    distill/LEVEL.json in `reports` names.
     """
     record = reports / "distill" / f"{name.made_of}.json"
     title, what = f"Weights of {level.stem} → {name}", "tensors, fields and records that are not the level's"
@@ -87,14 +93,16 @@ def distilled_weights(level: Path, distilled: Path, reports: Path, name: ModelNa
 
 
 def _check(title: str, compared: str, faults: list[str], cause: str, what: str) -> Check:
-    """A check that fails for any fault and names the first of them."""
+    """Return a check that fails for any fault and names the first of them."""
     more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
     sentence = "; ".join([compared, *faults[:SHOWN], *more])
     return exact(title, len(faults), "differences", sentence, cause, what)
 
 
 def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> list[str]:
-    """Fields that aren't the same in both files, but for those on a file's origin; "GGUF version" too."""
+    """Return the fields that differ between both files, without those that record a file's origin. "GGUF
+    version" is compared too.
+    """
 
     def stored(path: Path, header: Header) -> dict[str, bytes]:
         with path.open("rb") as file:
@@ -108,7 +116,7 @@ def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> li
 
 
 def base_end(path: Path, header: Header) -> list[bytes]:
-    """The bytes of a file that no tensor holds, behind each tensor."""
+    """Return the bytes after each tensor that belong to no tensor."""
     gaps = []
     starts = sorted(header.start + offset for offset in header.offsets.values())
     ends = {
@@ -123,7 +131,9 @@ def base_end(path: Path, header: Header) -> list[bytes]:
 
 
 def other_tensors(old: Header, new: Header) -> str:
-    """The first tensor that the files don't share with shape, type and place; "" if there is none."""
+    """Return the first tensor that has no counterpart with the same shape, type and offset; "" if there is
+    none.
+    """
     for name in [*new.tensors, *old.tensors]:
         if old.tensors.get(name) != new.tensors.get(name):
             return f"tensor {name}"
@@ -131,7 +141,7 @@ def other_tensors(old: Header, new: Header) -> str:
 
 
 def same_fault(before: GgufTensor, after: GgufTensor) -> str:
-    """What is wrong with a tensor that does not train: any other byte."""
+    """Return a sentence if any byte of a tensor that does not train differs; "" if none does."""
     for first, last in after.blocks():
         differs = (before.stored(first, last) != after.stored(first, last)).any(axis=1)
         if differs.any():
@@ -140,8 +150,10 @@ def same_fault(before: GgufTensor, after: GgufTensor) -> str:
 
 
 def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers | None = None) -> str:
-    """What is wrong with a trained tensor: a scale that is not a number or not the one in `scales`, float16
-    (scales of a block, rows, blocks of a row), without these one of another sign; or another byte.
+    """Return a sentence on the first fault of a trained tensor; "" if there is none.
+
+    A scale must be finite and equal the one in `scales`, float16 (scales of a block, rows, blocks of a row).
+    Without `scales` it must keep its sign. No other byte may differ.
     """
     places = SCALES.get(after.ggml_type)
     if places is None:
@@ -166,8 +178,8 @@ def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers | None 
 
 
 def scale_fault(old: Numbers, new: Numbers, trained: Numbers | None, first: int) -> str:
-    """What is wrong with scales, float16 (rows from `first` on, blocks), which were `old` before training and
-    `trained` after it (None: not known); "" if nothing is.
+    """Return words on the first wrong scale; "" if there is none. The scales are float16 (rows from `first`
+    on, blocks). They were `old` before training and `trained` after it (None if not known).
     """
     if trained is not None and (strange := ~np.isfinite(new)).any():
         at, where = place_of(strange, first)
@@ -184,11 +196,11 @@ def scale_fault(old: Numbers, new: Numbers, trained: Numbers | None, first: int)
 
 
 def in_blocks(tensor: GgufTensor, first: int, last: int) -> Bytes:
-    """Rows [first, last) as their blocks' bytes (rows, blocks of a row, bytes of a block)."""
+    """Return rows [first, last) as their blocks' bytes (rows, blocks of a row, bytes of a block)."""
     return tensor.stored(first, last).reshape(last - first, tensor.columns // tensor.block, -1)
 
 
 def place_of(wrong: Numbers, first: int) -> tuple[tuple[int, int], str]:
-    """The first place in `wrong`, booleans (rows from `first` on, blocks), and the same in words."""
+    """Return the first place in `wrong`, booleans (rows from `first` on, blocks), and the same in words."""
     row, block = map(int, np.argwhere(wrong)[0])
     return (row, block), f"in row {first + row}, block {block}"

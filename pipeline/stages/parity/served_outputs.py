@@ -1,7 +1,7 @@
-"""What a model without a merge says: training's forward against llama.cpp's on what is served.
+"""Outputs of a model that is served without a merge: training's forward against llama.cpp's.
 
-llama.cpp rounds activations to 8 bit before it multiplies them with quantized blocks, training doesn't; what
-that costs is measured on the bare, untrained base.
+llama.cpp rounds activations to 8 bit before it multiplies them with quantized blocks; training doesn't. The
+bare, untrained base shows the cost of that.
 """
 
 from contextlib import AbstractContextManager, ExitStack
@@ -26,17 +26,19 @@ from pipeline.stages.parity.check import (
 from pipeline.stages.parity.outputs import Bench
 from pipeline.stages.parity.unmerged_chain import BARE_TITLE, Made, UnmergedChain
 
-# rows that what training's own arithmetic (bfloat16, mostly) differs from float32 by is measured on: a figure
-# beside the parity check, not a parity check
+# Rows on which training's own arithmetic (usually bfloat16) is compared with float32. The result is a figure
+# in addition to the parity check, not a parity check.
 OWN_ROWS = 8
-# share of positions with the same first choice, at least: one in a hundred may be a near tie that rounding
-# turns, more only where the bare base has more
+# Least share of positions with the same first choice. One in a hundred may be a near tie that rounding flips,
+# more only if the bare base has more.
 MIN_SAME_TOP = 0.99
-SERVED_OVER_BARE = 2.0  # divergence of what is served by that of the bare base, at most
+SERVED_OVER_BARE = 2.0  # largest ratio of the served model's divergence to that of the bare base
 
 
 def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChecks:
-    """Training's float32 forward against llama.cpp's, bare and trained, on the same held-out tokens."""
+    """Return the checks of training's float32 forward against llama.cpp's, bare and trained, on the same
+    held-out tokens.
+    """
     bench, limits = Bench(measure.prompts(tokenizer), measure.scratch, measure.llama), measure.limits
     with ExitStack() as files:
 
@@ -59,7 +61,9 @@ def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChe
 
 
 def bare_check(bare: Divergence, where: str) -> Check:
-    """The floor: what llama.cpp's arithmetic changes of an untrained model; at most `MOST_SERVED_KLD`."""
+    """Return the check of the floor: how much llama.cpp's arithmetic changes an untrained model, at most
+    `MOST_SERVED_KLD`.
+    """
     title = BARE_TITLE
     if bare.fault:
         return incomparable(
@@ -85,8 +89,9 @@ def bare_check(bare: Divergence, where: str) -> Check:
 
 @dataclass(frozen=True)
 class Divergences:
-    """Divergences of what is `served` from the trained model, of the bare base in llama.cpp from it in
-    training, of the trained model from the untrained one, and of training's arithmetic from float32.
+    """Divergences of the served model from the trained one (`served`), of the bare base in llama.cpp from the
+    one in training (`bare`), of the trained model from the untrained one (`moved`), and of training's
+    arithmetic from float32 (`rounding`).
     """
 
     served: Divergence
@@ -96,11 +101,13 @@ class Divergences:
 
 
 def served_check(measured: Divergences, limits: Parity, where: str, artifact: Made) -> Check:
-    """What is served: within `parity.max_kld_served` and `MIN_SAME_TOP`, or where the bare base is
-    not, near its floor (`served_floor`).
+    """Return the check of the served model.
 
-    And nearer to the trained model than that is to the bare base, or a file without effect would pass;
-    where it moves the base by no more than twice the floor, that is not measured.
+    It must be within `parity.max_kld_served` and `MIN_SAME_TOP`. If the bare base is not, it must be near the
+    base's floor (`served_floor`).
+
+    It must also be nearer to the trained model than the bare base is, because otherwise a file without effect
+    would pass. If training moves the base by no more than twice the floor, that is not measured.
     """
     title, file = artifact.title, artifact.file
     served, bare, moved, rounding = measured.served, measured.bare, measured.moved, measured.rounding
@@ -142,12 +149,13 @@ def served_check(measured: Divergences, limits: Parity, where: str, artifact: Ma
 
 
 def served_floor(bare: Divergence) -> tuple[float, float]:
-    """The largest mean KL divergence in nats and the least share of the same first choice of what is served,
-    by what llama.cpp's arithmetic costs the bare base: twice the divergence; and of other first choices a
-    fifth more, besides three standard errors of the difference between two shares.
+    """Return the largest mean KL divergence (nats) and the least share of the same first choice that the
+    served model may have, given the cost of llama.cpp's arithmetic for the bare base.
 
-    The trained model is another one, and is asked at some hundred positions: sound runs were seen 0.8 to 1.6
-    times as far off as their base, and without the errors two equal models fail one time in three.
+    The limits are twice the base's divergence, and a fifth more other first choices, in addition to three
+    standard errors of the difference between two shares. The trained model is another model and is measured
+    at some hundred positions: sound runs were 0.8 to 1.6 times as far off as their base. Without the errors,
+    two equal models would fail one time in three.
     """
     others = bare.positions * (1 - bare.same_top)
     error = sqrt(2 * max(others, 1)) / bare.positions

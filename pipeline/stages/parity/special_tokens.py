@@ -1,4 +1,6 @@
-"""Special tokens, chat template, vocabularies, provenance: the same in tokenizer, merged model and GGUFs."""
+"""Checks that special tokens, chat template, vocabularies and provenance are the same in tokenizer, merged
+model and GGUFs.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -17,17 +19,17 @@ from pipeline.stages.parity.check import count_check
 from pipeline.stages.parity.text import in_use
 from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
 
-TOKENS, TEMPLATE = "Special tokens", "Chat template"  # titles
+TOKENS, TEMPLATE = "Special tokens", "Chat template"  # titles of two checks
 RECORDS = "Vocabularies, settings and provenance records"
 KINDS = ("eos", "bos", "pad")
 GGUF_NAMES = {"eos": "eos", "bos": "bos", "pad": "padding"}
-PROBE = "a"  # a text to which nothing but BOS and EOS can be added
+PROBE = "a"  # text to which only BOS and EOS can be added
 Difference = tuple[str, str]  # what differs, and its likely cause with the remedy
 
 
 def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) -> Check:
-    """End of turn, beginning of text and padding in tokenizer, config, generation config and GGUF; what ends
-    an answer; what is added to a text.
+    """Check end of turn, beginning of text and padding in tokenizer, config, generation config and GGUF; the
+    tokens that end an answer; the tokens that are added to a text.
     """
     checks = [*same_ids(tokenizer, merged, f16)]
     with open_vocabulary(tools, f16) as vocabulary:
@@ -49,7 +51,7 @@ def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) ->
 
 
 def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
-    """One text for each kind and place: how it disagrees with the tokenizer, empty where it does not."""
+    """Yield one text per place and kind: how it disagrees with the tokenizer, empty if it agrees."""
     expected = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in KINDS}
     fields = check_gguf(f16).fields
     places = settings(merged) | {
@@ -65,9 +67,9 @@ def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
 
 
 def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
-    """Whether a place says the same as the tokenizer.
+    """Return True if a place agrees with the tokenizer.
 
-    A place may list several ends. All but the end may be missing on either side.
+    A place may list more than one end. All kinds except the end may be missing on either side.
     """
     if other is None or tokenizer_id is None:
         return kind != "eos"
@@ -75,7 +77,9 @@ def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
 
 
 def ends(tokenizer: Any, merged: Path, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
-    """A text for each id that ends answers in training or transformers: whether llama.cpp stops there."""
+    """Yield one text per id that ends answers in training or transformers: a fault if llama.cpp does not stop
+    there, otherwise empty.
+    """
     listed = settings(merged).get("generation_config.json", {}).get("eos_token_id")
     for number in sorted({tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [])}):
         yield (
@@ -86,7 +90,9 @@ def ends(tokenizer: Any, merged: Path, f16: Path, vocabulary: GgufVocabulary) ->
 
 
 def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
-    """One text: what the GGUF says to add to a text, where that is not what the tokenizer adds."""
+    """Yield one text: the tokens that the GGUF adds to a text if the tokenizer adds other ones, otherwise
+    empty.
+    """
     hf = _around(tokenizer(PROBE)["input_ids"], tokenizer(PROBE, add_special_tokens=False)["input_ids"])
     gguf = _around(vocabulary.ids(PROBE, add_special=True), vocabulary.ids(PROBE))
     yield (
@@ -98,8 +104,8 @@ def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str
 
 
 def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
-    """The chat template of the adapter's tokenizer, of the merged model and of the GGUF, by their SHA-256;
-    with the one for tools, if there is one.
+    """Check by SHA-256 that the adapter's tokenizer, the merged model and the GGUF have the same chat
+    template. A template for tools is included.
     """
     templates = {
         merged.name: in_use(stored_template(merged)),
@@ -121,7 +127,9 @@ def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
 
 
 def stored_template(folder: Path) -> Any:
-    """The chat template in a model's folder, from its file or, as it is there, tokenizer_config.json."""
+    """Return the chat template of a model's folder, from its file or, if that is missing, from
+    tokenizer_config.json.
+    """
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
@@ -131,10 +139,10 @@ def stored_template(folder: Path) -> Any:
 
 
 def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> Check:
-    """Whether all GGUFs are of one run: their provenance records, their vocabularies, and a row of embeddings
-    for every token.
+    """Check that all GGUFs come from one run: their provenance records, their vocabularies, and a row of
+    embeddings for every token.
 
-    Weights can't tell that of a level: its noise hides that it was made from a slightly other adapter.
+    A level's weights can't show that: its noise hides that it was made from a slightly different adapter.
     """
     record, first = folder_fields(merged), check_gguf(f16)
     wrong, compared = (
@@ -157,7 +165,7 @@ def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> 
 
 
 def of_another_merge(record: Mapping[str, Any], name: str, header: Header) -> Iterator[Difference]:
-    """What the provenance of the 16-bit GGUF says otherwise than the merged model's `record`."""
+    """Yield the provenance fields of the 16-bit GGUF that differ from the merged model's `record`."""
     for key, value in record.items():
         if header.fields.get(key) != value:
             yield (
@@ -168,7 +176,7 @@ def of_another_merge(record: Mapping[str, Any], name: str, header: Header) -> It
 
 
 def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference]:
-    """What a level says otherwise than the 16-bit GGUF that it should be made from."""
+    """Yield the fields of a level that differ from the 16-bit GGUF that it should be made from."""
     expected, stored = kept_fields(f16), kept_fields(level)
     for key in sorted(expected.keys() | stored.keys()):
         if stored.get(key) != expected.get(key):
@@ -180,8 +188,8 @@ def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference
 
 
 def kept_fields(header: Header) -> dict[str, Any]:
-    """What llama-quantize takes over: the settings that the model is computed with, vocabulary, special ids,
-    chat template, provenance; a level's type, importance matrix and distillation are its own.
+    """Return the fields that llama-quantize copies: the settings that the model is computed with, vocabulary,
+    special ids, chat template, provenance. A level's type, importance matrix and distillation are its own.
     """
     kept = ("tokenizer.", OWN, f"{header.fields.get('general.architecture')}.")
     return {
@@ -192,7 +200,7 @@ def kept_fields(header: Header) -> dict[str, Any]:
 
 
 def rows_differ(name: str, header: Header) -> Iterator[Difference]:
-    """What is wrong where the tables of embeddings or of the head have not one row for each token."""
+    """Yield a difference for each table of embeddings or of the head without exactly one row per token."""
     tokens = len(header.fields.get("tokenizer.ggml.tokens", []))
     for table in ("token_embd.weight", "output.weight"):
         if table in header.tensors and (rows := header.tensors[table][0][-1]) != tokens:
@@ -204,17 +212,17 @@ def rows_differ(name: str, header: Header) -> Iterator[Difference]:
 
 
 def settings(merged: Path) -> dict[str, dict[str, Any]]:
-    """config.json and generation_config.json of a model's folder, those that are there."""
+    """Return config.json and generation_config.json of a model's folder, as far as they exist."""
     names = [name for name in ("config.json", "generation_config.json") if (merged / name).exists()]
     return {name: read_json(merged / name, "run `snakemake --force merge`") for name in names}
 
 
 def short_hash(text: str | None) -> str:
-    """The first 12 digits of a text's SHA-256."""
+    """Return the first 12 digits of a text's SHA-256."""
     return "no template" if text is None else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _around(text: list[int], bare: list[int]) -> tuple[list[int], list[int]]:
-    """What stands before and after `bare` in `text`."""
+    """Return the ids before and after `bare` in `text`."""
     start = next(at for at in range(len(text)) if text[at : at + len(bare)] == bare)
     return text[:start], text[start + len(bare) :]

@@ -1,10 +1,10 @@
-"""Run the parity checks: is what is served what was trained? Each parity check has a figure, a limit and a
+"""Run the parity checks: is the served model the trained one? Each parity check has a figure, a limit and a
 verdict.
 
 Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`,
-every GGUF in `models/gguf/`, `reports/distill/`; with `base.quantization: gguf` no merge, and of the GGUFs
-the adapter's or the tuned one. Writes `reports/parity.json` and `reports/parity.html`; a failed parity check
-fails the run (exit code 5). Command: `python -m pipeline parity`
+every GGUF in `models/gguf/`, `reports/distill/`. With `base.quantization: gguf` there is no merge, and of the
+GGUFs only the adapter's or the tuned one is read. Writes `reports/parity.json` and `reports/parity.html`; a
+failed parity check fails the run (exit code 5). Command: `python -m pipeline parity`
 """
 
 from itertools import islice
@@ -22,11 +22,13 @@ from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.parity.routes import ROUTES
 from pipeline.stages.parity.tool_calls import holds_calls
 
-CALLING_ROWS = 4  # for each of parity.rows; a row that is only read costs less than one that is answered
+CALLING_ROWS = 4  # rows per parity.rows; a row that is only read costs less than one that is answered
 
 
 def measure_parity(params: Params, root: Path) -> ParityChecks:
-    """Measure the files below `root` and write both reports, also if a check failed; the checks."""
+    """Measure the files below `root`, write both reports (even if a check failed) and return the checks.
+    Raises `DataError` if the test split has no chat and no text.
+    """
     file = root / "data/final/test.jsonl"
     rows = list(islice(measured_in(file), max(params.parity.conversations, params.parity.rows)))
     if not rows:
@@ -59,7 +61,9 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on files below `root`; raise `GateError` for a failed check after writing reports."""
+    """Run the stage on files below `root`. Raises `GateError` for a failed check after writing
+    the reports.
+    """
     checks = measure_parity(params, root).values()
     print(*(f"parity: {check}" for check in checks), sep="\n")
     if failed := [check for check in checks if check.verdict == "fail"]:

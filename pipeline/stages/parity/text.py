@@ -1,4 +1,6 @@
-"""The text of conversations: rendered by training's template and by llama-server's, byte for byte."""
+"""Text of conversations, rendered by training's template and by llama-server's, and compared byte
+for byte.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -27,25 +29,25 @@ AGAIN = {"role": "user", "content": "And then?"}
 class Text:
     """One conversation as text on both sides, with or without the generation prompt.
 
-    `rewritten`: what llama-server shows in its own way by design, where that is all that differs.
+    `rewritten` names what llama-server rewrites by design, if the texts differ in nothing else.
     """
 
     conversation: Conversation
     prompt: bool
-    complete: str  # training's, with a beginning of text that llama-server puts before the tokens itself
+    complete: str  # training's text, with a beginning of text that llama-server adds to the tokens itself
     ours: str
     theirs: str
     rewritten: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:
-        """Whether the texts differ for no known reason."""
+        """True if the texts differ for no known reason."""
         return self.ours != self.theirs and not self.rewritten
 
 
 @dataclass(frozen=True)
 class Texts:
-    """All texts that were compared, and how many were not: refused by the template, or different where
+    """All texts that were compared, and how many were not: refused by the template, or different although
     training would refuse the row.
     """
 
@@ -54,14 +56,13 @@ class Texts:
 
 
 def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Conversation]) -> Texts:
-    """Every conversation, as a question and as a whole, by training's template and by llama-server's
-    `/apply-template`.
+    """Render every conversation, as a question and completely, with training's template and with
+    llama-server's `/apply-template`.
 
-    llama-server takes a beginning of text off that it puts before the tokens itself; that one is taken off
-    here, too.
+    llama-server removes a beginning of text that it adds to the tokens itself; it is removed here too.
     """
     compared, left_out = list[Text](), Counter[str]()
-    # llama-server makes a beginning of text of nothing where it puts one before every prompt
+    # llama-server tokenizes an empty text to a beginning of text if it puts one before every prompt.
     begin = tokenizer.bos_token or "" if server.tokens("") else ""
     for conversation, prompt in forms(conversations):
         try:
@@ -82,7 +83,9 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
 
 
 def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
-    """The parity check of the texts; says which texts llama-server writes its own way, and causes."""
+    """Return the parity check of the texts, with the texts that llama-server rewrites by design, and the
+    likely cause.
+    """
     different = [text for text in texts.compared if text.differs]
     own_way = Counter(reason for text in texts.compared for reason in text.rewritten)
     counts = [f"{count} {what}" for what, count in sorted(texts.left_out.items())]
@@ -112,7 +115,7 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
 
 
 def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
-    """One sentence: what differs in the server's text, and whether the GGUF has another template."""
+    """Return one sentence: what differs in the server's text, and whether the GGUF has another template."""
     template = in_use(named_templates(check_gguf(f16).fields))
     if template is None:
         return f"{f16.name} has no chat template: run the stages merge and convert again."
@@ -140,8 +143,10 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
 
 
 def in_use(templates: Any) -> str | None:
-    """A chat template as text; of several, a dict or tokenizer_config.json's list, the one for chats and then
-    the one for tools, the only names that transformers and llama-server ask for; None if there is none.
+    """Return a chat template as text; None if there is none.
+
+    A dict or the list of tokenizer_config.json may contain more than one template. Of these the one for chats
+    and then the one for tools are returned, the only names that transformers and llama-server look for.
     """
     if isinstance(templates, list):
         templates = {entry["name"]: entry["template"] for entry in templates}
@@ -151,7 +156,7 @@ def in_use(templates: Any) -> str | None:
 
 
 def kind(text: Text) -> str:
-    """How a text of llama-server's differs from training's, in words."""
+    """Describe how llama-server's text differs from training's."""
     trained, served = text.ours, text.theirs
     if trained.split() and "".join(trained.split()) == "".join(served.split()):
         extra = len(served) - len(trained)
@@ -172,10 +177,10 @@ def kind(text: Text) -> str:
 
 
 def forms(conversations: Iterable[Conversation]) -> Iterator[tuple[Conversation, bool]]:
-    """Each conversation as a question with the generation prompt, and whole without it.
+    """Yield each conversation as a question with the generation prompt, and completely without it.
 
-    After a last answer comes one more user turn there: llama-server would take that answer for one to be
-    continued.
+    A complete conversation that ends in an answer gets one more user turn: otherwise llama-server would treat
+    that answer as one to be continued.
     """
     for conversation in conversations:
         turns = conversation.messages
@@ -185,7 +190,9 @@ def forms(conversations: Iterable[Conversation]) -> Iterator[tuple[Conversation,
 
 
 def training_text(tokenizer: Any, conversation: Conversation, prompt: bool, **more: Any) -> str:
-    """The text by training's template with the variables `more`. Raises `Unrenderable` if refused."""
+    """Return the text of training's template with the variables `more`. Raises `Unrenderable` if
+    it refuses.
+    """
     return render(
         tokenizer,
         conversation.messages,
@@ -196,7 +203,7 @@ def training_text(tokenizer: Any, conversation: Conversation, prompt: bool, **mo
 
 
 def server_text(server: Server, conversation: Conversation, prompt: bool) -> str:
-    """The text by llama-server; its own words where it refuses."""
+    """Return the text of llama-server, or its error message if it refuses."""
     try:
         answer = server.post(
             "/apply-template",
@@ -209,13 +216,13 @@ def server_text(server: Server, conversation: Conversation, prompt: bool) -> str
 
 
 def settings(conversation: Conversation) -> dict[str, bool]:
-    """What the template gets beside turns and tools."""
+    """Return the variables of the template in addition to turns and tools."""
     return {} if conversation.thinking is None else {"enable_thinking": conversation.thinking}
 
 
 def trainable(tokenizer: Any, conversation: Conversation) -> bool:
-    """Return True if training would take such turns: the template shows all of them, and the reasoning of an
-    answer at least when that answer is the last.
+    """Return True if training would accept such turns: the template shows all of them, and the reasoning of
+    an answer at least if that answer is the last turn.
     """
     messages = conversation.messages
     try:
@@ -229,7 +236,9 @@ def trainable(tokenizer: Any, conversation: Conversation) -> bool:
 
 
 def rewritten(tokenizer: Any, text: Text, begin: str) -> tuple[str, ...]:
-    """What llama-server shows in its own way by design, where that explains all; else nothing."""
+    """Return what llama-server rewrites by design if that explains all differences; otherwise an
+    empty tuple.
+    """
     rewrites = Rewrites()
     try:
         ours = training_text(

@@ -1,4 +1,6 @@
-"""Token ids: conversations by `/tokenize`, strings by the GGUF's vocabulary, against training's."""
+"""Token ids of conversations (by `/tokenize`) and of strings (by the GGUF's vocabulary), compared with
+training's.
+"""
 
 import ctypes
 import unicodedata
@@ -18,14 +20,14 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import exact
 from pipeline.stages.parity.text import Texts
 
-IDS, CORPUS = "Token ids", "Token ids of a corpus"  # titles
-TOGETHER = 1024  # strings that are tokenized in one call
-SHOWN = 12  # ids in a message
-NORMAL = 1  # GGUF's type of a token that is text
+IDS, CORPUS = "Token ids", "Token ids of a corpus"  # titles of the two checks
+TOGETHER = 1024  # strings tokenized per call
+SHOWN = 12  # ids shown in a message
+NORMAL = 1  # GGUF's type of ordinary tokens
 
 
 class GgufVocabulary:
-    """The vocabulary of a GGUF, without its weights."""
+    """Vocabulary of a GGUF, loaded without its weights."""
 
     def __init__(self, llama: Any, model: Any) -> None:
         self._llama, self._vocab = llama, llama.llama_model_get_vocab(model)
@@ -33,38 +35,42 @@ class GgufVocabulary:
         self._ids = (ctypes.c_int32 * self._room)()
 
     def ids(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The ids of `text` with control tokens; `add_special` adds the GGUF's BOS and EOS."""
+        """Return the ids of `text`, with control tokens recognized. `add_special` adds the GGUF's BOS and
+        EOS.
+        """
         data = text.encode()
         while (
             count := self._llama.llama_tokenize(
                 self._vocab, data, len(data), self._ids, self._room, add_special, True
             )
         ) < 0:
-            self._room = -count  # what it needs
+            self._room = -count  # the size that it needs
             self._ids = (ctypes.c_int32 * self._room)()
         return self._ids[:count]
 
     def ends(self, number: int) -> bool:
-        """Whether this token ends an answer."""
+        """Return True if this token ends an answer."""
         return bool(self._llama.llama_vocab_is_eog(self._vocab, number))
 
     def recognized(self, number: int) -> bool:
-        """Whether llama.cpp finds this token before it splits a text: a control or user's token."""
+        """Return True if llama.cpp recognizes this token before it splits a text: a control token or a
+        user-defined one.
+        """
         special = self._llama.LLAMA_TOKEN_ATTR_CONTROL | self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         return bool(self._llama.llama_vocab_get_attr(self._vocab, number) & special)
 
 
 @contextmanager
 def open_vocabulary(tools: Toolchain, path: Path) -> Iterator[GgufVocabulary]:
-    """Load a GGUF's vocabulary only, during the body. Raises `ToolError` where llama.cpp refuses it."""
+    """Load only a GGUF's vocabulary, during the body. Raises `ToolError` if llama.cpp refuses it."""
     with loaded_gguf(tools, path, vocab_only=True) as (llama, model):
         yield GgufVocabulary(llama, model)
 
 
 @dataclass
 class Comparison:
-    """Texts as token ids by training's tokenizer and by llama.cpp: how many were compared, how many differ,
-    and the first that does, with both.
+    """Comparison of texts as token ids by training's tokenizer and by llama.cpp: how many were compared, how
+    many differ, and the first that does, with both lists of ids.
     """
 
     compared: int = 0
@@ -72,7 +78,7 @@ class Comparison:
     first: tuple[str, list[int], list[int]] = ("", [], [])
 
     def add(self, text: str, ours: list[int], theirs: list[int]) -> None:
-        """Count a text by its ids."""
+        """Count a text by its ids on both sides."""
         self.compared += 1
         if ours != theirs:
             self.first = self.first if self.different else (text, ours, theirs)
@@ -80,12 +86,13 @@ class Comparison:
 
 
 def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
-    """The conversations' ids by training's tokenizer against llama-server's, tokenized as it does for a chat
-    (BOS included).
+    """Compare the conversations' ids by training's tokenizer with llama-server's, tokenized as it does for a
+    chat (BOS included).
 
-    In NFC, as stage curate writes all text: llama.cpp does not normalize, some tokenizers do.
+    Texts are in NFC, as stage curate writes all text: llama.cpp does not normalize, some tokenizers do.
     """
-    begin, ids = server.tokens(""), Comparison()  # the beginning of text that it puts before every prompt
+    # The server's beginning of text, which it puts before every prompt.
+    begin, ids = server.tokens(""), Comparison()
     for text in texts.compared:
         text_nfc = unicodedata.normalize("NFC", text.complete)
         trained = tokenizer(text_nfc, add_special_tokens=False)["input_ids"]
@@ -101,11 +108,11 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
 
 
 def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolchain) -> Check:
-    """The ids of `strings` by training's tokenizer (its Rust side) against the GGUF's vocabulary; control
-    tokens are recognized on both sides.
+    """Compare the ids of `strings` by training's tokenizer (its Rust side) with the GGUF's vocabulary.
+    Control tokens are recognized on both sides.
 
-    Left out and counted are strings with a token that llama.cpp takes for a control token whatever the GGUF
-    says: `</s>`, an ordinary token of Qwen's, is one.
+    Some strings contain a token that llama.cpp treats as a control token although the GGUF does not: `</s>`,
+    an ordinary token of Qwen's, is one. They are left out and counted.
     """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -135,7 +142,9 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
 
 
 def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
-    """Tokens that are text by the GGUF and that llama.cpp takes for control tokens by their spelling."""
+    """Return tokens that are text in the GGUF and that llama.cpp treats as control tokens by
+    their spelling.
+    """
     fields = check_gguf(f16).fields
     tokens = zip(fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type", []), strict=False)
     return [
@@ -146,7 +155,9 @@ def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
 
 
 def token_cause(tokenizer: Any, f16: Path, ours: list[int], theirs: list[int]) -> str:
-    """One sentence: an added beginning or end of text, another vocabulary, or pre-tokenizer."""
+    """Return one sentence on the cause: an added beginning or end of text, another vocabulary, or another
+    pre-tokenizer.
+    """
     fields = check_gguf(f16).fields
     if len(theirs) > len(ours) and ours in (theirs[1:], theirs[:-1]):
         name, number = ("bos", theirs[0]) if theirs[1:] == ours else ("eos", theirs[-1])

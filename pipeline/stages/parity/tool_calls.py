@@ -1,14 +1,14 @@
-"""Tool calls of held-out rows as llama-server's own parser reads them in the text that training taught.
+"""Check that llama-server's own parser reads the tool calls of held-out rows in the text that training
+taught.
 
-llama-server parses only what a model says. So the model is made to say it: the turn, as training's template
-writes it, is given as the beginning of the answer, the end of the turn is made more likely than all other
-tokens, and one token is generated. The parser then reads the entire turn as it reads any answer, and its
-calls must be the row's. Text, tools and template are the served ones; what the model would have said by
-itself is not looked at.
+llama-server parses only generated text. So the model is forced to generate it: the turn, as training's
+template writes it, is given as the beginning of the answer, the end of the turn is made more likely than all
+other tokens, and one token is generated. The parser then reads the entire turn like any answer, and its calls
+must be the row's. Text, tools and template are the served ones; the model's own answer is not measured.
 
-For some templates (those that write arguments as XML) the parser goes by the tool's own schema: arguments
-that the schema does not have, or has with another type, come back as others or not at all. A row that calls a
-tool against its schema is the row's fault and no damage, so it warns.
+For some templates (those that write arguments as XML) the parser uses the tool's own schema: arguments that
+the schema does not contain, or contains with another type, are read as others or not at all. A row that calls
+a tool against its schema is a fault of the row and not damage, so it is a warning.
 """
 
 import json
@@ -36,9 +36,9 @@ TITLE = "Tool calls"
 WHAT = "turns whose calls llama-server reads otherwise than the row has them"
 NO_CALL = "llama-server reads no call, but the text "
 MOST_LIKELY = 1e6  # added to the logit of the end of turn; logits are some tens
-ROOM = 16  # tokens beside the rendered turns
-SHOWN = 300  # characters of calls in the report
-# Python's types of JSON's values; true and false are looked at before
+ROOM = 16  # tokens in addition to the rendered turns
+SHOWN = 300  # characters of calls shown in the report
+# Python types of JSON's values; true and false are handled before.
 TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -47,7 +47,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
-# they take the places of the reasoning and of the text of an answer
+# Placeholders for the reasoning and the text of an answer.
 REASONING, CONTENT = "q00000003", "q00000004"
 
 
@@ -60,14 +60,14 @@ class CalledTurn:
 
     @property
     def name(self) -> str:
-        """The row and turn, as a sentence names them."""
+        """Row and turn, as a sentence names them."""
         return f"row {self.row['id']}, turn {len(self.turns)}"
 
 
 @dataclass
 class Compared:
-    """How many turns of which rows were compared, which differ (a sentence each), which of them have a call
-    against its tool's schema, and why others were not compared.
+    """Results of the comparison: how many turns of which rows were compared, which differ (a sentence each),
+    which of them have a call against its tool's schema, and why others were not compared.
     """
 
     turns: int = 0
@@ -78,7 +78,7 @@ class Compared:
 
 
 def called_turns(rows: Iterable[Row]) -> Iterator[CalledTurn]:
-    """Each row up to each trained turn that calls tools."""
+    """Yield each row up to each trained turn that calls tools."""
     for row in rows:
         for place in calling_turns(row):
             yield CalledTurn(row, row["messages"][: place + 1])
@@ -90,7 +90,7 @@ def holds_calls(row: Row) -> bool:
 
 
 def tool_calls(rows: Sequence[Row], tokenizer: Any, server: Server, gguf: Path) -> Check:
-    """The check of `rows`, which hold calls, in a server of `gguf`."""
+    """Return the check of `rows`, which contain calls, in a server of `gguf`."""
     compared = Compared()
     for turn in called_turns(rows):
         compare(turn, tokenizer, server, compared)
@@ -117,7 +117,7 @@ def tool_calls(rows: Sequence[Row], tokenizer: Any, server: Server, gguf: Path) 
 
 
 def compare(turn: CalledTurn, tokenizer: Any, server: Server, compared: Compared) -> None:
-    """Have the server read a turn, and put down what came of it."""
+    """Have the server read a turn, and add the result to `compared`."""
     tools = turn.row.get("tools")
     if not tools:
         compared.left_out["without tools, where llama-server reads no calls"] += 1
@@ -150,8 +150,8 @@ def compare(turn: CalledTurn, tokenizer: Any, server: Server, compared: Compared
 
 
 def follows_schema(call: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> bool:
-    """Return True if a call is of an offered tool with the arguments that it requires, each of the schema's
-    type; what is inside of lists and objects is not looked at.
+    """Return True if a call names an offered tool and has the arguments that it requires, each with the
+    schema's type. The contents of lists and objects are not checked.
     """
     schema = schemas.get(call["name"])
     arguments = call["arguments"]
@@ -162,7 +162,7 @@ def follows_schema(call: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) 
 
 
 def _has_type(value: Any, schema: Any) -> bool:
-    """Return True if a value is of a type that the schema names, or the schema names none."""
+    """Return True if a value has a type that the schema names, or if the schema names none."""
     named = schema.get("type") if isinstance(schema, dict) else None
     types = named if isinstance(named, list) else [named]
     if named is None or isinstance(value, bool):
@@ -171,8 +171,8 @@ def _has_type(value: Any, schema: Any) -> bool:
 
 
 def training_text(turn: CalledTurn, tokenizer: Any) -> tuple[str, int]:
-    """Return what training teaches as the turn, without the end of turn, and how many tokens the row is up
-    to there. Raises `Unrenderable` if training does not take the row.
+    """Return the text that training teaches as the turn, without the end of turn, and the number of tokens of
+    the row up to there. Raises `Unrenderable` if training does not accept the row.
     """
     *before, last = turn.turns
     tools = turn.row.get("tools")
@@ -194,8 +194,8 @@ def read(server: Server, turn: CalledTurn, said: str, end_of_turn: int) -> dict[
 
 
 def reasoning_tags(server: Server, turn: CalledTurn) -> tuple[str, str]:
-    """Return what llama-server writes before and after the reasoning of an answer that is begun; nothing if
-    its template has none.
+    """Return the text that llama-server writes before and after the reasoning of an answer that is begun; two
+    empty strings if its template has none.
     """
     before, tools = list(turn.turns[:-1]), turn.row.get("tools")
     asked = server.post("/apply-template", chat_request(before, tools))["prompt"]
@@ -208,8 +208,8 @@ def reasoning_tags(server: Server, turn: CalledTurn) -> tuple[str, str]:
 
 
 def split_reasoning(said: str, opening: str, closing: str) -> Message:
-    """Return the beginning of an answer with the text `said`, its reasoning apart: llama-server writes the
-    tags around it itself.
+    """Return the beginning of an answer with the text `said`, with its reasoning separated, because
+    llama-server writes the tags around it itself.
     """
     tag = closing.strip()
     thought, has_reasoning, content = said.partition(tag) if tag else ("", "", said)
@@ -225,5 +225,5 @@ def split_reasoning(said: str, opening: str, closing: str) -> Message:
 
 
 def _shown(calls: Sequence[dict[str, Any]]) -> str:
-    """Calls as a sentence shows them."""
+    """Return calls as text for a sentence."""
     return one_line(json.dumps(calls, ensure_ascii=False), SHOWN)

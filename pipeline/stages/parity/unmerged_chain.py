@@ -1,5 +1,5 @@
-"""What is served without a merge: its files, what sentences call them, whether their records agree, and the
-adapter's GGUF against the adapter, every matrix number for number, and its scale.
+"""Files that are served without a merge, their names in sentences, and two checks: whether their records
+agree, and whether the adapter's GGUF equals the adapter (every matrix number for number, and its scale).
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class Made:
-    """What is made of what was trained, so that llama.cpp can serve it: `title` of the hand-over, the file's
-    name in a sentence, and what makes it again.
+    """Artifact that llama.cpp serves: `title` of the hand-over, the file's name in a sentence, and the advice
+    to make it again.
     """
 
     title: str
@@ -45,8 +45,9 @@ TUNED = Made("Trained model → tuned GGUF", "the tuned file", "run `snakemake -
 
 @dataclass(frozen=True)
 class UnmergedChain:
-    """The base's folder (with `model.gguf`) and record, what was trained (a folder), the GGUF that is served,
-    and the adapter's GGUF that is put on it; None if the scales in the served file itself were trained.
+    """Files of a project without a merge: the base's folder (with `model.gguf`) and record, the folder that
+    was trained, the GGUF that is served, and the adapter's GGUF. `lora` is None if the scales in the served
+    file itself were trained.
     """
 
     base: Path
@@ -57,18 +58,18 @@ class UnmergedChain:
 
     @property
     def bare(self) -> Path:
-        """The file that is trained on."""
+        """File that is trained on."""
         return self.base / MODEL_FILE
 
     @property
     def made(self) -> Made:
-        """What is made of what was trained."""
+        """Artifact that was made from the training result."""
         return LORA if self.lora else TUNED
 
 
 def base_file(chain: UnmergedChain) -> Check:
-    """Whether the base's file is the one that was trained on and that the file made for serving names, and
-    whether what was trained is in that.
+    """Check that the base's file is the one that was trained on and the one that the served file names, and
+    that the served file was made from the training result.
     """
     digest, trained_with = file_hash(chain.bare), run_settings(chain.adapter)
     recorded = read_json(chain.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
@@ -102,7 +103,9 @@ def base_file(chain: UnmergedChain) -> Check:
 
 
 def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
-    """Each `lora_A`, `lora_B` of the folder `adapter` against the GGUF `lora`, in the type there, and α."""
+    """Check each `lora_A` and `lora_B` of the folder `adapter`, and α, against the GGUF `lora`, in the type
+    there.
+    """
     from safetensors import safe_open
     from transformers import AutoConfig
 
@@ -152,5 +155,5 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
 
 
 def rounded(values: Any, kind: str) -> Any:
-    """Float32 values as the type `kind` keeps them, as float32 again."""
+    """Return float32 values rounded to the type `kind`, as float32 again."""
     return values.astype(np.float16).astype(np.float32) if kind == "F16" else values
