@@ -39,7 +39,7 @@ TRAINED, AT_SERVER = "trained", "served"
 COLORS = {"pass": GOOD, "warn": WARM, "fail": BAD, "not measured": WARM}
 # base that a check compares the merged model with
 SOURCES = {"outputs_sixteen": ", 16-bit base", "outputs_trained": ", NF4 base"}
-# what each group of parity checks compares
+# comparison that each group of parity checks makes
 TELLS = {
     "Text": "What the template makes of a conversation, in training and in llama-server, byte for byte.",
     "Tokens": "What the tokenizer makes of text, in training and in each GGUF, id for id.",

@@ -24,7 +24,7 @@ RECORDS = "Vocabularies, settings and provenance records"
 KINDS = ("eos", "bos", "pad")
 GGUF_NAMES = {"eos": "eos", "bos": "bos", "pad": "padding"}
 PROBE = "a"  # text to which only BOS and EOS can be added
-Difference = tuple[str, str]  # what differs, and its likely cause with the remedy
+Difference = tuple[str, str]  # a difference, and its likely cause with the remedy
 
 
 def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) -> Check:

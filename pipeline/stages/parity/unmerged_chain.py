@@ -117,7 +117,7 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     names = tensor_names(config, header, lora)
     wrong, seen = list[str](), set[Place]()
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as weights:
-        for key in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
+        for key in weights.keys():  # noqa: SIM118 (safe_open is not a mapping)
             path, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
             if part not in ("A", "B"):
                 raise DataError(
