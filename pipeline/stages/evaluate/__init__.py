@@ -1,1 +1,1 @@
-"""What each model that could be shipped scores, and how fast it is."""
+"""Evaluation of each model that could be shipped: quality and speed."""

@@ -1,9 +1,9 @@
-"""How far one GGUF is from another: perplexity, KL divergence, same top token and Δp on held-out chats, as
+"""Divergence of one GGUF from another: perplexity, KL divergence, same top token and Δp on held-out chats, as
 llama-perplexity defines them.
 
-Both models are in memory and read each row side by side, a piece at a time. Nothing of vocabulary × tokens is
-stored anywhere. What a row begins with as the row before did (a system prompt) isn't read again; its figures
-are the same and count for both.
+Both models are in memory and read each row in parallel, a few positions at a time. Nothing of size vocabulary
+× tokens is stored anywhere. A beginning that a row shares with the row before (a system prompt) isn't read
+again; its figures are the same and count for both rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,16 +18,16 @@ from pipeline.llamacpp.logits import Floats, GgufModel, Ids
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.log_probabilities import kl_divergence, negative_log, perplexity, shifted
 
-# positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
+# Positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache.
 BLOCK = 4
-SELF_ROWS = 4  # rows that a model is compared with itself on
+SELF_ROWS = 4  # rows on which a model is compared with itself
 
 
 class Comparison(NamedTuple):
-    """A model against a reference after each of T positions; all (T,).
+    """Comparison of a model with a reference after each of T positions; all arrays are (T,).
 
-    `loss` is −log of the model's probability p of the token that comes next, `kld` is KL(reference ‖ model),
-    both in nats; `same` is whether both give the same token the highest probability, `delta_p` is p − the
+    `loss` is −log p, with p the model's probability of the next token. `kld` is KL(reference ‖ model). Both
+    are in nats. `same` is True if both give the same token the highest probability. `delta_p` is p minus the
     reference's.
     """
 
@@ -37,12 +37,12 @@ class Comparison(NamedTuple):
     delta_p: Floats
 
     def at(self, chosen: Any) -> "Comparison":
-        """The same at a part of the positions, by index or mask."""
+        """Return the comparison at some of the positions, by index or mask."""
         return Comparison(*(values[chosen] for values in self))
 
     @staticmethod
     def joined(parts: Iterable["Comparison"]) -> "Comparison":
-        """One after the other."""
+        """Return the comparisons concatenated."""
         return Comparison(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -58,13 +58,13 @@ def divergence_of(
     itself: bool = False,
     by_row: bool = False,
 ) -> dict[str, Any]:
-    """The figures of `model` at the assistant's tokens, and the same at all tokens under `all_tokens`.
+    """Return the figures of `model` at the assistant's tokens, and at all tokens under `all_tokens`.
 
-    With `itself`, `reference` is a second context of the same model: it is compared on the first `SELF_ROWS`
-    rows, which prove that the divergence is 0 (`self_divergence`, the largest KL divergence found, in nats),
-    and only its perplexity is measured on the others. With `by_row` also what each compared row adds
-    (`rows_summary`), from which the share of a damage that was recovered gets its interval. Raises
-    `DataError` if the models' vocabularies differ or logits are not finite.
+    With `itself`, `reference` is a second context of the same model. It is compared on the first `SELF_ROWS`
+    rows, to prove that the divergence is 0 (`self_divergence`, the largest KL divergence in nats), and on the
+    others only its perplexity is measured. With `by_row` the result also contains each compared row's
+    contribution (`rows_summary`), which gives the interval for the share of a damage that was recovered.
+    Raises `DataError` if the models' vocabularies differ or logits are not finite.
     """
     if model.vocabulary != reference.vocabulary:
         raise DataError(
@@ -99,12 +99,14 @@ def divergence_of(
 def read_rows(
     model: GgufModel, reference: GgufModel, rows: Sequence[Prompt], label: str, compare: int
 ) -> tuple[list[Comparison], list[Floats]]:
-    """The first `compare` rows' comparisons, and the model's loss at every position of all of them."""
+    """Return the comparisons of the first `compare` rows, and the model's loss at every position
+    of all rows.
+    """
     comparisons, losses = [], []
     before: list[int] = []
     comparison = NOTHING
     loss = NOTHING.loss
-    # the caller looks for logits that are not finite, all at once
+    # The caller checks all logits at once for values that are not finite.
     with progress(label, sum(len(row.ids) for row in rows)) as advance, np.errstate(invalid="ignore"):
         for number, row in enumerate(rows):
             start = same_start(row.ids, before)
@@ -125,8 +127,8 @@ def read_rows(
 def rows_summary(
     comparisons: Sequence[Comparison], marked: Sequence[np.ndarray[Any, np.dtype[np.bool_]]]
 ) -> dict[str, dict[str, list[float]]]:
-    """Of each row the positions compared, the sum of their KLD (nats) and how often both choose the same: at
-    the assistant's tokens and at all.
+    """Return for each row the number of positions compared, the sum of their KLD (nats) and the number of
+    same top tokens: at the assistant's tokens and at all.
     """
     assistant = [comparison.at(chosen) for comparison, chosen in zip(comparisons, marked, strict=False)]
     return {
@@ -140,7 +142,7 @@ def rows_summary(
 
 
 def summary(loss: Floats, comparison: Comparison) -> dict[str, float]:
-    """The published figures of positions; `loss` may have more of them than `comparison`."""
+    """Return the published figures of positions; `loss` may have more of them than `comparison`."""
     value, error = perplexity(loss)
     kld = comparison.kld
     return {
@@ -156,12 +158,16 @@ def summary(loss: Floats, comparison: Comparison) -> dict[str, float]:
 
 
 def same_start(ids: list[int], before: list[int]) -> int:
-    """At how many first positions two rows agree and the same follows (a system prompt): measured once."""
+    """Return the number of first positions at which two rows agree and the same token follows (a system
+    prompt). They are measured once.
+    """
     return max(common_start(ids, before) - 1, 0)
 
 
 def compared(model: GgufModel, reference: GgufModel, row: Prompt, start: int) -> Iterator[Comparison]:
-    """Both models after every position of a row from `start` on, but the last, which no token follows."""
+    """Compare both models after every position of a row from `start` on, except the last, which no token
+    follows.
+    """
     return (
         compare_logits(logits, expected, following)
         for following, logits, expected in blocks(row, start, model, reference)
@@ -169,12 +175,12 @@ def compared(model: GgufModel, reference: GgufModel, row: Prompt, start: int) ->
 
 
 def measured(model: GgufModel, row: Prompt, start: int) -> Iterator[Floats]:
-    """The loss alone at the same positions."""
+    """Return only the loss at the same positions."""
     return (negative_log(shifted(logits), following) for following, logits in blocks(row, start, model))
 
 
 def blocks(row: Prompt, start: int, *models: GgufModel) -> Iterator[tuple[Any, ...]]:
-    """A few positions at a time: the tokens that follow them (T,), and each model's logits (T, V)."""
+    """Yield a few positions at a time: the tokens that follow them (T,), and each model's logits (T, V)."""
     following = np.array(row.ids[1:], np.intp)
     for pieces in zip(*(model.stream(row.ids[:-1], start) for model in models), strict=True):
         for at in range(0, len(pieces[0]), BLOCK):
@@ -184,7 +190,9 @@ def blocks(row: Prompt, start: int, *models: GgufModel) -> Iterator[tuple[Any, .
 
 
 def compare_logits(model: Floats, reference: Floats, following: Ids) -> Comparison:
-    """Two models' float32 logits (T, V) at the same positions; `following` (T,) are the tokens after them."""
+    """Compare two models' float32 logits (T, V) at the same positions; `following` (T,) are the tokens after
+    them.
+    """
     of_model, of_reference = shifted(model), shifted(reference)
     loss, expected = negative_log(of_model, following), negative_log(of_reference, following)
     kld = kl_divergence(of_reference, of_model)

@@ -1,11 +1,11 @@
 """Tasks of lm-evaluation-harness through our `llama-server`, on the user's own task files, offline.
 
-Reads `data/evaluation/harness/**/*.yaml` and the data files that these name. Part of `python -m pipeline
-evaluate@Q4_K_M`; `evaluate.harness` names the tasks. Needs the extra "harness".
+Reads `data/evaluation/harness/**/*.yaml` and the data files that these name. Part of
+`python -m pipeline evaluate@Q4_K_M`; `evaluate.harness` names the tasks. Needs the extra "harness".
 
-The harness runs in a process of its own (`harness_process.py`): it prints, draws bars and sets seeds as it
-likes, a task's own Python (`!function`) may do anything, and huggingface_hub reads whether it is offline
-once, when it is first imported, which in this process happened long ago.
+The harness runs in a process of its own (`harness_process.py`) for three reasons. It prints, draws bars and
+sets seeds without asking. A task's own Python (`!function`) may do anything. And huggingface_hub reads the
+offline setting only when it is first imported, which in this process happened long ago.
 """
 
 import json
@@ -33,13 +33,13 @@ OFFLINE = {
 
 
 def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """The metrics of each task (and of each group with aggregates): {task: {metric: number or None, "rows":
-    questions}}.
+    """Return the metrics of each task (and of each group with aggregates): {task: {metric: number or None,
+    "rows": questions}}.
 
-    A metric is called as in the harness, "exact_match" and "exact_match_stderr" for example; after a filter
-    "exact_match,FILTER". `folder` holds the task files; the paths of their data are relative to it. Answers
-    are greedy. Raises `ConfigError` where the harness isn't installed, doesn't know a task or can't run it
-    here, `ToolError` if it fails.
+    A metric has the harness's name, "exact_match" and "exact_match_stderr" for example; after a filter it is
+    "exact_match,FILTER". `folder` contains the task files; the paths of their data are relative to it.
+    Answers are greedy. Raises `ConfigError` if the harness isn't installed, doesn't know a task or can't run
+    it here, `ToolError` if it fails.
     """
     if find_spec("lm_eval") is None:
         raise ConfigError(
@@ -69,13 +69,14 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
 
 
 def _run(request: str, folder: Path) -> dict[str, Any]:
-    """What the process says. Raises `ToolError` if it ends otherwise than with exit status 0."""
-    with tempfile.TemporaryDirectory(prefix="quench-harness-") as cache:  # nothing of it is kept
+    """Return the answer of the process. Raises `ToolError` if its exit status is not 0."""
+    with tempfile.TemporaryDirectory(prefix="quench-harness-") as cache:  # cache that is deleted afterwards
         done = subprocess.run(
             bound([sys.executable, "-P", str(PROCESS)]),
             cwd=folder,
             env=os.environ | OFFLINE | {"HF_HOME": cache},
-            input=request,  # the key too: arguments can be read by others
+            # This includes the key, because command-line arguments are visible to other users.
+            input=request,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -93,7 +94,7 @@ def _run(request: str, folder: Path) -> dict[str, Any]:
 
 
 def _slots(server: Server) -> int:
-    """How many requests the server answers at a time."""
+    """Return the number of requests that the server answers at a time."""
     reply = server.client.get("/props")
     if reply.status_code != 200:
         raise ToolError(
@@ -103,7 +104,7 @@ def _slots(server: Server) -> int:
 
 
 def _figures(results: dict[str, Any]) -> dict[str, Any]:
-    """The harness's {"exact_match,none": 0.5, …} without the ",none"; None for "N/A"."""
+    """Return the harness's {"exact_match,none": 0.5, …} without the ",none", and with None for "N/A"."""
     figures: dict[str, Any] = {}
     for key, value in results.items():
         metric, comma, selected = key.partition(",")

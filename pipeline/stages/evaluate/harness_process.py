@@ -3,9 +3,9 @@
     python -P pipeline/stages/evaluate/harness_process.py < request.json
 
 The request is {"url", "authorization", "slots", "tasks", "folder"}. Standard output gets one JSON object:
-{"results": {task: {metric: value}}}, or a sentence: {"refused": …} where the tasks can't be run, {"failed":
-…} where they ended in the middle. Everything else that is printed, by the tasks' own Python too, goes to
-standard error. The model is asked by the harness's own `local-chat-completions`.
+{"results": {task: {metric: value}}}, or a sentence: {"refused": …} if the tasks can't be run, {"failed": …}
+if they stopped in the middle. Everything else that is printed, also by the tasks' own Python, goes to
+standard error. The harness's own `local-chat-completions` queries the model.
 """
 
 import json
@@ -24,24 +24,24 @@ from lm_eval.models.openai_completions import LocalChatCompletion  # type: ignor
 from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 from lm_eval.tasks._yaml_loader import load_yaml  # type: ignore[import-untyped]
 
-SEED = 1234  # the harness's own: it draws the examples of few-shot tasks
-RESAMPLES = 1000  # for standard errors of metrics that have no formula
-KNOWN = {"until", "max_gen_toks", "temperature", "do_sample"}  # of generation_kwargs
-REPLY = "Response text: "  # in what the harness says of a request that failed
-MOST_STOPS = 4  # the harness's client leaves out further ones
+SEED = 1234  # The harness's own seed, which draws the examples of few-shot tasks.
+RESAMPLES = 1000  # bootstrap samples for standard errors of metrics without a formula
+KNOWN = {"until", "max_gen_toks", "temperature", "do_sample"}  # supported keys of generation_kwargs
+REPLY = "Response text: "  # start of the server's reply in the harness's message on a failed request
+MOST_STOPS = 4  # limit of the harness's client, which ignores further ones
 
 
 class Refused(Exception):
-    """The tasks can't be run; the text is one sentence for the user."""
+    """Error for tasks that can't be run; the text is one sentence for the user."""
 
 
 class Failed(Exception):
-    """A task ended in the middle; the text is one sentence."""
+    """Error for a task that stopped in the middle; the text is one sentence."""
 
 
 @contextmanager
 def complaints(level: int) -> Iterator[list[str]]:
-    """What the harness logs meanwhile."""
+    """Yield the list of messages that the harness logs during the body."""
     heard: list[str] = []
     listener = logging.Handler(level)
     listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
@@ -54,9 +54,9 @@ def complaints(level: int) -> Iterator[list[str]]:
 
 
 def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]:
-    """The harness's tasks and groups of these names. Raises `Refused`."""
+    """Return the harness's tasks and groups with these names. Raises `Refused`."""
     if unknown := [name for name in names if name not in manager.all_tasks]:
-        for path in sorted(folder.glob("**/*.yaml")):  # the harness skips what it can't read
+        for path in sorted(folder.glob("**/*.yaml")):  # the harness skips files that it can't read
             try:
                 load_yaml(path, resolve_func=False)
             except Exception as error:
@@ -69,7 +69,7 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
     with complaints(logging.ERROR) as heard:
         try:
             loaded: dict[str, Any] = manager.load(names)
-        except Exception as error:  # the files are the user's, and may be wrong in any way
+        except Exception as error:  # the user's files may be wrong in any way
             reason = heard[-1] if heard else _of(error)
             raise Refused(
                 f"lm-evaluation-harness can't load {', '.join(names)} ({reason}): correct the task below "
@@ -84,8 +84,8 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
 
 
 def _check(name: str, task: Any) -> None:
-    """Raise `Refused` for what a chat endpoint or the harness's client can't do, what wouldn't be greedy, and
-    metrics that would have to be fetched.
+    """Raise `Refused` for a task that a chat endpoint or the harness's client can't run, that wouldn't be
+    greedy, or whose metrics would have to be fetched.
     """
     kind = task.OUTPUT_TYPE
     if kind != "generate_until":
@@ -128,7 +128,7 @@ def _first_line(error: Exception) -> str:
 
 
 def run(*, url: str, authorization: str, slots: int, tasks: list[str], folder: str) -> dict[str, Any]:
-    """The harness's results for the tasks of the request. Raises `Refused` or `Failed`."""
+    """Return the harness's results for the tasks of the request. Raises `Refused` or `Failed`."""
     place = Path(folder)
     loaded = load(TaskManager(include_path=place, include_defaults=False), tasks, place)
     random.seed(SEED)
@@ -136,8 +136,8 @@ def run(*, url: str, authorization: str, slots: int, tasks: list[str], folder: s
     model = LocalChatCompletion(
         base_url=f"{url}/v1/chat/completions",
         header={"Authorization": authorization},
-        num_concurrent=max(2, slots),  # a single connection takes another path, which uses proxies
-        max_retries=1,  # what fails is said
+        num_concurrent=max(2, slots),  # a single connection takes another code path, which uses proxies
+        max_retries=1,  # failures are reported, not repeated
         timeout=600,
         seed=SEED,
     )
@@ -160,7 +160,7 @@ def main() -> None:
     """Read the request, run it, print the result."""
     job = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
-        os.dup2(2, 1)  # what libraries print is not the answer
+        os.dup2(2, 1)  # libraries print to standard error, not into the answer
         outcome: dict[str, Any]
         try:
             outcome = {"results": run(**job)}

@@ -1,8 +1,8 @@
-"""How fast a GGUF reads prompts and writes answers (median and spread of several runs), and what it takes to
-serve it.
+"""Speed of a GGUF at reading prompts and writing answers (median and spread over runs), and the cost of
+serving it.
 
-Speed is what llama-server says of its own answers, with the adapter on the model if there is one. Serving is
-measured as `serve` in params.yaml says: seconds until it answers, and memory.
+Speed is what llama-server reports for its own answers, with the adapter on the model if there is one. Serving
+is measured with the `serve` settings in params.yaml: seconds until it answers, and memory.
 """
 
 import shutil
@@ -22,29 +22,29 @@ from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
 
-PROMPT_LENGTHS = (128, 512)  # prompts whose speed is measured, in tokens
+PROMPT_LENGTHS = (128, 512)  # lengths of the measured prompts, in tokens
 DEPTHS = (0, 512)  # tokens already in the context when the speed of generation is measured
-GENERATED = 32  # tokens written in each run
-RUNS = 2  # times that each speed is measured
+GENERATED = 32  # tokens written per run
+RUNS = 2  # runs per speed
 ROOM = max(*PROMPT_LENGTHS, *(max(depth, 1) + GENERATED for depth in DEPTHS)) + 1  # tokens of context
-ANSWER_TOKENS = 8  # written by the server that is measured
+ANSWER_TOKENS = 8  # tokens written by the server that is measured
 
 
 def speed(server: Server) -> dict[str, Any]:
-    """Tokens per second at each of `PROMPT_LENGTHS` and `DEPTHS` that fits the model's context, by the
-    server's timings, under `speed` and, as single figures, beside it.
+    """Return tokens per second at each of `PROMPT_LENGTHS` and `DEPTHS` that fits the model's context, by the
+    server's timings: all under `speed`, and single figures next to it.
 
-    The prompt's single figure is the longest's, generation's the first depth's; `_spread` is half of highest
-    − lowest run. `speed.other_load` is the share of the machine's CPU time that others took meanwhile, and
-    `speed.disturbed` whether that spoilt the figures.
+    The single figure of prompts is the longest prompt's, that of generation the first depth's; `_spread` is
+    half the distance from the lowest to the highest run. `speed.other_load` is the share of the machine's CPU
+    time that other processes used meanwhile, and `speed.disturbed` is True if that spoilt the figures.
     """
     context = server.client.get("/props").json()["default_generation_settings"]["n_ctx"]
     lengths = [length for length in PROMPT_LENGTHS if length < context]
     depths = [depth for depth in DEPTHS if max(depth, 1) + GENERATED <= context]
-    # a prompt as long as a depth is measured with it; nothing is generated after no token at all
+    # A prompt as long as a depth is measured together with it. Generation needs at least one token before it.
     generating = {max(depth, 1): GENERATED for depth in depths}
     lengths_run = dict.fromkeys(lengths, 1) | generating
-    answer_speed(server, min(lengths_run), 1)  # a first run, thrown away
+    answer_speed(server, min(lengths_run), 1)  # a first run that is not counted
     before = cpu_time()
     with progress("evaluate: speed", len(lengths_run)) as advance:
         measured = {}
@@ -68,12 +68,12 @@ def speed(server: Server) -> dict[str, Any]:
 
 
 def runs(speeds: Sequence[float]) -> dict[str, Any]:
-    """Median, lowest and highest of several runs, in tokens per second, and how many there are."""
+    """Return median, lowest and highest speed of the runs, in tokens per second, and the number of runs."""
     return {**runs_of(speeds), "runs": len(speeds)}
 
 
 def spread(figures: Mapping[str, Any]) -> float:
-    """Half the distance between the lowest and the highest run."""
+    """Return half the distance between the lowest and the highest run."""
     half: float = (figures["high"] - figures["low"]) / 2
     return round(half, 2)
 
@@ -81,15 +81,15 @@ def spread(figures: Mapping[str, Any]) -> float:
 def serving_figures(
     model: Path, settings: Serve, tools: Toolchain, lora: Path | None = None
 ) -> dict[str, Any]:
-    """Start llama-server at the serving context (`lora` put on the model), let it answer a prompt of a
-    complete batch, and look at its process.
+    """Start llama-server at the serving context (with `lora` if given), let it answer a prompt of a complete
+    batch, and measure its process.
 
-    `load_seconds` is from its start until it is ready, with the file in the page cache (it was just read);
-    `peak_memory_bytes` is its largest resident memory, mapped weights included, where the system has /proc,
-    and `gpu_memory_bytes` what the driver says it holds; else None. A shorter prompt leaves buffers
-    untouched, so that they are not resident yet. A full context takes more still (SmolLM2-135M with 4,096
-    tokens: 252 MB against 245; with `serve.flash_attn` off 355), and so does a prompt cache, which is empty
-    here. Raises `ToolError` if it doesn't come up or answer.
+    `load_seconds` is the time from its start until it is ready, with the file in the page cache (it was just
+    read). `peak_memory_bytes` is its largest resident memory, mapped weights included, if the system has
+    /proc, otherwise None. `gpu_memory_bytes` is what the driver reports, None if it can't be seen. A shorter
+    prompt leaves buffers untouched, so that they are not resident yet. A full context takes more
+    (SmolLM2-135M with 4,096 tokens: 252 MB against 245; with `serve.flash_attn` off 355), and so does a
+    prompt cache, which is empty here. Raises `ToolError` if it doesn't start or answer.
     """
     llama = llama_of(tools, settings)
     files = ModelFiles(model, lora)
@@ -117,7 +117,7 @@ def serving_figures(
 
 
 def gpu_memory(pid: int) -> int | None:
-    """What a process holds on all GPUs by `nvidia-smi`, in bytes; None if that is not to be seen."""
+    """Return the memory of a process on all GPUs by `nvidia-smi`, in bytes; None if it can't be seen."""
     if not shutil.which("nvidia-smi"):
         return None
     try:
@@ -127,6 +127,8 @@ def gpu_memory(pid: int) -> int | None:
 
 
 def held_by(pid: int, lines: Sequence[Sequence[str]]) -> int | None:
-    """A process's memory in nvidia-smi's lines (pid, MiB), in bytes; None if they have no number for it."""
+    """Return a process's memory in nvidia-smi's lines (pid, MiB), in bytes; None if they have no number for
+    it.
+    """
     held = [int(line[1]) for line in lines if line[0] == str(pid) and len(line) == 2 and line[1].isdigit()]
     return sum(held) << 20 if held else None

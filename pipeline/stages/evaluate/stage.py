@@ -1,10 +1,9 @@
-"""Measure one GGUF: size, divergence from its reference, speed, serving, how well it does the task, and what
-it knows in general.
+"""Measure one GGUF: size, divergence from its reference, speed, serving, task quality, and general ability.
 
-Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; of `base-LEVEL` the base's),
-`data/final/test.jsonl`, the adapter's tokenizer, and what `evaluate` names below `data/evaluation/`. Where
-base.quantization is gguf, the models are the base's own file in `models/base/`, that file with
-`models/gguf/NAME-lora.gguf` on it or `models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes
+Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; the base's for `base-LEVEL`),
+`data/final/test.jsonl`, the adapter's tokenizer, and the files that `evaluate` names below
+`data/evaluation/`. If base.quantization is gguf, the models are the base's own file in `models/base/`, that
+file with `models/gguf/NAME-lora.gguf` or `models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes
 `reports/eval/MODEL.json` and `reports/eval/MODEL.answers.jsonl`.
 Command: `python -m pipeline evaluate@Q4_K_M`
 """
@@ -43,14 +42,14 @@ from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 def evaluate(
     params: Params, root: Path, files: ModelFiles, reference: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Measure a model, with divergences from the GGUF `reference`, on held-out rows below `root`; gives
+    """Measure a model on held-out rows below `root`, with divergences from the GGUF `reference`. Return
     (figures, answers).
 
     An adapter is on the model everywhere; `bytes` counts both files. The model is loaded once in process and
-    once in a server that is asked everything, besides the server that is measured. Without a merge divergence
-    is also given row by row. If the held-out rows are texts, nothing is asked, and `not_measured` says so.
-    `seconds` among the figures is what each part took. Raises `DataError` if no held-out row can be measured
-    or a question file can't be used, `ToolError` if a tool fails.
+    once in a server that answers everything, in addition to the server that is measured. Without a merge,
+    divergence is also given row by row. If the held-out rows are texts, no question is asked, and
+    `not_measured` says so. `seconds` among the figures is the time of each part. Raises `DataError` if no
+    held-out row can be measured or a question file can't be used, `ToolError` if a tool fails.
     """
     llama, settings, rows = find_llama(params.machine), params.evaluating, root / "data/final/test.jsonl"
     tools, seconds = llama.tools, dict[str, float]()
@@ -97,10 +96,10 @@ def evaluate(
 
 
 def why_not_measured(tokenizer: Any, rows: Path, settings: Evaluate) -> dict[str, str]:
-    """Return why task, general ability or harness, if they are asked for, can't be measured. Empty if there
-    are held-out chats.
+    """Return why task, general ability or harness can't be measured although they are configured. Empty if
+    there are held-out chats.
 
-    Texts ask nothing, and a base without a usable chat template can't be asked.
+    Texts contain no question, and a base without a usable chat template can't answer one.
     """
     unanswered = why_unanswered(rows)
     if unanswered is None:
@@ -118,14 +117,16 @@ def why_not_measured(tokenizer: Any, rows: Path, settings: Evaluate) -> dict[str
 
 @contextmanager
 def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
-    """Put down how long the body took."""
+    """Record the seconds that the body takes."""
     begin = time.perf_counter()
     yield
     seconds[part] = round(time.perf_counter() - begin, 2)
 
 
 def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prompt]:
-    """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` for none."""
+    """Return the drawn rows as ids, with the positions that training teaches. Raises `DataError` if there are
+    none.
+    """
     encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.ctx_size)
     if not encoded:
         raise DataError(
@@ -138,7 +139,7 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prom
 def task(
     server: Server, rows: Path, root: Path, settings: Evaluate, label: str
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """The figures of the task and every answer; None and nothing where nothing is scored."""
+    """Return the figures of the task and every answer; None and an empty list if nothing is scored."""
     if not settings.scorers:
         return None, []
     drawn = answerable_rows(rows, settings.task_rows, settings.scorers)
@@ -149,7 +150,9 @@ def task(
 
 
 def harness(server: Server, root: Path, settings: Evaluate) -> dict[str, Any] | None:
-    """What lm-evaluation-harness says of the tasks of `evaluate.harness`; None if there are none."""
+    """Return the results of lm-evaluation-harness for the tasks of `evaluate.harness`; None if there are
+    none.
+    """
     if not settings.harness:
         return None
     from pipeline.stages.evaluate.harness import run_harness
@@ -158,9 +161,11 @@ def harness(server: Server, root: Path, settings: Evaluate) -> dict[str, Any] | 
 
 
 def main(params: Params, root: Path, model: str) -> None:
-    """Run the stage for one model on the files below `root`: `F16` (`BF16` where that is convert.type),
-    `base-F16`, a level or `base-LEVEL`; if base.quantization is gguf `base`, `adapter` or `tuned`,
-    `source`.
+    """Run the stage for one model on the files below `root`.
+
+    `model` is `F16` (`BF16` if that is convert.type), `base-F16`, a level or `base-LEVEL`. If
+    base.quantization is gguf, it is `base`, `adapter` or `tuned`, or `source`. Raises `ConfigError` if
+    `evaluate.models` does not list it.
     """
     if model not in params.evaluate.models:
         raise ConfigError(
@@ -199,10 +204,11 @@ def main(params: Params, root: Path, model: str) -> None:
 
 
 def compared_with(params: Params, model: str) -> str:
-    """The model from which the divergence of `model` is measured.
+    """Return the model from which the divergence of `model` is measured.
 
-    Without a merge: of the adapter or the trained scales the base alone (how far tuning moved it), but the
-    file that the base was made from if they are to recover it; of the base that file, without one itself.
+    Without a merge, the adapter or the trained scales are compared with the base (how far tuning moved it).
+    If they are meant to recover the file that the base was made from, they are compared with that file. The
+    base is compared with that file, or with itself if there is none.
     """
     if params.graph == "merged":
         return ModelName(model).reference(params.convert.type)
