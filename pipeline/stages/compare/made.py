@@ -1,4 +1,4 @@
-"""The model that is measured: made of what was trained, in a sub-project, as the stages make it."""
+"""The model that is measured, made in a sub-project from the training result, as the stages make it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +27,13 @@ from pipeline.stages.compare.projects import (
 )
 from pipeline.subprojects.processes import run_stage, size_of
 
-TUNED_FILE = "tuned.gguf"  # in a sub-project: a level with trained scales
+TUNED_FILE = "tuned.gguf"  # file in a sub-project: a level with trained scales
 
 
 class Made(NamedTuple):
-    """What ships, the sub-project that made it, and the bytes that lay on disk at once for it, by name."""
+    """Files to ship, the sub-project that made them, and the bytes that they needed on the disk at once, by
+    name.
+    """
 
     project: Path
     gguf: Path
@@ -40,8 +42,8 @@ class Made(NamedTuple):
 
 
 def make_merged(params: Params, root: Path, job: Job, name: str = "") -> Made:
-    """Merge, convert to 16 bit and quantize as the stages do, in the sub-project `name` (the job's own if it
-    is left out); what the next step doesn't need is removed.
+    """Merge, convert to 16 bit and quantize as the stages do, in the sub-project `name` (by default the job's
+    own). Files that the next step doesn't need are removed.
     """
     sixteen = make_sixteen(params, root, job, name or job.name)
     if job.level == params.convert.type:
@@ -53,7 +55,7 @@ def make_merged(params: Params, root: Path, job: Job, name: str = "") -> Made:
 
 
 def make_sixteen(params: Params, root: Path, job: Job, name: str) -> Made:
-    """The merged model as a GGUF in 16 bits, in the sub-project `name`."""
+    """Make the merged model as a GGUF in 16 bits, in the sub-project `name`."""
     project = open_on_nf4(params, root, job, name)
     kind, folder, stem = params.convert.type, project / "models/gguf", params.convert.name
     run_stage(project, "merge")
@@ -70,7 +72,7 @@ def make_sixteen(params: Params, root: Path, job: Job, name: str) -> Made:
 
 
 def make_adapted(params: Params, root: Path, job: Job) -> Made:
-    """The base's level, and the adapter that was trained on NF4 as a GGUF, as stage convert makes it."""
+    """Make the base's level, and the adapter that was trained on NF4 as a GGUF, as stage convert makes it."""
     project, tools = open_on_nf4(params, root, job, job.name), find_toolchain(params.machine.llama_cpp)
     gguf = base_level(params, root, project, job.level)
     base, adapter, lora = project / "models/base", project / "models/adapter", lora_file(params, project)
@@ -85,7 +87,7 @@ def make_adapted(params: Params, root: Path, job: Job) -> Made:
 
 
 def make_on_level(params: Params, root: Path, job: Job) -> Made:
-    """The base's level, and the adapter that was trained on it as a GGUF.
+    """Make the base's level, and the adapter that was trained on it as a GGUF.
 
     Raises `DataError` if the level is no longer the file that was trained on.
     """
@@ -102,21 +104,23 @@ def make_on_level(params: Params, root: Path, job: Job) -> Made:
 
 
 def make_scaled(params: Params, root: Path, job: Job) -> Made:
-    """The base's level with scales that learned the task, or its answers, then the task. Raises `DataError`
-    as `with_scales` does.
+    """Make the base's level with scales that learned the task, or the base's answers and then the task.
+    Raises `DataError` as `with_scales` does.
     """
     project = open_tuned(params, root, job)
     gguf = base_level(params, root, project, job.level)
     disk = {"GGUF": size_of(gguf)}
     if STRATEGIES[job.strategy].taught_by:
         disk["distilled GGUF"] = size_of(gguf)
-        original = untuned_gguf(root, params)  # whose answers are learned
+        original = untuned_gguf(root, params)  # its answers are learned
         disk[f"{params.convert.type} GGUF"] = size_of(original)
     return with_scales(job, Made(project, gguf, None, disk))
 
 
 def make_merged_scaled(params: Params, root: Path, job: Job) -> Made:
-    """The merged model's level with scales that learned its answers. Raises as `with_scales` does."""
+    """Make the merged model's level with scales that learned its answers. Raises `DataError` as `with_scales`
+    does.
+    """
     project = open_tuned(params, root, job)
     merged = make_merged(params, root, job, f"{job.name}-merged")
     level = merged.gguf.replace(project / LEVEL_FILE)
@@ -128,7 +132,7 @@ Make = Callable[[Params, Path, Job], Made]
 
 
 def maker_of(job: Job) -> Make:
-    """What makes the model of the job's strategy."""
+    """Return the function that makes the model of the job's strategy."""
     strategy = STRATEGIES[job.strategy]
     if strategy.on_nf4:
         return make_adapted if strategy.beside else make_merged
@@ -138,19 +142,21 @@ def maker_of(job: Job) -> Make:
 
 
 def open_on_nf4(params: Params, root: Path, job: Job, name: str) -> Path:
-    """The sub-project `name` with the base and the adapter that was trained on NF4 with the job's seed."""
+    """Return the sub-project `name` with the base and the adapter that was trained on NF4 with the job's
+    seed.
+    """
     settings = {"merge": {"base": STRATEGIES[job.strategy].merge_base}}
     links = base_links(root) | {"models/adapter": root / TRAINED / job.on_nf4 / "adapter"}
     return open_project(root, name, params, settings, links)
 
 
 def open_tuned(params: Params, root: Path, job: Job) -> Path:
-    """The job's sub-project, whose base is the level with the scales that were trained."""
+    """Return the job's sub-project, whose base is the level with the trained scales."""
     return open_level(params, root, job, {"models/adapter": root / TRAINED / job.training}, file=TUNED_FILE)
 
 
 def with_scales(job: Job, level: Made) -> Made:
-    """What the patch that was trained makes of the level, as the base of its sub-project.
+    """Apply the patch that was trained to the level, and make the result the base of its sub-project.
 
     Raises `DataError` if the level is no longer the file that was trained.
     """
@@ -164,7 +170,7 @@ def with_scales(job: Job, level: Made) -> Made:
 
 
 def another_file(job: Job) -> DataError:
-    """The level, made again, is another file than the job trained on."""
+    """Return the error for a level that was made again and differs from the file that the job trained on."""
     return DataError(
         "Q-COMPARE-008",
         f"{job.level}, made again, is another file than {job.name} was trained on, as another build of "
@@ -173,5 +179,5 @@ def another_file(job: Job) -> DataError:
 
 
 def lora_file(params: Params, project: Path) -> Path:
-    """The adapter as a GGUF, in a sub-project."""
+    """Return the path of the adapter's GGUF in a sub-project."""
     return project / f"models/gguf/{params.convert.name}-lora.gguf"

@@ -1,10 +1,11 @@
 """Measure one strategy at one level with one seed: answers and their scores, divergence from the trained
 model, general ability, speed, sizes.
 
-Reads what was trained (`models/compare/STRATEGY-LEVEL-SEED/`, `models/compare/nf4-SEED/`), `models/base/`,
-`models/base.json`, `models/gguf/NAME-base-F16.gguf`, `data/final/test.jsonl`, `data/evaluation/`. Writes
-`reports/compare/STRATEGY-LEVEL-SEED.json`. The model that is measured is made below `models/.compare/` and
-removed at the end. Command: `python -m pipeline compare_measure@merged_16-Q4_K_M-42`
+Reads the training results (`models/compare/STRATEGY-LEVEL-SEED/`, `models/compare/nf4-SEED/`),
+`models/base/`, `models/base.json`, `models/gguf/NAME-base-F16.gguf`, `data/final/test.jsonl`,
+`data/evaluation/`. Writes `reports/compare/STRATEGY-LEVEL-SEED.json`. The model that is measured is made
+below `models/.compare/` and removed at the end.
+Command: `python -m pipeline compare_measure@merged_16-Q4_K_M-42`
 """
 
 import time
@@ -34,9 +35,9 @@ from pipeline.stages.compare.projects import TRAINED, untuned_gguf
 from pipeline.stages.compare.reference import load_reference, tokenizer_folder
 from pipeline.subprojects.processes import run_module, size_of
 
-MEASURED = Path("reports/compare")  # a file for each measurement
-TIMED = 5  # answers whose speed is measured, after one that isn't
-PROMPT, TOKENS = 128, 64  # tokens in front of them, and in each
+MEASURED = Path("reports/compare")  # one file per measurement
+TIMED = 5  # timed answers, after one that isn't
+PROMPT, TOKENS = 128, 64  # tokens before each answer, and in it
 
 
 def main(params: Params, root: Path, item: str) -> None:
@@ -46,15 +47,15 @@ def main(params: Params, root: Path, item: str) -> None:
 
 
 def record(params: Params, root: Path, job: Job, make: Make) -> None:
-    """Measure what `make` makes for `job`, and write the figures. With the merged model in 16 bits comes the
-    untuned base's general ability.
+    """Measure the model that `make` makes for `job`, and write the figures. The record of the merged model in
+    16 bits also contains the untuned base's general ability.
     """
     started = time.monotonic()
     training = read_json(root / TRAINED / job.training / "train.json", "run `snakemake`")
     tools = find_toolchain(params.machine.llama_cpp)
-    remove(root / FOLDER / job.name)  # of a killed run
+    remove(root / FOLDER / job.name)  # files of a killed run
     product = make(params, root, job)
-    # a process of its own: the trained model's memory is free after it
+    # A process of its own, which frees the trained model's memory.
     run_module(
         "pipeline.stages.compare.reference",
         str(product.project),
@@ -82,7 +83,7 @@ def record(params: Params, root: Path, job: Job, make: Make) -> None:
 
 
 def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict[str, Any]:
-    """Everything of one strategy, whose reference is in the sub-project.
+    """Return all figures of one strategy, whose reference is in the sub-project.
 
     Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
     """
@@ -108,7 +109,9 @@ def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
 
 
 def general(product: Made, params: Params, root: Path, tools: Toolchain) -> dict[str, Any] | None:
-    """Which general questions what is shipped answers right; None if `evaluate.general` names none."""
+    """Return which general questions the shipped files answer right; None if `evaluate.general`
+    names none.
+    """
     settings = params.evaluating
     if not (questions := load_questions(settings.general, root)):
         return None
@@ -120,11 +123,12 @@ def general(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
 
 
 def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
-    """Tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the
+    """Return tokens per second of generation by llama-server's own timings: "shipped", and "bare" without the
     adapter if there is one.
 
-    The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows
-    both. Both servers map one file. `other_load` and `disturbed` say whether others kept the machine busy.
+    The prompt is the same, one answer at a time, and both servers take turns, so that a machine that slows
+    down slows both. Both servers map one file. `other_load` and `disturbed` report whether other processes
+    kept the machine busy.
     """
     llama, room = llama_of(tools, settings), PROMPT + TOKENS + 64
     with ExitStack() as up:
@@ -142,7 +146,9 @@ def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: T
 
 
 def divergence(product: Made, settings: Evaluate, tools: Toolchain) -> dict[str, float | int]:
-    """Mean KL divergence (nats) of what is shipped from the trained model, how often both choose alike."""
+    """Return the mean KL divergence (nats) of the shipped files from the trained model, and the share of
+    positions with the same top token.
+    """
     reference = load_reference(product.project)
     with gguf_speaker(
         product.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=product.lora

@@ -1,8 +1,8 @@
 """Train on the NF4 base with one seed of `compare.seeds`.
 
-Reads `models/base/`, `models/base.json`, `data/tokens/` and, to refuse a project of texts, the held-out rows
-`data/final/test.jsonl`. Writes `models/compare/nf4-SEED/`: the adapter and its train.json. Command:
-`python -m pipeline compare_nf4@42`
+Reads `models/base/`, `models/base.json`, `data/tokens/` and the held-out rows `data/final/test.jsonl` (to
+refuse a project of texts). Writes `models/compare/nf4-SEED/`: the adapter and its train.json.
+Command: `python -m pipeline compare_nf4@42`
 """
 
 from pathlib import Path

@@ -1,19 +1,18 @@
 """Sub-projects below models/.compare: folders in which a job runs real stages, with settings of their own and
-links to what they share.
+links to shared inputs.
 
     models/.compare/nf4-42    job compare_nf4@42: train
 
-They are scratch. What a killed training left (checkpoints) is used by the next run of its job. A training
-publishes
+They are scratch. The next run of a job uses the checkpoints that a killed training left. A training publishes
 
-    models/compare/nf4-42/adapter                            what was trained;
-                  /lora_nf4-Q4_0-42/training.json            which of the trainings on NF4 is the strategy's;
-                  /scales_level-Q4_0-42/patch.safetensors    what makes the tuned file of the level,
+    models/compare/nf4-42/adapter                            the trained adapter;
+                  /lora_nf4-Q4_0-42/training.json            the training on NF4 that the strategy uses;
+                  /scales_level-Q4_0-42/patch.safetensors    patch from the level to the tuned file,
                                        /run.json             how it was trained
                                        /train.json           of each training: time, memory, loss
 
 A level with trained scales is as large as the level; its patch is a tenth of that. Measuring makes the level
-again and proves by its sha256 that the patch belongs to it.
+again and proves by its SHA-256 that the patch belongs to it.
 """
 
 import shutil
@@ -45,22 +44,22 @@ from pipeline.planning.setup import Setup
 from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, size_of
 from pipeline.subprojects.processes import train as train_here
 
-TRAINED = Path("models/compare")  # a folder for each training: what was trained, and its report
+TRAINED = Path("models/compare")  # one folder per training: its result and its report
 TRAINABLE = {name for name, kind in TYPES.items() if kind.scratch is not None}
-LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
+LEVEL_FILE = "level.gguf"  # file in a sub-project: the untuned base at a level
 HELD_OUT = Path("data/final/test.jsonl")
 PATCH = "patch.safetensors"
-LEARNING_RATE = 5.0e-3  # the peak, where scales learn the task; what learns best lies between 1e-3 and 1e-2
+LEARNING_RATE = 5.0e-3  # peak learning rate for scales that learn the task; the best is between 1e-3 and 1e-2
 
 
 def open_project(
     root: Path, name: str, params: Params, settings: Settings, links: Mapping[str, Path]
 ) -> Path:
-    """The sub-project `name` of `root`, with `params` under `settings` and `links` ({path in it: what it
-    leads to}); its folder.
+    """Open the sub-project `name` of `root`, with `settings` applied over `params` and with `links` ({path in
+    it: target}). Return its folder.
 
-    Everything that would end one of the jobs is checked here, before the first of them trains for hours:
-    raises `DataError` if an input is missing or no held-out row can be answered, `ConfigError` for a base or
+    Everything that would stop one of the jobs is checked here, before the first of them trains for hours.
+    Raises `DataError` if an input is missing or no held-out row can be answered, `ConfigError` for a base or
     a level that can't be trained on, `MachineError` if the disk is too small.
     """
     needed = (root / "models/base/config.json", untuned_gguf(root, params), root / HELD_OUT)
@@ -74,13 +73,15 @@ def open_project(
 
 
 def sub_params(params: Params, settings: Settings) -> Settings:
-    """`params` as a dict for YAML, with what all sub-projects share and with `settings` on top; checked."""
+    """Return `params` as a validated dict for YAML, with the settings that all sub-projects share and with
+    `settings` applied on top.
+    """
     kind = params.convert.type
     shared: Settings = {
         "base": {"quantization": "nf4", "level": None},
         "train": {"method": "sft", "sample_rows": 0},
         "merge": {"base": "16-bit"},
-        "parity": {"depth": "quick"},  # needs no GGUF of the untuned base
+        "parity": {"depth": "quick"},  # this depth needs no GGUF of the untuned base
         "quantize": {"levels": list(params.compare.levels), **LEVELS_ALONE},
         "compare": {"seeds": []},
         "evaluate": {"models": [kind]},
@@ -89,7 +90,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
 
 
 def base_links(root: Path) -> dict[str, Path]:
-    """The project's own base, for a sub-project."""
+    """Return links to the project's own base, for a sub-project."""
     return {place: root / place for place in ("models/base", "models/base.json")}
 
 
@@ -102,8 +103,8 @@ def open_level(
     file: str = LEVEL_FILE,
     scales: bool = False,
 ) -> Path:
-    """The job's sub-project whose base is a level, the GGUF `file` in it, and in which the scales of its
-    blocks train if they are to (`scales`); its folder. Raises as `open_project` does.
+    """Open the job's sub-project whose base is a level, the GGUF `file` in it. With `scales`, the scales of
+    its blocks train there. Return its folder. Raises as `open_project` does.
     """
     settings = level_settings(params, root, job, file, scales=scales)
     return open_project(root, job.name, params, settings, links)
@@ -112,7 +113,7 @@ def open_level(
 def level_settings(
     params: Params, root: Path, job: Job, file: str = LEVEL_FILE, *, scales: bool = False
 ) -> Settings:
-    """What the sub-project of `open_level` differs in."""
+    """Return the settings in which the sub-project of `open_level` differs."""
     base = keys_of_file(root.resolve() / FOLDER / job.name / file)
     offload = params.train.offload
     # a GGUF's embeddings can't be moved
@@ -128,17 +129,17 @@ def level_settings(
 
 
 def untuned_gguf(root: Path, params: Params) -> Path:
-    """The untuned base in 16 bits, which stage convert made."""
+    """Return the path of the untuned base in 16 bits, which stage convert made."""
     return root / f"models/gguf/{params.convert.name}-{UNTUNED}{params.convert.type}.gguf"
 
 
 def base_level(params: Params, root: Path, project: Path, level: str) -> Path:
-    """Write the untuned base at `level` into `project`; the file."""
+    """Write the untuned base at `level` into `project` and return the file."""
     return quantize(params, untuned_gguf(root, params), project / LEVEL_FILE, level)
 
 
 def quantize(params: Params, sixteen: Path, target: Path, level: str) -> Path:
-    """Write the 16-bit GGUF `sixteen` at `level` as `target`, which is returned."""
+    """Write the 16-bit GGUF `sixteen` at `level` as `target` and return `target`."""
     llama = Llama(find_toolchain(params.machine.llama_cpp), params.machine.threads)
     options = Quantizing(tensor_types=params.quantize.tensor_types)
     quantize_gguf(llama, sixteen, target, level, options)
@@ -154,12 +155,12 @@ def train(project: Path, target: Path) -> None:
     remove(project)
 
 
-# ---- whether a job can run at all
+# ---- checks before a job runs
 
 
 def check_answerable(root: Path) -> None:
-    """Raise `DataError` if all held-out rows are texts: strategies are compared by answers, and texts ask
-    nothing.
+    """Raise `DataError` if all held-out rows are texts: strategies are compared by answers, and texts contain
+    no question.
     """
     unanswered = why_unanswered(root / HELD_OUT)
     if unanswered:
@@ -171,7 +172,9 @@ def check_answerable(root: Path) -> None:
 
 
 def check_trainable(root: Path, params: Params) -> None:
-    """Raise `ConfigError` for a base or level that can't be trained as a GGUF: hours before its own job."""
+    """Raise `ConfigError` for a base or level that can't be trained as a GGUF, hours before its own job
+    would.
+    """
     try:
         header = checked_header(untuned_gguf(root, params))
     except DataError as error:
@@ -204,19 +207,20 @@ def check_trainable(root: Path, params: Params) -> None:
 
 
 def scratch_bytes(root: Path, params: Params) -> int:
-    """Bytes of scratch that one job needs at most: a training, or a merge with its GGUFs, and a level of the
-    base twice while it is made.
+    """Return the bytes of scratch space that one job needs at most: a training, or a merge with its GGUFs,
+    and a level of the base twice while it is made.
     """
     shape = load_shape(root / "models/base/config.json")
     levels = params.compare.levels
-    sizes = plan_disk(Setup(shape, params.training_on("cpu"), max_length=0, levels=levels))  # rows take none
+    # rows take no space here
+    sizes = plan_disk(Setup(shape, params.training_on("cpu"), max_length=0, levels=levels))
     return max(own_bytes(sizes), 2 * size_of(root / "models/base")) + 2 * max(
         level_bytes(shape, level) for level in levels
     )
 
 
 def train_scales(project: Path, params: Params) -> Path:
-    """Train in the sub-project `project`, whose base is a level; the tuned GGUF, made there."""
+    """Train in the sub-project `project`, whose base is a level. Return the tuned GGUF, made there."""
     run_stage(project, "base")
     run_stage(project, "preprocess")
     train_here(project)
@@ -225,8 +229,8 @@ def train_scales(project: Path, params: Params) -> Path:
 
 
 def publish_scales(level: Path, tuned: Path, adapter: Path, report: Mapping[str, Any], target: Path) -> None:
-    """Publish the folder `target`: what makes the GGUF `tuned` of `level`, the record of the run that ended
-    in the folder `adapter`, and the training's report.
+    """Publish the folder `target`: the patch from `level` to the GGUF `tuned`, the record of the run that
+    produced the folder `adapter`, and the training's report.
     """
     with publishing(target) as aside:
         aside.mkdir()

@@ -1,4 +1,6 @@
-"""Which strategy to ship a level by the measurements: values in, a strategy and a sentence out."""
+"""Recommendation of the strategy to ship at a level, by the measurements: values in, a strategy and a
+sentence out.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +9,14 @@ from pipeline.config.strategies import STRATEGIES, title
 from pipeline.core.units import size_text
 from pipeline.stages.compare.statistics import Difference
 
-AS_FAST = 0.95  # of the fastest one's speed
+AS_FAST = 0.95  # share of the fastest strategy's speed
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A strategy at a level: its mean score (0 to 1), bytes needed on the way, bytes shipped, general ability
-    less the untuned base's, None if that was not measured, and the speed of generation as a part of that
-    without the adapter (1 if none ships).
+    """Figures of a strategy at a level: its mean score (0 to 1), bytes on the disk while it is made, bytes
+    shipped, general ability less the untuned base's (None if not measured), and the speed of generation as a
+    share of that without the adapter (1 if none ships).
     """
 
     score: float
@@ -26,8 +28,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Advice:
-    """The strategy to take; `decided`: the scores say so, else several are as good and speed, then disk,
-    decides; the sentence that says it.
+    """The strategy to ship, and the sentence that recommends it. `decided` is True if the scores decide.
+    Otherwise more than one strategy is as good, and speed, then disk space, decides.
     """
 
     recommended: str
@@ -42,12 +44,13 @@ def recommend(
     perfect: Mapping[tuple[str, str], Difference],
     seeds: int,
 ) -> Advice:
-    """The strategy to ship `level`.
+    """Return the strategy to ship `level`.
 
     `differences[first, second]` is second less first in score, `perfect` the same in rows that are all right,
     for every pair in either order. A strategy is out if another one is measurably above it in score, or not
-    below it in score and measurably above it in rows that are all right. Of those that stay, those
-    about as fast as the fastest, and of these the one with the least disk on the way, then the smallest.
+    below it in score and measurably above it in rows that are all right. Of the others, those about as fast
+    as the fastest remain. Of these the one with the least disk space while it is made is chosen, then the
+    smallest.
     """
     order = list(STRATEGIES)
 
@@ -61,7 +64,7 @@ def recommend(
         for strategy in strategies
         if any(beats(other, strategy) for other in strategies if other != strategy)
     ]
-    # of three or more each may be below another
+    # among three or more, each may be below another
     equals = [strategy for strategy in strategies if strategy not in worse] or list(strategies)
     speed = {strategy: strategies[strategy].speed for strategy in equals}
     fast = [strategy for strategy in equals if speed[strategy] >= AS_FAST * max(speed.values())]
@@ -101,13 +104,13 @@ def recommend(
 
 
 def above(differences: Mapping[tuple[str, str], Difference], strategy: str, other: str) -> bool:
-    """Whether `strategy` is measurably above `other`."""
+    """Return True if `strategy` is measurably above `other`."""
     difference = between(differences, other, strategy)
     return difference.measurable and difference.points > 0
 
 
 def forgotten(change: Difference | None) -> str:
-    """What a sentence adds if general ability is measurably below the untuned base's; "" if not."""
+    """Return the end of a sentence if general ability is measurably below the untuned base's; "" if not."""
     if change is None or not change.measurable or change.points > 0:
         return ""
     return (
@@ -117,7 +120,7 @@ def forgotten(change: Difference | None) -> str:
 
 
 def between(differences: Mapping[tuple[str, str], Difference], first: str, second: str) -> Difference:
-    """The second less the first, in whichever order they were measured."""
+    """Return the second less the first, in whichever order they were measured."""
     if (first, second) in differences:
         return differences[first, second]
     difference = differences[second, first]

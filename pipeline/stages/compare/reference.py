@@ -1,9 +1,9 @@
-"""What the model that training had says of held-out rows: the logits that what is shipped is compared with.
+"""Logits of the trained model on held-out rows, with which the shipped files are compared.
 
     python -m pipeline.stages.compare.reference FOLDER data/final/test.jsonl CTX_SIZE
 
-reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there; CTX_SIZE is the
-context that held-out rows have to fit. A process of its own: the model's memory is free after it.
+reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there; CTX_SIZE is the context
+that held-out rows must fit. It is a process of its own, which frees the model's memory.
 """
 
 import sys
@@ -17,16 +17,16 @@ from pipeline.core.text import screen
 from pipeline.metrics.divergence import Prompt, Reference
 
 FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"
-KLD_ROWS = 16  # held-out rows whose logits are compared: 64 positions each at most
+KLD_ROWS = 16  # held-out rows whose logits are compared, at most 64 positions each
 
 
 def write_reference(root: Path, rows: Path, ctx_size: int) -> None:
     """Publish `root`/reference: prompts (token ids and the positions whose next token training teaches) and
     float32 logits (positions, V).
 
-    The trained model computes in float32 on its own weights, so that rounding of its arithmetic is in no
-    divergence. If its adapter is in no folder, what was trained is in the base's own file: then that is the
-    model. Raises `DataError` where no row can be used, `MachineError` where the disk has no room.
+    The trained model computes in float32 on its own weights, so that no divergence contains rounding of its
+    arithmetic. If the adapter's folder contains no weights, the training result is in the base's own file,
+    and that is the model. Raises `DataError` if no row can be used, `MachineError` if the disk is full.
     """
     from pipeline.chat.selection import encoded_rows
     from pipeline.chat.tokens import load_tokenizer, trained_positions
@@ -49,18 +49,18 @@ def write_reference(root: Path, rows: Path, ctx_size: int) -> None:
 
 
 def has_weights(adapter: Path) -> bool:
-    """Whether a folder holds what was trained, not only the record of its run."""
+    """Return True if a folder contains trained weights, not only the record of its run."""
     return trained_file(adapter).is_file()
 
 
 def tokenizer_folder(root: Path) -> Path:
-    """The folder in a sub-project with the tokenizer that training had."""
+    """Return the folder in a sub-project with the tokenizer that training used."""
     adapter = root / "models/adapter"
     return adapter if has_weights(adapter) else root / "models/base"
 
 
 def load_reference(root: Path) -> Reference:
-    """What `write_reference` left in `root`."""
+    """Return the reference that `write_reference` wrote in `root`."""
     record = read_json(root / FOLDER / PROMPTS, "run `snakemake` again")
     return Reference(
         root / FOLDER / LOGITS,

@@ -1,9 +1,10 @@
-"""Sum up the strategies to ship, measured on the project's own data with several seeds: merged into 16 bit or
-NF4, an adapter on a level of the base, or a level with trained scales.
+"""Summarize the strategies to ship, measured on the project's own data with more than one seed: merged into
+16 bit or NF4, an adapter on a level of the base, or a level with trained scales.
 
-Reads `reports/compare/` and writes `reports/strategies.json` (no seeds in it if `compare.seeds` is []). The
-trainings and measurements are jobs of their own, beside this module: `nf4`, `train`, `unquantized` and
-`measure`. Command: `python -m pipeline compare`
+Reads `reports/compare/` and writes `reports/strategies.json` (with no seeds if `compare.seeds` is []). The
+trainings and measurements are separate jobs in the modules next to this one: `nf4`, `train`, `unquantized`
+and `measure`.
+Command: `python -m pipeline compare`
 """
 
 from pathlib import Path
@@ -20,7 +21,7 @@ TARGET = Path("reports/strategies.json")
 
 
 def measured(root: Path, params: Params) -> list[dict[str, Any]]:
-    """The figures of each seed, strategy and level. Raises `DataError` that names one that is missing."""
+    """Return the figures of each seed, strategy and level. Raises `DataError` that names a missing one."""
     jobs: dict[str, str] = {}
     for seed in params.compare.seeds:
         jobs[f"{MERGED_16}-{seed}"] = f"compare_unquantized@{seed}"

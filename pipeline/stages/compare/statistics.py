@@ -1,13 +1,13 @@
-"""How sure the strategies' scores and their differences are, over held-out rows and over seeds of training.
+"""Confidence in the strategies' scores and their differences, over held-out rows and over seeds of training.
 
-Rows and seeds are crossed: every seed's model answers the same rows, and a hard row is hard for all. What
-chance does to the mean is then what it does to the rows' means and to the seeds' means, added (Clark, "The
-language-as-fixed-effect fallacy", 1973; what is peculiar to a seed on a row is in both and is not taken off
-again, so intervals err on the wide side). Student's t has the degrees of freedom of such a sum
-(Welch-Satterthwaite: Satterthwaite, "An approximate distribution of estimates of variance components", 1946):
-three seeds tell little of their spread, and where that spread rules, the interval is as wide as three seeds'
-must be. Drawn again a thousand times, 95 % intervals of three seeds and 200 rows hold the truth 92 to 98
-times of 100, of two 87 to 98; with one seed what seeds do is not in the interval at all.
+Rows and seeds are crossed: every seed's model answers the same rows, and a hard row is hard for all. The
+variance of the mean is then that of the rows' means plus that of the seeds' means (Clark, "The
+language-as-fixed-effect fallacy", 1973). The effect of a seed on a particular row is in both and is not
+subtracted again, so intervals are rather too wide. Student's t has the degrees of freedom of such a sum
+(Welch-Satterthwaite: Satterthwaite, "An approximate distribution of estimates of variance components", 1946).
+Three seeds tell little of their spread, and if that spread dominates, the interval is as wide as three seeds
+require. In a thousand simulations, 95 % intervals of three seeds and 200 rows contained the truth 92 to 98
+times in 100, of two seeds 87 to 98. With one seed, the effect of seeds is not in the interval at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,13 @@ from pipeline.core.errors import DataError
 from pipeline.metrics.paired import CHANCE, compare_scores
 
 Scores = NDArray[np.float64]  # (seeds, rows), 0 to 1
-# of one measurement: "right" has 1 or 0 for each question, "sha256" is that of the questions; None: not asked
+# Answers of one measurement: "right" has 1 or 0 for each question, "sha256" is that of the questions. It is
+# None if no question was asked.
 General = Mapping[str, Any] | None
 
 
 class Mean(NamedTuple):
-    """A mean over seeds and rows with its 95 % interval."""
+    """Mean over seeds and rows with its 95 % interval."""
 
     value: float
     low: float
@@ -35,10 +36,10 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """A strategy's mean score less another's, in points of 100: 95 % interval over seeds and rows, p over
-    rows.
+    """A strategy's mean score less another's, in points of 100, with its 95 % interval over seeds and rows,
+    and p over rows.
 
-    `p_value` is two-sided, of the paired permutation test on each row's mean over the seeds
+    `p_value` is two-sided, from the paired permutation test on each row's mean over the seeds
     (`pipeline.metrics.paired`).
     """
 
@@ -49,24 +50,26 @@ class Difference:
 
     @property
     def measurable(self) -> bool:
-        """Whether it is more than chance by both: the interval, which knows of the seeds, and the test."""
+        """True if the difference is more than chance by both the interval, which includes the seeds, and the
+        test.
+        """
         return (self.low > 0 or self.high < 0) and self.p_value < CHANCE
 
     def record(self) -> dict[str, Any]:
-        """The difference as JSON."""
+        """Return the difference as JSON."""
         return {**asdict(self), "measurable": self.measurable}
 
 
 def mean_of(scores: Scores) -> Mean:
-    """The mean of `scores` (seeds, rows) with its interval, which for a single score is 0 to 1."""
+    """Return the mean of `scores` (seeds, rows) with its interval, which is 0 to 1 for a single score."""
     value, half = float(scores.mean()), half_width(scores) if scores.size > 1 else 1.0
     return Mean(value, max(value - half, 0.0), min(value + half, 1.0))
 
 
 def difference(first: Scores, second: Scores) -> Difference:
-    """`second` less `first`, both (seeds, rows) of the same seeds and rows.
+    """Return `second` less `first`, both (seeds, rows) with the same seeds and rows.
 
-    Raises `ValueError` where they are not of one shape.
+    Raises `ValueError` if their shapes differ or they are empty.
     """
     if first.shape != second.shape or not first.size:
         raise ValueError(
@@ -80,10 +83,13 @@ def difference(first: Scores, second: Scores) -> Difference:
 
 
 def half_width(values: Scores) -> float:
-    """Half of the 95 % interval of the mean of `values` (seeds, rows), of which there are two at least."""
+    """Return half of the 95 % interval of the mean of `values` (seeds, rows), which must contain at least
+    two.
+    """
     from scipy.stats import t
 
-    # (variance of a mean, what it is known by) of the rows' means and of the seeds'; one of a kind has none
+    # Variance of a mean and its degrees of freedom, for the rows' means and the seeds' means. A single row or
+    # seed has no variance.
     parts = [
         (float(means.var(ddof=1)) / means.size, means.size - 1)
         for means in (values.mean(axis=0), values.mean(axis=1))
@@ -97,7 +103,9 @@ def half_width(values: Scores) -> float:
 
 
 def general_score(measured: Sequence[General]) -> dict[str, Any] | None:
-    """The share of questions right over the seeds with its 95 % interval; None if they were not asked."""
+    """Return the share of right answers over the seeds with its 95 % interval; None if no
+    question was asked.
+    """
     if (right := _right(measured)) is None:
         return None
     score, low, high = mean_of(right)
@@ -105,10 +113,10 @@ def general_score(measured: Sequence[General]) -> dict[str, Any] | None:
 
 
 def general_change(untuned: Sequence[General], measured: Sequence[General]) -> Difference | None:
-    """What the models answer right more than the untuned base, in points of 100, on the same questions.
-    None if one of them was not asked.
+    """Return how many more questions the models answer right than the untuned base, in points of 100. None if
+    one of them was not asked.
 
-    Raises `DataError` if they were asked other questions.
+    Raises `DataError` if they were asked different questions.
     """
     before, after = _right(untuned), _right(measured)
     if before is None or after is None:
@@ -123,6 +131,6 @@ def general_change(untuned: Sequence[General], measured: Sequence[General]) -> D
 
 
 def _right(measured: Sequence[General]) -> Scores | None:
-    """(seeds, questions), 1 or 0."""
+    """Return an array (seeds, questions) of 1 or 0; None if a measurement is missing."""
     right = [general["right"] for general in measured if general]
     return np.array(right, dtype=np.float64) if right and len(right) == len(measured) else None

@@ -1,4 +1,6 @@
-"""Each strategy's figures as reports/strategies.json: means with intervals, differences, which to take."""
+"""Each strategy's figures for reports/strategies.json: means with intervals, differences, and the
+recommendation.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,8 +24,8 @@ from pipeline.stages.compare.statistics import (
 )
 
 Figures = Mapping[str, Any]
-Runs = Sequence[Figures]  # of one strategy at one level, in the order of the seeds
-# of a run's figures, those that stand in the report as they were measured
+Runs = Sequence[Figures]  # runs of one strategy at one level, in the order of the seeds
+# figures of a run that the report contains unchanged
 AS_MEASURED = ("seed", "kld", "same_top", "stopped", "valid", "speed", "training")
 DISK = (
     "base, merged model, 16-bit GGUF, level and each copy of it with other scales together, as the stages "
@@ -40,12 +42,12 @@ def summarize(
     sixteen: str,
     scorer: str,
 ) -> dict[str, Any]:
-    """What reports/strategies.json holds; `figures` are `pipeline.stages.compare.measure`'s, `sixteen` is the
-    16-bit type.
+    """Return the content of reports/strategies.json. `figures` come from `pipeline.stages.compare.measure`,
+    `sixteen` is the 16-bit type.
 
-    Raises `DataError` where no row has a score from every strategy and seed.
+    Raises `DataError` if no row has a score from every strategy and seed.
     """
-    # those that have a score everywhere, in the order in which they were answered
+    # Rows with a score everywhere, in the order in which they were answered.
     rows = [row for row in figures[0]["points"] if all(run["points"].get(row) is not None for run in figures)]
     if not rows:
         raise DataError(
@@ -70,7 +72,7 @@ def summarize(
 
 
 def of_strategies(figures: Sequence[Figures], seeds: Sequence[int]) -> dict[str, dict[str, Runs]]:
-    """The figures by level and strategy, in the order of `STRATEGIES` and of the seeds."""
+    """Return the figures by level and strategy, in the order of `STRATEGIES` and of the seeds."""
     runs = {(run["level"], run["strategy"], run["seed"]): run for run in figures}
     return {
         level: {
@@ -83,7 +85,9 @@ def of_strategies(figures: Sequence[Figures], seeds: Sequence[int]) -> dict[str,
 
 
 def seconds(figures: Sequence[Figures]) -> float:
-    """Time that the measurements took, and the trainings, each of which is in the figures of several."""
+    """Return the time of the measurements and of the trainings. The figures of more than one measurement may
+    contain the same training, which counts once.
+    """
     trained: dict[str, float] = {}
     for run in figures:
         name = Job(run["strategy"], run["level"], run["seed"]).training
@@ -95,8 +99,8 @@ def seconds(figures: Sequence[Figures]) -> float:
 def of_level(
     strategies: Mapping[str, Runs], rows: Sequence[str], level: str, untuned: Sequence[General]
 ) -> dict[str, Any]:
-    """One level's strategies, their differences from each other (second less first, in points of 100), and
-    the one to take. `untuned` is the untuned base's general ability, for each seed.
+    """Return one level's strategies, their differences from each other (second less first, in points of 100),
+    and the recommended one. `untuned` is the untuned base's general ability, for each seed.
     """
     changes = {name: general_change(untuned, generals(runs)) for name, runs in strategies.items()}
     summaries = {
@@ -128,7 +132,9 @@ def of_level(
 
 
 def of_strategy(runs: Runs, rows: Sequence[str]) -> dict[str, Any]:
-    """One strategy's figures over the seeds: sizes and divergence as means, speeds as medians, scores."""
+    """Return one strategy's figures over the seeds: sizes and divergence as means, speeds as
+    medians, scores.
+    """
     points = matrix(runs, rows)
     right = perfect_rows(points)
     score, score_low, score_high = mean_of(points)
@@ -166,8 +172,9 @@ def of_strategy(runs: Runs, rows: Sequence[str]) -> dict[str, Any]:
 
 
 def part_of_speed(runs: Runs) -> float:
-    """The speed of what one strategy ships as a part of that without the adapter: the median over seeds, each
-    timed in turn; 1 without an adapter, which is the most, and where other load spoilt all of them.
+    """Return the speed of a strategy's shipped files as a share of that without the adapter: the median over
+    seeds, with both timed in turn. It is at most 1. It is 1 without an adapter and if other load spoilt all
+    speeds.
     """
     timed = [speed for speed in undisturbed(runs) if "bare" in speed]
     parts: list[float] = [speed["shipped"]["median"] / speed["bare"]["median"] for speed in timed]
@@ -175,28 +182,28 @@ def part_of_speed(runs: Runs) -> float:
 
 
 def undisturbed(runs: Runs) -> list[Mapping[str, Any]]:
-    """The speeds that were measured while the machine did nothing else."""
+    """Return the speeds that were measured while the machine did nothing else."""
     return [run["speed"] for run in runs if not run["speed"].get("disturbed")]
 
 
 def generals(runs: Runs) -> list[General]:
-    """One strategy's answers to the general questions; None where not asked."""
+    """Return one strategy's answers to the general questions; None if they were not asked."""
     return [run.get("general") for run in runs]
 
 
 def matrix(runs: Runs, rows: Sequence[str]) -> Scores:
-    """One strategy's scores, (seeds, rows), 0 to 1."""
+    """Return one strategy's scores, (seeds, rows), 0 to 1."""
     return np.array([[run["points"][row] for row in rows] for run in runs], dtype=np.float64)
 
 
 def perfect_rows(points: Scores) -> Scores:
-    """1 where a row has all points, else 0."""
+    """Return 1 for a row with all points, otherwise 0."""
     right: Scores = (points == 1.0).astype(np.float64)
     return right
 
 
 def difference_rows(differences: Mapping[tuple[str, str], Difference]) -> list[dict[str, Any]]:
-    """Differences as JSON."""
+    """Return the differences as JSON."""
     return [
         {"first": first, "second": second, **difference.record()}
         for (first, second), difference in differences.items()

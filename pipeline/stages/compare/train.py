@@ -1,10 +1,10 @@
-"""Train what one strategy ships at one level of `compare.levels` with one seed of `compare.seeds`; nothing
-where it ships what stage compare_nf4 trained.
+"""Train the files that one strategy ships at one level of `compare.levels` with one seed of `compare.seeds`.
+Nothing is trained if it ships what stage compare_nf4 trained.
 
 Reads `models/gguf/NAME-base-F16.gguf`, from which levels are made, `data/final/`, `data/distill/` and, for
 the merged model, `models/base/`, `models/base.json` and `models/compare/nf4-SEED/`. Writes
-`models/compare/STRATEGY-LEVEL-SEED/` (`pipeline.stages.compare.projects` shows what is in it). Command:
-`python -m pipeline compare_train@lora_level-Q4_K_M-42`
+`models/compare/STRATEGY-LEVEL-SEED/` (`pipeline.stages.compare.projects` shows its contents).
+Command: `python -m pipeline compare_train@lora_level-Q4_K_M-42`
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from pipeline.stages.compare.projects import (
 from pipeline.subprojects.distill import ROWS, distilled_gguf
 from pipeline.subprojects.processes import run_stage
 
-LEARNED_FILE = "learned.gguf"  # in a sub-project: the level that has learned the answers
+LEARNED_FILE = "learned.gguf"  # file in a sub-project: the level that has learned the answers
 AGAIN = "run `snakemake`"
 
 
@@ -50,7 +50,7 @@ def main(params: Params, root: Path, item: str) -> None:
 
 
 def name_training(root: Path, job: Job) -> None:
-    """Publish the name of the training on NF4 that is the strategy's: each job has a folder of its own."""
+    """Publish the name of the training on NF4 that the strategy uses. Each job has a folder of its own."""
     with publishing(root / TRAINED / job.name) as aside:
         aside.mkdir()
         write_json(aside / "training.json", {"training": job.training})
@@ -105,18 +105,18 @@ def distill_merged(params: Params, root: Path, job: Job) -> None:
 
 
 def on_rows(root: Path) -> dict[str, Path]:
-    """The project's rows, for a sub-project that trains on them."""
+    """Return links to the project's rows, for a sub-project that trains on them."""
     folders = ("data/final", "data/augmented")
     return {folder: root / folder for folder in folders if (root / folder).is_dir()}
 
 
 def distillation_of(project: Path) -> Path:
-    """The sub-project in which the job of the sub-project `project` distills."""
+    """Return the sub-project in which the job of the sub-project `project` distills."""
     return project.with_name(f"{project.name}-distillation")
 
 
 def report_in(project: Path) -> dict[str, Any]:
-    """The training's report in a sub-project, with what a distillation learned from."""
+    """Return the training's report in a sub-project, with the rows that a distillation learned from."""
     report: dict[str, Any] = read_json(project / "reports/train.json", AGAIN)
     rows = project / ROWS
     return report | ({"rows": read_json(rows, AGAIN)} if rows.exists() else {})
@@ -125,8 +125,8 @@ def report_in(project: Path) -> dict[str, Any]:
 def both(
     task: Mapping[str, Any], distillation: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The report of two trainings as one: their time together, the larger peak of memory (bytes), all else
-    the task's; `parts` are the trainings by name.
+    """Return the reports of two trainings as one: their time together, the larger peak of memory (bytes),
+    everything else from the task's. `parts` are the trainings by name.
     """
     peak = max(report["peak_memory_bytes"] for report in (task, distillation))
     seconds = {name: report["seconds"] for name, report in parts.items()}

@@ -1,7 +1,7 @@
 """Measure the reference of all levels, for one seed: trained on NF4, merged into 16 bit, not quantized.
 
-Reads and writes what `pipeline.stages.compare.measure` does, at the level `convert.type`:
-`reports/compare/merged_16-SEED.json`, and in it which general questions the untuned base answers right.
+Reads and writes the files of `pipeline.stages.compare.measure`, at the level `convert.type`.
+`reports/compare/merged_16-SEED.json` also contains which general questions the untuned base answers right.
 Command: `python -m pipeline compare_unquantized@42`
 """
 
