@@ -1,1 +1,1 @@
-"""The page that compares what could be shipped."""
+"""The page that compares the models that could be shipped."""

@@ -1,8 +1,8 @@
-"""All held-out answers side by side, for the page: the rows that score differently first in line for the room
-that there is.
+"""All held-out answers next to each other, for the page. Rows that score differently come first, because the
+space is limited.
 
-The rows are embedded as JSON, which the page's script shows one at a time; the first of them are plain HTML
-as well.
+The rows are embedded as JSON, and the page's script shows them one at a time. The first of them are plain
+HTML as well.
 """
 
 import json
@@ -15,16 +15,16 @@ from pipeline.metrics.tool_calls import answer_text
 from pipeline.pages.differences import clipped
 from pipeline.stages.report.calls_section import said
 
-BYTES = 3_000_000  # of embedded rows; the entire page stays below 5 MB
+BYTES = 3_000_000  # bytes of embedded rows; the entire page stays below 5 MB
 LONGEST = 4000  # characters of an answer; prompts and references may have as many
-PLAIN_ROWS = 4  # shown without JavaScript
+PLAIN_ROWS = 4  # rows shown without JavaScript
 
 
 def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None:
-    """What the section's template needs, None where nothing was answered.
+    """Return the values of the section's template; None if nothing was answered.
 
-    {"rows": how many there are, "kept", "apart": on how many scores differ, "domains", "models",
-    "examples": rows of the plain HTML, "json": what is embedded}
+    {"rows": number of rows, "kept": how many are embedded, "apart": on how many scores differ, "domains",
+    "models", "examples": rows of the plain HTML, "json": the embedded data}
     """
     if not answers:
         return None
@@ -50,7 +50,9 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
 
 
 def differing(answers: Answers) -> set[int]:
-    """The rows (by number) that tuned models score differently on; if none, those that any model does."""
+    """Return the rows (by number) that tuned models score differently on. If there are none, return those
+    that any models score differently on.
+    """
     rows = list(zip(*answers.values(), strict=True))
     tuned = [place for place, model in enumerate(answers) if not is_base(model)]
     chosen = {number for number, row in enumerate(rows) if differ([row[place] for place in tuned])}
@@ -58,18 +60,22 @@ def differing(answers: Answers) -> set[int]:
 
 
 def differ(row: Sequence[Answer]) -> bool:
-    """Whether some models' scores of one row differ; their answers, where one has no score."""
+    """Return True if models' scores of one row differ. If one has no score, their answers are compared."""
     scored = all(answer.score is not None for answer in row)
     return len({answer.score if scored else said(answer) for answer in row}) > 1
 
 
 def safe(data: str) -> str:
-    """JSON for inside a `<script>` of any type: nothing in it ends the element or opens a comment."""
+    """Return JSON that is safe inside a `<script>` of any type: nothing in it ends the element or opens a
+    comment.
+    """
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _row(answers: Sequence[Answer]) -> dict[str, Any]:
-    """A row for the page; `answers` by model: [text, score or null, stopped or null, refused or null]."""
+    """Return a row for the page; `answers` by model: [text, score or null, stopped or null,
+    refused or null].
+    """
     first = answers[0]
     return {
         "id": first.id,
@@ -81,14 +87,14 @@ def _row(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _reference(answer: Answer) -> str:
-    """The reference and the others that are accepted, or its text and the calls that are expected."""
+    """Return the reference and the other accepted ones, or its text and the expected calls."""
     if answer.expected_calls:
         return _text(answer_text(answer.reference, answer.expected_calls))
     return "\nor: ".join(map(_text, (answer.reference, *(answer.other_references or ()))))
 
 
 def _within(room: int, sizes: Sequence[int], first: set[int]) -> list[int]:
-    """The rows that fit into `room` bytes, those of `first` before the others; in their own order."""
+    """Return the rows that fit into `room` bytes, in their own order. Those of `first` have priority."""
     kept = []
     for number in sorted(range(len(sizes)), key=lambda number: number not in first):
         if (room := room - sizes[number]) < 0:

@@ -1,5 +1,5 @@
-"""What the page's section on calls of tools shows: by model how many rows have the right calls and what was
-wrong with the others, and rows side by side, those that models differ on first.
+"""Values of the page's section on tool calls: how many rows each model calls right, what was wrong with the
+others, and rows next to each other. Rows on which models differ come first.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ LONGEST = 1000  # characters of a turn or of its calls
 
 
 def calls_values(evaluations: Evaluations, answers: Answers) -> dict[str, Any] | None:
-    """What the section's template needs; None unless a held-out row was asked for calls.
+    """Return the values of the section's template; None unless a held-out row expects calls.
 
-    {"findings": their words by name, "models": figures by model, "examples": rows with what each model did}
+    {"findings": their words by name, "models": figures by model, "examples": rows with each model's calls}
     """
     figures = {
         model: evaluation.task.calls
@@ -37,7 +37,7 @@ def calls_values(evaluations: Evaluations, answers: Answers) -> dict[str, Any] |
 
 
 def said(answer: Answer) -> str:
-    """What a model answered: the text, and its calls below it."""
+    """Return a model's answer: the text, and its calls below it."""
     return answer_text(answer.answer, answer.calls)
 
 
@@ -60,7 +60,7 @@ def _interest(row: Sequence[Answer]) -> int:
 
 
 def _example(models: Sequence[str], row: Sequence[Answer]) -> dict[str, Any]:
-    """A row for the page, each model's answer with its findings in words."""
+    """Return a row for the page, each model's answer with its findings in words."""
     first = row[0]
     return {
         "id": first.id,

@@ -1,8 +1,8 @@
-"""Models against each other on the same rows or questions, of the task and of general ability: the
-difference, its 95 % interval, p, and a drawing of them all.
+"""Comparisons of models on the same rows or questions, for the task and for general ability: the difference,
+its 95 % interval, p, and a drawing of them all.
 
-The test is `pipeline.metrics.paired.compare_scores`: paired, so that what makes a row hard for both models
-cancels out.
+The test is `pipeline.metrics.paired.compare_scores`. It is paired, so that a row's difficulty, which is the
+same for both models, cancels out.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from pipeline.pages.formats import p_value, signed
 if TYPE_CHECKING:
     from pipeline.metrics.paired import Difference
 
-Scores = Mapping[str, Sequence[float | None]]  # from 0 to 1 by model, row by row
+Scores = Mapping[str, Sequence[float | None]]  # scores from 0 to 1 by model, row by row
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """better, worse, or noise where the test's p is not below `CHANCE`."""
+        """Verdict: better, worse, or noise if the test's p is not below `CHANCE`."""
         from pipeline.metrics.paired import CHANCE
 
         if self.difference.p_value >= CHANCE:
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """The verdict in a few words; with the test's p where the interval would say otherwise."""
+        """Verdict in a few words, with the test's p if the interval suggests otherwise."""
         words = {
             "better": "better, more than noise",
             "worse": "worse, more than noise",
@@ -62,7 +62,7 @@ class Comparison:
 
 
 def compare(first: str, second: str, scores: Scores) -> Comparison | None:
-    """Both models' scores (0 to 1) row by row; None where no row has both."""
+    """Compare both models' scores (0 to 1) row by row. Return None if no row has both."""
     from pipeline.metrics.paired import compare_scores
 
     if first not in scores or second not in scores or len(scores[first]) != len(scores[second]):
@@ -79,16 +79,18 @@ def compare(first: str, second: str, scores: Scores) -> Comparison | None:
 
 
 def task_scores(answers: Answers) -> dict[str, list[float | None]]:
-    """Each model's score of each row, None where the row has none; models without any score are left out."""
+    """Return each model's score of each row, None if the row has none. Models without any score
+    are left out.
+    """
     scores = {model: [row.score for row in rows] for model, rows in answers.items()}
     return {model: points for model, points in scores.items() if any(score is not None for score in points)}
 
 
 def against_reference(scores: Scores, reference: str) -> list[Comparison]:
-    """Each level against the 16-bit model that it is made from: tuned against tuned, base against base.
+    """Compare each level with the 16-bit model that it is made from: tuned with tuned, base with base.
 
-    Where nothing is merged (`reference` is the base's file): that file, alone and tuned, against the one that
-    it was made from.
+    If nothing is merged (`reference` is the base's file), compare that file, untuned and tuned, with the one
+    that it was made from.
     """
     return _each(
         [
@@ -100,8 +102,8 @@ def against_reference(scores: Scores, reference: str) -> list[Comparison]:
 
 
 def against_base(scores: Scores) -> list[Comparison]:
-    """Each tuned model against the untuned base at the same level, where both were measured; the adapter
-    or the tuned file against the base's file alone.
+    """Compare each tuned model with the untuned base at the same level if both were measured. If nothing is
+    merged, compare the adapter or the tuned file with the base's file.
     """
     alone = product_of(scores).served is not None
     tuned = [model for model in scores if not is_base(model)]
@@ -109,14 +111,15 @@ def against_base(scores: Scores) -> list[Comparison]:
 
 
 def _each(pairs: Sequence[tuple[str, str]], scores: Scores) -> list[Comparison]:
-    """The comparisons of these pairs, where rows have both scores."""
+    """Return the comparisons of these pairs, without those that share no scored row."""
     compared = (compare(first, second, scores) for first, second in pairs if first != second)
     return [comparison for comparison in compared if comparison]
 
 
 def forgetting_values(evaluations: Evaluations) -> dict[str, Any] | None:
-    """What the section's template needs: every tuned model's general ability against the untuned base's (at
-    16 bit, or the file that was trained on), and by subject; None where no model was asked.
+    """Return the values of the section's template: every tuned model's general ability compared with the
+    untuned base's (at 16 bit, or the file that was trained on), and by subject. Return None if no model was
+    asked.
     """
     general_of = {
         model: evaluation.general for model, evaluation in evaluations.items() if evaluation.general
@@ -147,14 +150,16 @@ def forgetting_values(evaluations: Evaluations) -> dict[str, Any] | None:
 
 
 def _lost(comparison: Comparison) -> str:
-    """A loss of general ability that is more than noise, in a sentence."""
+    """Return a sentence on a loss of general ability that is more than noise."""
     lost = f"{signed(comparison.difference.points)} points of general ability against {comparison.first}"
     interval = f"95 % interval {comparison.interval}, {comparison.rows} questions"
     return f"{comparison.second} forgot: {lost} ({interval})."
 
 
 def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -> str:
-    """The comparisons below each other as intervals about 0, in SVG; "" if there is none."""
+    """Return a drawing (SVG) of the comparisons below each other as intervals about 0; "" if
+    there are none.
+    """
     from pipeline.pages.plots import ACCENT, INK, WARM, axes_of, name_rows, put_interval, svg_of
 
     if not comparisons:
@@ -176,7 +181,9 @@ def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -
 
 
 def domain_rows(evaluations: Evaluations, answers: Answers) -> list[tuple[str, dict[str, Any]]]:
-    """(domain, its scores by model, with the rows that have one), largest domain first; empty without any."""
+    """Return (domain, its scores by model, with the number of scored rows), largest domain first; empty if
+    there are no domains.
+    """
     scored = {
         model: Counter(row.domain for row in rows if row.score is not None) for model, rows in answers.items()
     }
@@ -200,8 +207,8 @@ def compared_values(
     scores: Scores,
     reference: str,
 ) -> dict[str, Any]:
-    """What the templates need of models against each other: each level against its reference, each tuned
-    model against its base; `chosen` is the one that is recommended.
+    """Return the template values for models compared with each other: each level with its reference, each
+    tuned model with its base. `chosen` is the recommended model.
     """
     from pipeline.stages.report.quality_plot import quality_plot
 

@@ -1,5 +1,5 @@
-"""The table of levels: on the page cell by cell, what is shown, what stands small below it and the value that
-sorting goes by; on the terminal with the recommendation, the gate, and where the page is.
+"""Table of levels. On the page each cell has a text, a small text below it and a value for sorting. On the
+terminal the table is followed by the recommendation, the gate, and the path of the page.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from pipeline.gate.recommend import Recommendation
 from pipeline.metrics.answer_speed import measure_again
 from pipeline.pages.formats import number, percent, points, size
 
-ANY_WIDTH = 1000  # columns: more than the terminal's table ever takes
+ANY_WIDTH = 1000  # terminal columns, more than the table ever needs
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows; `value` is None where nothing was measured or holds, which sorts last."""
+    """Content of a cell. `value` is None if nothing was measured or the figure is invalid; it sorts last."""
 
     value: float | None
     text: str
@@ -29,11 +29,11 @@ class Cell:
 
 
 DISTURBED = Cell(None, "disturbed")
-Read = Callable[[Evaluation], Cell]  # a model's cell of a column, from its evaluation
+Read = Callable[[Evaluation], Cell]  # returns a model's cell of a column, from its evaluation
 
 
 def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") -> Read:
-    """A column of the figure `key`, with ± the figure `spread` below it."""
+    """Return a column of the figure `key`, with ± the figure `spread` below it."""
 
     def cell(evaluation: Evaluation) -> Cell:
         value, error = getattr(evaluation, key), getattr(evaluation, spread) if spread else None
@@ -43,7 +43,7 @@ def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") ->
 
 
 def _speed(key: str) -> Read:
-    """A column of speeds; a figure that other load spoilt is not shown as one."""
+    """Return a column of speeds. A figure that other load spoilt is not shown."""
     speed = _cell(number, key, 1, spread=f"{key}_spread")
     return lambda evaluation: DISTURBED if evaluation.is_disturbed else speed(evaluation)
 
@@ -89,7 +89,7 @@ def _scored(figures: Scored | None) -> Cell:
 
 
 def _divergence(show: Callable[..., str], key: str, *digits: int) -> Read:
-    """A column of divergence, with the reference below it where that is another kind of model."""
+    """Return a column of divergence, with the reference below it if that is another kind of model."""
 
     def cell(evaluation: Evaluation) -> Cell:
         value, small = getattr(evaluation, key), f"from {evaluation.reference}"
@@ -99,10 +99,11 @@ def _divergence(show: Callable[..., str], key: str, *digits: int) -> Read:
 
 
 def is_across(evaluation: Evaluation) -> bool:
-    """Whether an untuned model's divergence is from a tuned one: what fine-tuning changed, where its own
-    levels' is what rounding did.
+    """Return True if an untuned model's divergence is measured from a tuned one. Then it shows what
+    fine-tuning changed, and the divergence of its own levels shows the rounding.
 
-    Without a merge every divergence is from another kind of model, and which one is always said.
+    Without a merge every divergence is measured from another kind of model, and the reference is always
+    named.
     """
     model, reference = evaluation.model, evaluation.reference
     if model == BASE or product_of([model]).served:
@@ -110,7 +111,7 @@ def is_across(evaluation: Evaluation) -> bool:
     return is_base(model) and not is_base(reference)
 
 
-GROUPS: Mapping[str, Mapping[str, Read]] = {  # the columns under each heading, by their titles
+GROUPS: Mapping[str, Mapping[str, Read]] = {  # columns under each heading, by their titles
     "File": {
         "size": _size,
         "bits per weight": _cell(number, "bits_per_weight"),
@@ -133,7 +134,9 @@ GROUPS: Mapping[str, Mapping[str, Read]] = {  # the columns under each heading, 
 def level_rows(
     evaluations: Evaluations, verdicts: Mapping[str, Judgment], advice: Recommendation
 ) -> list[dict[str, Any]]:
-    """A row per model: {"model", "tag", "chosen", "gate": its verdict or None, "groups": cells by group}."""
+    """Return a row per model: {"model", "tag", "chosen", "gate": its verdict or None, "groups": cells by
+    group}.
+    """
     return [
         {
             "model": model,
@@ -149,7 +152,7 @@ def level_rows(
 
 
 def tag_of(model: str, advice: Recommendation) -> str:
-    """What a model is, in a word or two."""
+    """Return a tag of one or two words for a model's role."""
     if model == advice.model:
         return "recommended"
     if model in (BASE, ORIGINAL):
@@ -160,7 +163,7 @@ def tag_of(model: str, advice: Recommendation) -> str:
 def show(
     evaluations: Evaluations, advice: Recommendation, verdicts: Mapping[str, Judgment], page: Path
 ) -> None:
-    """Print the levels, the recommendation, what the gate passes and where the `page` is."""
+    """Print the levels, the recommendation, the models that pass the gate, and the path of the `page`."""
     from rich import box
     from rich.table import Table
 
@@ -184,7 +187,7 @@ def show(
             style="bold" if model == advice.model else None,
         )
     output = console(highlight=False, width=max(80, console().width))
-    # a terminal that is too narrow wraps the table rather than losing figures
+    # A terminal that is too narrow wraps the table instead of losing figures.
     full_width = console(width=ANY_WIDTH).measure(table).maximum
     console(highlight=False, width=max(output.width, full_width)).print(table)
     served = product_of(evaluations).served
@@ -210,7 +213,7 @@ def show(
 
 
 def _tokens_per_second(evaluation: Evaluation) -> str:
-    """Generation with half the spread of the runs: 28.1±0.4."""
+    """Return the speed of generation with half the spread of the runs: 28.1±0.4."""
     half = evaluation.generation_tok_s_spread
     spread = "" if half is None else f"±{number(half, 1)}"
     return f"{number(evaluation.generation_tok_s, 1)}{spread}"

@@ -1,8 +1,8 @@
-"""The report's sections on what was trained: how much the adapter changes each layer and module; which base
-weights it was merged into and why, how far it moved them, and whether that outlives rounding.
+"""Sections of the report on what was trained: how much the adapter changes each layer and module; which base
+weights it was merged into and why, how far it moved them, and whether that survives rounding.
 
-Figures are those of the adapter, of `reports/merge.json`, of the levels' weights in `reports/parity.json` and
-of the evaluations.
+Figures come from the adapter, `reports/merge.json`, the levels' weights in `reports/parity.json`, and the
+evaluations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,13 @@ from pipeline.metrics.adapter_norms import Norms
 from pipeline.pages.heat_map import Figures, by_cell, heat_map, modules_of
 
 MERGE_BASES = {"16-bit": "16-bit base", "nf4": "NF4 base"}
-LOST = 0.25  # of what the fine-tune changed: from here on a level is said to lose it
+LOST = 0.25  # Share of what the fine-tune changed. A level that loses at least this much gets a warning.
 
 
 def merge_values(merge: Merge, parity: Parity, evaluations: Evaluations, reference: str) -> dict[str, Any]:
-    """What the section's template needs; `reference` is the 16-bit model, "base-" before it the untuned."""
+    """Return the values of the section's template. `reference` is the 16-bit model; "base-" before it is the
+    untuned one.
+    """
     changes = by_place(merge.adapters, "relative_change")
     levels = survival(merge.adapters, noise(parity), evaluations, reference)
     return {
@@ -44,7 +46,7 @@ def merge_values(merge: Merge, parity: Parity, evaluations: Evaluations, referen
 
 
 def adapter_values(norms: Sequence[Norms]) -> dict[str, Any] | None:
-    """What the template of the adapter's section needs; None where no adapter was trained."""
+    """Return the values of the adapter section's template; None if no adapter was trained."""
     if not norms:
         return None
     largest = sorted(norms, key=lambda norm: -norm.norm_update)[:3]
@@ -60,7 +62,7 @@ def adapter_values(norms: Sequence[Norms]) -> dict[str, Any] | None:
 
 
 def by_place(tensors: Sequence[MergedTensor | Norms], key: str) -> dict[tuple[int, str], list[float | None]]:
-    """One figure of every adapted tensor by (layer, module)."""
+    """Return one figure of every adapted tensor by (layer, module)."""
     places: dict[tuple[int, str], list[float | None]] = {}
     for tensor in tensors:
         if tensor.layer is not None:
@@ -69,7 +71,7 @@ def by_place(tensors: Sequence[MergedTensor | Norms], key: str) -> dict[tuple[in
 
 
 def table(figures: Figures) -> dict[str, Any]:
-    """The map's figures to be read as numbers: {"modules", "rows": [(layer, a text per module)]}."""
+    """Return the map's figures as numbers: {"modules", "rows": [(layer, a text per module)]}."""
     cells = by_cell(figures)
     modules = modules_of(cells)
     return {
@@ -88,8 +90,8 @@ def table(figures: Figures) -> dict[str, Any]:
 
 
 def candidates(merge: Merge) -> list[dict[str, Any]]:
-    """A row for each merge at each level that was measured, the levels together; those at the deciding level
-    of the chosen merge are marked.
+    """Return a row for each merge at each level that was measured, grouped by level. The row of the chosen
+    merge at the deciding level is marked.
     """
     measured = merge.candidates
     return [
@@ -106,7 +108,9 @@ def candidates(merge: Merge) -> list[dict[str, Any]]:
 
 
 def noise(parity: Parity) -> dict[str, float]:
-    """Mean relative rounding error (RMSE) of each level's tensors, as the parity checks measured it."""
+    """Return the mean relative rounding error (RMSE) of each level's tensors, as the parity checks measured
+    it.
+    """
     return {
         check.place or "": value
         for key, check in parity.checks.items()
@@ -116,12 +120,12 @@ def noise(parity: Parity) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Survival:
-    """Whether the fine-tune outlives a level, which rounds a weight by `noise`.
+    """Survival of the fine-tune at a level that rounds a weight by `noise`.
 
-    `change` is the median over tensors of mean |Δ| / mean |W|, `visible` counts those of `tensors` whose
-    change stands out of the level's rounding (`stands_out`); tensors without a spectral norm, DoRA's, are in
-    neither. What decides is `lost`, what both do to the outputs: the level's divergence from the 16-bit model
-    over the untuned base's, None where one of them was not measured.
+    `change` is the median over tensors of mean |Δ| / mean |W|. `visible` counts the tensors (of `tensors`)
+    whose change stands out from the level's rounding (`stands_out`). Tensors without a spectral norm, which
+    are DoRA's, are in neither count. `lost` decides, because it measures what both do to the outputs: the
+    level's divergence from the 16-bit model over the untuned base's, None if one of them was not measured.
     """
 
     level: str
@@ -133,7 +137,9 @@ class Survival:
 
     @property
     def warning(self) -> str:
-        """Nothing where the fine-tune is seen to survive, or stands out of the rounding in most tensors."""
+        """Warning; "" if the outputs show that the fine-tune survives, or if it stands out from the rounding
+        in most tensors.
+        """
         if self.lost is not None and self.lost >= LOST:
             return (
                 f"The fine-tune will not survive {self.level}: it loses {self.lost:.0%} of what the "
@@ -151,7 +157,7 @@ class Survival:
 def survival(
     adapters: Sequence[MergedTensor], noises: Mapping[str, float], evaluations: Evaluations, reference: str
 ) -> list[Survival]:
-    """Whether the fine-tune outlives each level."""
+    """Return for each level whether the fine-tune survives it."""
     ratios = [tensor.relative_change for tensor in adapters if tensor.relative_change is not None]
     if not ratios:
         return []
@@ -172,17 +178,17 @@ def survival(
 
 
 def stands_out(tensor: MergedTensor, noise: float) -> bool:
-    """Whether the change stands out of the tensor's rounding noise.
+    """Return True if the change stands out from the tensor's rounding noise.
 
-    Rounding errors are independent, the change is not: it stands out of an m × n weight as soon as its
-    largest singular value exceeds s · (mn)^¼, s being the noise of one weight (Benaych-Georges and
-    Nadakuditi, "The singular values and vectors of low rank perturbations of large rectangular random
-    matrices", 2012). So a change far below the rounding of each weight can be plain to see.
+    Rounding errors are independent, the change is not. It stands out from an m × n weight as soon as its
+    largest singular value exceeds s · (mn)^¼, with s the noise of one weight (Benaych-Georges and Nadakuditi,
+    "The singular values and vectors of low rank perturbations of large rectangular random matrices", 2012).
+    So a change far below the rounding of each weight can be plainly visible.
     """
     largest = tensor.spectral_update or 0.0
     return bool(largest > noise * tensor.rms_weight * (tensor.rows * tensor.columns) ** 0.25)
 
 
 def share(value: float) -> str:
-    """A share of 1 with three significant digits: 0.784 %."""
+    """Format a share of 1 as percent with three significant digits: 0.784 %."""
     return f"{value * 100:.3g} %"

@@ -1,7 +1,7 @@
-"""The report's page from its templates: the verdict, which sections there are, what each of them shows, and
-the commands behind its figures.
+"""The report's page from its templates: the verdict, the sections, their values, and the commands behind the
+figures.
 
-`templates/index.html.jinja` has a partial per section in `templates/index/`, called like the section.
+`templates/index.html.jinja` has a partial per section in `templates/index/`, which is named like the section.
 Everything that they print is escaped.
 """
 
@@ -33,7 +33,7 @@ from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, quantizi
 from pipeline.stages.report.strategies_section import strategies_values
 from pipeline.workflow.stages import stages_in, table
 
-COMMANDS = {  # and what each measures
+COMMANDS = {  # description of what each command measures
     "base": "the base model: source, revision, hashes, license",
     "curate": "what became of every row of data/raw",
     "preprocess": "tokens, trained tokens, packing",
@@ -66,7 +66,9 @@ def page_values(
     norms: Sequence[Norms] = (),
     used: Mapping[str, Usage] | None = None,
 ) -> dict[str, Any]:
-    """What the templates need beyond the inputs; `norms` are the adapter's, `used` is what stages took."""
+    """Return the template values in addition to the inputs. `norms` are the adapter's, `used` are the stages'
+    resources.
+    """
     from markupsafe import Markup
 
     from pipeline.stages.report.training_plots import MEASURES, samples_over_time, training_plots
@@ -124,7 +126,7 @@ def page_values(
 
 
 def sections(values: Mapping[str, Any]) -> list[Section]:
-    """The page's sections in their order; one that has nothing to say is left out."""
+    """Return the page's sections in their order, without those that have no content."""
     inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
     each = "; each model's figures by its own `evaluate`, linked from its name"
     served = values["product"].served
@@ -160,7 +162,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
 
 
 def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judgment]) -> str:
-    """The verdict in a few words; what stands against shipping comes before the level's name."""
+    """Return the verdict in a few words. A reason not to ship comes before the level's name."""
     if inputs.parity.verdict != "pass":
         return "Ship nothing: parity failed"
     if advice.model is None:
@@ -174,7 +176,9 @@ def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judg
 
 
 def with_warnings(advice: Recommendation, inputs: Inputs) -> Recommendation:
-    """The advice, after a warning where a parity check failed, and what the recommended level forgot."""
+    """Return the advice with a first warning if a parity check failed, and a last one on what the recommended
+    level forgot.
+    """
     failed = [check for check in inputs.parity.checks.values() if check.verdict == "fail"]
     warnings = list(advice.warnings)
     if failed or inputs.parity.verdict != "pass":
@@ -189,7 +193,9 @@ def with_warnings(advice: Recommendation, inputs: Inputs) -> Recommendation:
 
 
 def resource_rows(used: Mapping[str, Usage]) -> list[tuple[str, Usage]]:
-    """(stage, its last run) in the graph's order, without report: memory, time and disk, planned and seen."""
+    """Return (stage, its last run) in the graph's order, without report: memory, time and disk, planned and
+    seen.
+    """
     order = {name: place for place, name in enumerate(table().stages)}
     stages = [name for name in used if name.partition("@")[0] in order and name != "report"]
     return [
@@ -198,7 +204,9 @@ def resource_rows(used: Mapping[str, Usage]) -> list[tuple[str, Usage]]:
 
 
 def command_list(evaluations: Evaluations) -> Mapping[str, str]:
-    """Each command (without `python -m pipeline`) and what it measures, in order, one a model to evaluate."""
+    """Return each command (without `python -m pipeline`) with what it measures, in order, one per model to
+    evaluate.
+    """
     product = product_of(evaluations)
     words = COMMANDS | (UNMERGED if product.served else {}) | (SCALES if product.graph == "tuned" else {})
     stages = stages_in(product.graph)

@@ -1,4 +1,6 @@
-"""Quality against file size as inline SVG: tuned levels, the untuned base's, and their Pareto front."""
+"""Plot of quality against file size as inline SVG: tuned levels, the untuned base's, and their
+Pareto front.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,15 +11,15 @@ from pipeline.gate.evaluations import Evaluations
 from pipeline.pages.plots import ACCENT, INK, MUTED, Place, panels_of, put_labels, put_point, svg_of
 
 INCHES = (7.6, 4.1)
-BREAK = 0.4  # of the entire range: a gap as large breaks the scale
+BREAK = 0.4  # share of the entire range; a gap as large breaks the scale
 
 
 def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
-    """Task score in points with its 95 % interval (same top token in % where not every tuned model was
-    scored) against file size.
+    """Plot the task score in points with its 95 % interval against file size. If not every tuned model was
+    scored, plot the same top token in % instead.
 
-    Returns SVG, "" where there is nothing to draw. Without scores the untuned base's levels are left out:
-    what they are compared with is another model.
+    Return SVG, "" if there is nothing to draw. Without scores the untuned base's levels are left out, because
+    they are compared with another model.
     """
     scored = all(
         evaluation.score is not None for model, evaluation in evaluations.items() if not is_base(model)
@@ -31,14 +33,14 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
     places = [replace(place, size=place.size / divisor) for place in places]
     ranges = _ranges(places)
     figure, panels = panels_of(f"file size, {unit}", label, INCHES, [3, 1][: len(ranges)])
-    figure.set_dpi(72)  # so that a pixel is a point
+    figure.set_dpi(72)  # one pixel is one point
     front = pareto_front(places)
     for axes, (low, high) in zip(panels, ranges, strict=True):
         _draw(axes, places, front, recommended)
         axes.set_ylim(low, high)
         axes.set_xlim(0, max(place.size for place in places) * 1.14)
         axes.yaxis.get_major_locator().set_params(nbins=6 if axes is panels[0] else 2)
-    if len(panels) > 1:  # slashes on the left edge, where the scale is broken
+    if len(panels) > 1:  # slashes on the left edge mark the broken scale
         slash = {
             "marker": [(-1, -0.6), (1, 0.6)],
             "markersize": 8,
@@ -48,7 +50,7 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
         }
         panels[0].plot([0], [0], transform=panels[0].transAxes, **slash)
         panels[1].plot([0], [1], transform=panels[1].transAxes, **slash)
-    figure.draw_without_rendering()  # the layout fixes where a value lies
+    figure.draw_without_rendering()  # the layout determines where a value is
     for axes, (low, high) in zip(panels, ranges, strict=True):
         shown = [place for place in places if low <= place.value <= high]
         put_labels(
@@ -68,7 +70,9 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
 
 
 def pareto_front(places: Sequence[Place]) -> list[Place]:
-    """Those that no other one beats by being at most as large and at least as good; the smallest first."""
+    """Return the models that no other one beats by being at most as large and at least as good, the smallest
+    first.
+    """
     front: list[Place] = []
     for place in sorted(places, key=lambda place: (place.size, -place.value)):
         if not front or place.value > front[-1].value:
@@ -90,7 +94,9 @@ def _places(evaluations: Evaluations, scored: bool) -> list[Place]:
 
 
 def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
-    """The y axis from bottom to top; in two parts, upper first, if nothing is between base and tuned."""
+    """Return the y axis from bottom to top. It has two parts, upper first, if nothing is between base and
+    tuned.
+    """
     untuned, tuned = ([place for place in places if is_base(place.model) == base] for base in (True, False))
     groups = [group for group in (tuned, untuned) if group]
     spans = sorted(
@@ -99,14 +105,14 @@ def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
     )
     least, most = spans[-1][0], spans[0][1]
     gap = spans[0][0] - spans[-1][1]
-    if gap <= 0 or gap < BREAK * (most - least):  # groups that touch are one part, also if all scores are 0
+    if gap <= 0 or gap < BREAK * (most - least):  # groups that touch are one part, even if all scores are 0
         spans = [(least, most)]
-    room = 0.16 if len(places) <= 8 else 0.3  # for names above and below the intervals
+    room = 0.16 if len(places) <= 8 else 0.3  # space for names above and below the intervals
     return [(low - room * max(high - low, 5), high + room * max(high - low, 5)) for low, high in spans]
 
 
 def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommended: str | None) -> None:
-    """The models with their intervals, and the front."""
+    """Draw the models with their intervals, and the front."""
     if len(front) > 1:
         axes.plot(
             [place.size for place in front],
@@ -121,5 +127,5 @@ def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommende
 
 
 def _color(model: str, recommended: str | None) -> str:
-    """Of a point and its name."""
+    """Return the color of a model's point and name."""
     return ACCENT if model == recommended else MUTED if is_base(model) else INK

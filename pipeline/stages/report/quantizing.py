@@ -1,8 +1,8 @@
-"""What quantizing costs: each level of the untuned base beside the tuned model's, and whether fine-tuning or
-an importance matrix or distilling recovers it.
+"""Cost of quantization: each level of the untuned base next to the tuned model's, and whether fine-tuning, an
+importance matrix or distillation recovers it.
 
-A level's divergence is from its own 16-bit model (base-LEVEL from base-F16, LEVEL from F16), so the two
-columns show the same rounding done to two models.
+A level's divergence is measured from its own 16-bit model (base-LEVEL from base-F16, LEVEL from F16), so the
+two columns show the same rounding applied to two models.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,15 @@ from pipeline.gate.evaluations import Evaluations
 from pipeline.pages.formats import signed
 from pipeline.stages.report.comparisons import Comparison, Scores, compare
 
-RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
+# Ratios of the divergence after to that before: below, below, above.
+RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25
 
 
 @dataclass(frozen=True)
 class Side:
-    """One model's divergence from its own 16-bit model; of another model's it counts as not measured."""
+    """One model's divergence from its own 16-bit model. A divergence from another model counts as not
+    measured.
+    """
 
     model: str
     measured: bool
@@ -42,18 +45,20 @@ class Level:
 
     @property
     def ratio(self) -> float | None:
-        """The tuned model's KLD over the base's; None where one is missing."""
+        """The tuned model's KLD over the base's; None if one is missing."""
         before, after = self.base.kld_mean, self.tuned.kld_mean
         return after / before if before and after is not None else None
 
     @property
     def words(self) -> str:
-        """Whether the tuned model suffers less from the same rounding, in a few words."""
+        """Effect of the same rounding on the tuned model compared with the base, in a few words."""
         return "" if self.ratio is None else change(self.ratio)
 
 
 def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str) -> dict[str, Any]:
-    """What the section's template needs: a row per level, and a sentence for each level that was improved."""
+    """Return the values of the section's template: a row per level, and a sentence for each level that was
+    improved.
+    """
 
     def side(model: str, sixteen: str) -> Side:
         evaluation, task = evaluations.get(model), compare(sixteen, model, scores)
@@ -76,7 +81,7 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str) 
 
 
 def _levels(evaluations: Evaluations) -> list[str]:
-    """The fixed levels, tuned or not, as llama-quantize makes them by itself."""
+    """Return the fixed levels, tuned or not, as llama-quantize makes them by itself."""
     spelled = dict.fromkeys(ModelName(model).bare for model in evaluations)
     return [
         str(level) for level in map(ModelName, spelled) if level not in REFERENCES and level == level.plain
@@ -84,14 +89,16 @@ def _levels(evaluations: Evaluations) -> list[str]:
 
 
 def change(ratio: float) -> str:
-    """The change of a damage, by the divergence after over that before."""
+    """Describe the change of a damage, by the divergence after over that before."""
     if ratio < PARTLY:
         return "recovers most of it" if ratio < RECOVERED else "recovers part of it"
     return "changes little" if ratio <= WORSE else "makes it worse"
 
 
 def _improved(evaluations: Evaluations, scores: Scores) -> list[str]:
-    """What an importance matrix or distilling did to each level made with and without; which is better."""
+    """Return sentences on the effect of an importance matrix or distillation on each level that was made with
+    and without it, and on which of the two is better.
+    """
     sentences = []
     for model, evaluation in evaluations.items():
         name = ModelName(model)
@@ -108,9 +115,9 @@ def _improved(evaluations: Evaluations, scores: Scores) -> list[str]:
 
 
 def _better(plain: str, improved: str, nearer: bool, scores: Scores) -> str:
-    """Which of the two is better on the held-out rows, as a sentence; "" where they were not scored.
+    """Return a sentence on which of the two is better on the held-out rows; "" if they were not scored.
 
-    Where the scores don't tell, divergence does: `nearer` says that of `improved` is the lower.
+    If the scores can't tell, divergence decides: `nearer` is True if that of `improved` is the lower one.
     """
     comparison = compare(plain, improved, scores)
     if comparison is None:
@@ -127,7 +134,9 @@ def _better(plain: str, improved: str, nearer: bool, scores: Scores) -> str:
 
 
 def _missing(rows: Sequence[Level], reference: str) -> str:
-    """Which levels can't be compared, and what would measure them; "" where none is missing."""
+    """Return a sentence on the levels that can't be compared and what would measure them; "" if none is
+    missing.
+    """
     lacking = [side.model for row in rows for side in (row.base, row.tuned) if side.kld_mean is None]
     if not lacking:
         return ""

@@ -1,4 +1,6 @@
-"""The report's figures as data: all in `quants.csv` and `quants.json`, the few of `dvc metrics` apart."""
+"""The report's figures as data: all of them in `quants.csv` and `quants.json`, those for `dvc metrics` in a
+file of their own.
+"""
 
 import csv
 from collections.abc import Mapping
@@ -41,7 +43,7 @@ SERVING_FIGURES = (
     "peak_memory_bytes",
     "gpu_memory_bytes",
 )
-# a column each of metrics.json: its name, the figure, its factor and its decimals
+# columns of metrics.json: name, figure, factor and decimals
 HEADLINE = (
     ("score", "task_score", 100, 1),
     ("general", "general_score", 100, 1),
@@ -51,9 +53,11 @@ HEADLINE = (
 
 
 def flat_figures(evaluation: Evaluation, verdict: Judgment | None = None) -> dict[str, Any]:
-    """A model's figures in one level, None if not measured: `task_score`, `all_tokens_kld_mean`, …"""
+    """Return a model's figures in one flat dict, None if not measured: `task_score`,
+    `all_tokens_kld_mean`, …
+    """
     figures, task, speed = evaluation.written(), evaluation.task, evaluation.speed
-    if evaluation.is_disturbed:  # then speeds mean nothing; the share of other load says why
+    if evaluation.is_disturbed:  # disturbed speeds mean nothing; the share of other load tells why
         figures = {key: value for key, value in figures.items() if "tok_s" not in key}
     speeds = speed if speed and not evaluation.is_disturbed else None
     parts = {
@@ -73,8 +77,8 @@ def flat_figures(evaluation: Evaluation, verdict: Judgment | None = None) -> dic
         **{f"prompt_{at.tokens}_tok_s": at.median for at in (speeds.prompt if speeds else ())},
         **{f"generation_at_{at.depth}_tok_s": at.median for at in (speeds.generation if speeds else ())},
         "speed_other_load": speed.other_load if speed else None,
-        **({"lora_bytes": evaluation.lora.bytes} if evaluation.lora else {}),  # of `bytes`
-        # of task_rows: a judge's mark may not be readable
+        **({"lora_bytes": evaluation.lora.bytes} if evaluation.lora else {}),  # contained in `bytes`
+        # fewer than task_rows if a judge's mark can't be read
         "task_measured": task.measured if task else None,
         **{
             f"task_{key}_{scorer}": getattr(score, key)
@@ -109,7 +113,7 @@ def write_data_files(
 
 
 def headline_figures(measured: Mapping[str, Mapping[str, Any]], loss: float | None) -> dict[str, Any]:
-    """The few figures that `dvc metrics show` puts side by side; quants.json has all of them."""
+    """Return the few figures that `dvc metrics show` compares; quants.json contains all of them."""
     figures: dict[str, Any] = {} if loss is None else {"loss": round(loss, 4)}
     for name, key, factor, digits in HEADLINE:
         column = {model: round(row[key] * factor, digits) for model, row in measured.items() if key in row}
@@ -119,7 +123,7 @@ def headline_figures(measured: Mapping[str, Mapping[str, Any]], loss: float | No
 
 
 def write_csv(target: Path, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Publish a line per model with every figure that some model has; empty where not measured."""
+    """Publish a line per model with every figure that some model has; empty if not measured."""
     with publishing(target) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(
             file,

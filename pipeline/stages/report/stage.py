@@ -1,6 +1,6 @@
-"""Put everything that was measured on one page, judge each level by the gate, and recommend the one to serve.
+"""Put all measurements on one page, judge each level by the gate, and recommend the one to serve.
 
-Reads reports/{data,labels,train,merge,parity}.json (no merge.json where base.quantization is gguf),
+Reads reports/{data,labels,train,merge,parity}.json (no merge.json if base.quantization is gguf),
 reports/train.csv and train.jsonl, models/base.json, matrices and chat template in models/adapter, and
 reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`. Writes
 reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt.
@@ -34,12 +34,14 @@ from pipeline.stages.report.quants import write_data_files
 
 
 def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, dict[str, Judgment]]:
-    """Write the report below `root`/reports; gives the recommendation and each tuned model's gate verdict."""
+    """Write the report below `root`/reports. Return the recommendation and each tuned model's gate verdict.
+    Raises `DataError` if the adapter's folder is missing.
+    """
     folder, adapter = root / "reports", root / "models/adapter"
     name, serve = params.convert.name, params.serving
     advice, verdicts = advise(inputs, params.report, serve)
     advice = with_warnings(advice, inputs)
-    # where nothing can be recommended, the files still name the smallest level, with the warning beside it
+    # If nothing can be recommended, the files still name the smallest level, with the warning next to it.
     level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model].bytes, model))
     files = product_of(inputs.evaluations).files(Path(), name, level)
     gguf, lora = str(files.gguf), str(files.lora) if files.lora else None
@@ -53,7 +55,8 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
         "raw_command": serve_line(gguf, serve, params.machine.llama_cpp, lora),
         "key_file": KEY_FILE,
     }
-    norms = adapter_norms(adapter) if (adapter / WEIGHTS).is_file() else []  # scales are not an adapter
+    # trained scales are not an adapter
+    norms = adapter_norms(adapter) if (adapter / WEIGHTS).is_file() else []
     page = (
         texts
         | page_values(inputs, advice, verdicts, norms, usages(root))
@@ -79,8 +82,10 @@ def main(params: Params, root: Path) -> None:
 
 
 def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None = None) -> str:
-    """The `llama-server` command for `gguf` with `lora`, run in the project, with `quench serve`'s flags."""
-    # in a checkout the build lies in the project's own folder
+    """Return the `llama-server` command for `gguf` with `lora`, run in the project, with `quench serve`'s
+    flags.
+    """
+    # In a checkout the build is in the project's own folder.
     default_home = DEFAULT_HOME.relative_to(PROJECT) if DEFAULT_HOME.is_relative_to(PROJECT) else DEFAULT_HOME
     home = Path(llama_home) if llama_home else default_home
     tools = PrintedTools(home / "build" / "bin", home)

@@ -1,5 +1,5 @@
-"""The report's section on the strategies to ship: each strategy's size, score, divergence and speed over
-seeds, and which to take, by `reports/strategies.json`.
+"""Section of the report on the strategies to ship: each strategy's size, score, divergence and speed over
+seeds, and the recommended one, from `reports/strategies.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,9 @@ VERDICTS = {
 
 
 def strategies_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What the section needs of `reports/strategies.json`; "seeds" alone, empty, where not measured."""
+    """Return the section's values from `reports/strategies.json`; only an empty "seeds" if nothing was
+    measured.
+    """
     if not summary["seeds"]:
         return {"seeds": []}
     levels, reference = summary["levels"], summary["reference"]
@@ -30,7 +32,7 @@ def strategies_values(summary: Mapping[str, Any]) -> dict[str, Any]:
 def level_values(
     level: str, level_summary: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """One level: a row for each strategy, which one to take and why, and the drawing."""
+    """Return one level: a row for each strategy, the recommended one and why, and the drawing."""
     measured = [strategy for strategy in STRATEGIES if strategy in level_summary["strategies"]]
     against, perfect = (
         {
@@ -55,7 +57,9 @@ def level_values(
 
 
 def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The difference from the first strategy or the untuned base with its verdict; None if there is none."""
+    """Return the difference from the first strategy or the untuned base with its verdict; None if there is
+    none.
+    """
     if difference is None:
         return None
     verdict = "noise" if not difference["measurable"] else "better" if difference["points"] > 0 else "worse"
@@ -68,7 +72,9 @@ def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | No
 
 
 def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> str:
-    """Each strategy's score on its 95 % interval with its seeds', and the 16-bit model's as a line; SVG."""
+    """Draw (SVG) each strategy's score on its 95 % interval with its seeds', and the 16-bit model's as a
+    line.
+    """
     from pipeline.pages.plots import ACCENT, INK, MUTED, axes_of, name_rows, put_interval, svg_of
 
     figure, axes = axes_of("score, points", "", (7.6, 0.95 + 0.42 * len(rows)), grid="x")

@@ -1,5 +1,5 @@
-"""A run over its optimizer steps: the curves of loss, gradient norm, learning rate and speed as inline SVG,
-and what it answered to held-out questions.
+"""Plots of a run over its optimizer steps: the curves of loss, gradient norm, learning rate and speed as
+inline SVG, and its answers to held-out questions.
 """
 
 import math
@@ -8,13 +8,13 @@ from typing import Any
 
 from pipeline.pages.plots import ACCENT, LINE, MUTED, WARM, axes_of, svg_of
 
-SMALL = (6.4, 2.6)  # inches; the plots stand side by side with the same steps below
-SMOOTH_FROM = 120  # steps from which a curve is also drawn smoothed
+SMALL = (6.4, 2.6)  # inches; the plots are next to each other with the same steps below
+SMOOTH_FROM = 120  # number of steps from which a curve is also drawn smoothed
 USUAL_GRADIENT = (0.1, 10.0)
-QUESTIONS_SHOWN = 4  # of the samples that training took
-TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
+QUESTIONS_SHOWN = 4  # number of questions shown of training's samples
+TIMES_SHOWN = 6  # number of evaluations whose answers to a question are shown
 Rows = Sequence[Mapping[str, Any]]
-# what a method measures beside its loss, by its name in the metrics log: title, what is at the axis, caption
+# Measures of a method in addition to its loss, by their name in the metrics log: title, axis label, caption.
 MEASURES = {
     "accuracy": (
         "Ranked correctly",
@@ -43,10 +43,10 @@ MEASURES = {
 
 
 def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None) -> dict[str, str]:
-    """The curves of a training run by name, as SVG; "" for one of which nothing was recorded.
+    """Return the curves of a training run by name, as SVG; "" for one without recorded values.
 
     `log` are the rows of reports/train.csv, `metrics_log` those of reports/train.jsonl; `eval_loss` is drawn
-    at the last step where `log` has none.
+    at the last step if `log` has none.
     """
     losses = _points(log, "loss")
     if not losses:
@@ -66,10 +66,10 @@ def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None)
 
 
 def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers":
-    [{"step", "text", "right"}]}.
+    """Return the held-out questions that training answered at each evaluation: {"prompt", "reference",
+    "answers": [{"step", "text", "right"}]}.
 
-    Of many evaluations the first, the last and some evenly in between.
+    Of many evaluations, the first, the last and some evenly in between are returned.
     """
     evaluations = [row for row in metrics_log if row["kind"] == "eval" and row.get("samples")]
     if not evaluations:
@@ -95,12 +95,12 @@ def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str
         }
         for number, question in enumerate(
             chosen[0]["samples"][:QUESTIONS_SHOWN]
-        )  # the same questions each time
+        )  # each evaluation has the same questions
     ]
 
 
 def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
-    """The curves of what the method measures beside its loss (`MEASURES`)."""
+    """Return the curves of the method's measures in addition to its loss (`MEASURES`)."""
     drawings: dict[str, str] = {}
     for name, (title, unit, _) in MEASURES.items():
         trained, held_out = (
@@ -125,7 +125,7 @@ def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
 def _loss_plot(
     losses: list[tuple[float, float]], evaluations: list[tuple[float, float]], steps: tuple[float, float]
 ) -> str:
-    """Training loss as a line, the loss on held-out rows as a marked one."""
+    """Draw the training loss as a line, and the loss on held-out rows as a marked one."""
     figure, axes = _training_axes("loss", steps)
     _draw(axes, losses)
     words = (
@@ -159,7 +159,7 @@ def _loss_plot(
 
 
 def _gradient_plot(norms: list[tuple[float, float]], steps: tuple[float, float]) -> str:
-    """The gradient norm before clipping on a logarithmic scale, with the usual range as a band."""
+    """Draw the gradient norm before clipping on a logarithmic scale, with the usual range as a band."""
     if not norms:
         return ""
     figure, axes = _training_axes("norm before clipping", steps)
@@ -189,7 +189,7 @@ def _plain_plot(
     *,
     smooth: bool = True,
 ) -> str:
-    """One curve from 0."""
+    """Draw one curve from 0."""
     if not points:
         return ""
     figure, axes = _training_axes(label, steps)
@@ -207,13 +207,15 @@ def _plain_plot(
 
 
 def _points(rows: Rows, key: str) -> list[tuple[float, float]]:
-    """(step, value) of the rows that have a finite value."""
+    """Return (step, value) of the rows that have a finite value."""
     points = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) not in (None, "")]
     return [(step, value) for step, value in points if math.isfinite(value)]
 
 
 def _draw(axes: Any, points: list[tuple[float, float]], *, smooth: bool = True) -> None:
-    """A curve; of many steps the single values as a faint line, their running mean as the line to read."""
+    """Draw a curve. With many steps, the single values are a faint line and their running mean is the main
+    line.
+    """
     steps, values = zip(*points, strict=True)
     if smooth and len(points) > SMOOTH_FROM:
         axes.plot(steps, values, color=MUTED, linewidth=0.6, alpha=0.45)
@@ -224,7 +226,7 @@ def _draw(axes: Any, points: list[tuple[float, float]], *, smooth: bool = True) 
 
 
 def _training_axes(y_label: str, steps: tuple[float, float]) -> tuple[Any, Any]:
-    """Axes over the run's steps, the same in every plot."""
+    """Return axes over the run's steps, the same in every plot."""
     figure, axes = axes_of("optimizer step", y_label, SMALL)
     axes.set_xlim(steps[0], max(steps[1], steps[0] + 1))
     axes.xaxis.get_major_locator().set_params(integer=True)
