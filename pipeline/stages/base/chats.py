@@ -234,7 +234,8 @@ def need_compiled(templates: dict[str, str], owner: str) -> None:
     """Try the templates (by name) of `owner` in a process with limits. Raises `DataError` for an
     invalid one.
     """
-    if broken := try_templates(templates, owner):
+    broken = try_templates(templates, owner)
+    if broken:
         raise DataError(
             "Q-BASE-037",
             f"the chat template of {owner} can't be compiled ({broken}): fetch it again, or correct it",

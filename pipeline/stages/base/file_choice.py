@@ -46,12 +46,15 @@ def choose_files(names: list[str], source: str) -> list[str]:
     kept = kept_files(names)
     if not any(name.endswith(".safetensors") for name in kept):
         pickles = sorted(filter_repo_objects(names, allow_patterns=list(PICKLES)))
+        if pickles:
+            raise DataError(
+                "Q-BASE-006",
+                f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take "
+                "one with safetensors",
+            )
         raise DataError(
             "Q-BASE-006",
-            f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take one "
-            "with safetensors"
-            if pickles
-            else f"{source} has no safetensors weights: choose a folder or repository that has them",
+            f"{source} has no safetensors weights: choose a folder or repository that has them",
         )
     if "config.json" not in kept and "adapter_config.json" in names:
         raise DataError(
@@ -74,14 +77,16 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
     """
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
-    parts, top = gguf_parts(file), [name for name in names if "/" not in name]
+    parts = gguf_parts(file)
+    top = [name for name in names if "/" not in name]
     if "/" in file and file in names:
         raise DataError(
             "Q-BASE-008",
             f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as "
             "base.model, with revision and file null",
         )
-    if missing := [part for part in parts if part not in top]:
+    missing = [part for part in parts if part not in top]
+    if missing:
         raise no_such_file(missing[0], names, source)
     return [*parts, *sorted(filter_repo_objects(top, allow_patterns=["LICENSE*", "NOTICE*", "README.md"]))]
 
@@ -100,8 +105,6 @@ def gguf_parts(file: str) -> list[str]:
     other file return its own name only.
     """
     match = re.fullmatch(r"(.*-)00001-of-(\d{5})\.gguf", file)
-    return (
-        [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]
-        if match
-        else [file]
-    )
+    if match is None:
+        return [file]
+    return [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]

@@ -107,7 +107,8 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
             )
     # An untrusted file: the libraries raise errors of any kind.
     except Exception as error:
-        reason, architecture = shortened(error, 300), header.fields["general.architecture"]
+        reason = shortened(error, 300)
+        architecture = header.fields["general.architecture"]
         on_it = ", or set base.quantization to gguf" if architecture in TRAINED_ON else ""
         raise DataError(
             "Q-BASE-002",
@@ -174,7 +175,8 @@ def load_gguf(file: Path, header: Header, dtype: Any) -> Any:
         quantization_config=GgufConfig(dequantize=True),
         output_loading_info=True,
     )
-    if odd := [f"{len(names)} {kind}" for kind, names in loaded.items() if names]:
+    odd = [f"{len(names)} {kind}" for kind, names in loaded.items() if names]
+    if odd:
         raise DataError(
             "Q-BASE-003",
             f"{file} does not match its architecture in transformers ({', '.join(odd)}): take this model "

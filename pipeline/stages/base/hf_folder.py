@@ -51,11 +51,9 @@ def check_config(config: dict[str, Any], source: str) -> None:
     if isinstance(kind, str):
         check_experts(config, source)
     if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        code = (
-            " and would run its author's code (auto_map), which Quench never does"
-            if "auto_map" in config
-            else ""
-        )
+        code = ""
+        if "auto_map" in config:
+            code = " and would run its author's code (auto_map), which Quench never does"
         raise DataError(
             "Q-BASE-010",
             f"{source} has model_type {quoted(kind)}, which is no causal language model of "
@@ -72,7 +70,8 @@ def check_config(config: dict[str, Any], source: str) -> None:
         raise DataError(
             "Q-BASE-016", f"{source}: architectures in config.json is {quoted(names)}: fetch it again"
         )
-    if (quantization := config.get("quantization_config")) is not None:
+    quantization = config.get("quantization_config")
+    if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise DataError(
             "Q-BASE-011", f"{source} is quantized already ({quoted(method)}): choose the 16-bit original"
@@ -130,7 +129,10 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     if tried.prompt or tried.is_begun or tried.keeps_end:
         put_template(folder, template)
     settle_bos_and_pad(folder, tokenizer)
-    parameters, dtype = count_quantized(quantized) if quantized.is_file() else count_parameters(folder, sizes)
+    if quantized.is_file():
+        parameters, dtype = count_quantized(quantized)
+    else:
+        parameters, dtype = count_parameters(folder, sizes)
     text = text_tokens(tokenizer)
     added_tokens = [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())]
     targets = trained_by_default(folder)
@@ -187,9 +189,11 @@ def need_sizes(config: Any) -> None:
 
 def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None:
     """Raise `DataError` if the weights have fewer layers or other embeddings than config.json states."""
-    table, last = (config.vocab_size, config.hidden_size), -1
+    table = (config.vocab_size, config.hidden_size)
+    last = -1
     for entry in entries:
-        if (number := layer_of(entry.name)) is not None:
+        number = layer_of(entry.name)
+        if number is not None:
             last = max(last, number)
         if entry.name.endswith(".embed_tokens.weight") and entry.shape != table:
             raise DataError(
@@ -355,8 +359,9 @@ def count_quantized(file: Path) -> tuple[int, str]:
 
     header = check_gguf(file)
     level = header.fields.get("general.file_type")
-    is_listed = level in {kind.value for kind in LlamaFileType}
-    return header.parameters, LlamaFileType(level).name.removeprefix("MOSTLY_") if is_listed else "mixed"
+    if level not in {kind.value for kind in LlamaFileType}:
+        return header.parameters, "mixed"
+    return header.parameters, LlamaFileType(level).name.removeprefix("MOSTLY_")
 
 
 def read_license(readme: Path) -> str | None:

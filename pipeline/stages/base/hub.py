@@ -40,7 +40,8 @@ def download(
     """
     with _hub_errors(repo, commit):
         listing = _listing(repo, commit)
-        listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
+        listed = [file.rfilename for file in listing]
+        where = f"{repo} at {commit}"
         names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)
         wanted = sorted(
             (file for file in listing if file.rfilename in names), key=lambda file: file.size or 0
@@ -176,7 +177,8 @@ def fetch_file(repo: str, commit: str, file: Any, cache: Path, kind: str = "mode
     The download function of huggingface_hub 2.4 starts a file again in every process. With shards of 4 GB
     that does not count as resuming.
     """
-    done, part = cache / file.rfilename, cache / f"{file.rfilename}.part"
+    done = cache / file.rfilename
+    part = cache / f"{file.rfilename}.part"
     if not done.exists():
         done.parent.mkdir(parents=True, exist_ok=True)
         _receive(repo, commit, file, part, kind)
@@ -193,7 +195,8 @@ def _receive(repo: str, commit: str, file: Any, part: Path, kind: str = "model")
         part.unlink()  # a proxy's error page, for example, and not our file
     if not part.exists() or part.stat().st_size < file.size:
         url = hf_hub_url(repo, file.rfilename, revision=commit, repo_type=kind)
-        location, headers = get_hf_file_metadata(url).location, build_hf_headers()
+        location = get_hf_file_metadata(url).location
+        headers = build_hf_headers()
         if urlsplit(location).netloc != urlsplit(url).netloc:
             headers.pop("authorization", None)  # the token is for the hub, not for its content network
         with part.open("ab") as stream:

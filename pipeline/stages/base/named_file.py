@@ -154,9 +154,11 @@ class NamedFile:
                 take_parts(place, part)
             case LocalFile():
                 file = local_file(place, root)
-        if (given := file_hash(file)) == self.sha256:
+        given = file_hash(file)
+        if given == self.sha256:
             return file
-        size, twins = file.stat().st_size, same_parts(part)
+        size = file.stat().st_size
+        twins = same_parts(part)
         if file == part:  # partial downloads from other places stay
             for wrong in part.parent.glob(f"{part.stem}.*"):
                 remove(wrong)
@@ -232,7 +234,9 @@ def of_web(
     """
     import httpx
 
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
     if start and version:
         headers["If-Range"] = version
     timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)

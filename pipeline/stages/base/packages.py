@@ -84,7 +84,8 @@ def _download(requirement: str, folder: Path, label: str) -> Path:
     wanted = folder / "wanted.txt"
     wanted.write_text(pinned or f"{requirement}\n", encoding="utf-8")
     options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--quiet"]
-    options += ["--require-hashes"] if pinned else []
+    if pinned:
+        options.append("--require-hashes")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "download", *options, "--dest", folder, "-r", wanted],
         capture_output=True,

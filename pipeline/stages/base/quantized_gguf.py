@@ -45,7 +45,8 @@ def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
     parts = [file.with_name(name) for name in gguf_parts(file.name)]
     if len(parts) == 1:
         return file
-    if missing := [part.name for part in parts if not part.is_file()]:
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
         raise DataError(
             "Q-BASE-023",
             f"{file} is the first of {len(parts)} parts, and {', '.join(missing)} is not beside it: fetch "
@@ -83,7 +84,8 @@ def keep_gguf(
     need_trained_family(header, file)
     if file.stat().st_size >= EARLY_BYTES:
         load_tokenizer_of(file, header)
-    model, original = folder / MODEL_FILE, folder / (SOURCE_FILE if level else MODEL_FILE)
+    model = folder / MODEL_FILE
+    original = folder / (SOURCE_FILE if level else MODEL_FILE)
     if file.parent == folder:
         file.rename(original)
     else:
@@ -174,18 +176,18 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
 
     architecture = header.fields["general.architecture"]
     family = family_in(header.fields)
-    config = (
-        header_config(header, family, model)
-        if family and family.model_type
-        else from_gguf(AutoConfig, model, header)
-    )
+    if family and family.model_type:
+        config = header_config(header, family, model)
+    else:
+        config = from_gguf(AutoConfig, model, header)
     stated = stated_config(header)
     kind = stated.pop("model_type", config.model_type)
     if kind != config.model_type:  # transformers reads a Mixtral's GGUF as a Llama
         same = {key: value for key, value in config.to_dict().items() if key != "model_type"}
         config = AutoConfig.for_model(kind, **same)
     settings: dict[str, Any] = {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
-    if width := header.fields.get(f"{architecture}.attention.key_length"):
+    width = header.fields.get(f"{architecture}.attention.key_length")
+    if width:
         settings["head_dim"] = width  # transformers 5.23 does not read it for Qwen3 and assumes 128
     if f"{architecture}.attention.sliding_window" not in header.fields and hasattr(config, "sliding_window"):
         # llama.cpp then uses no window, and transformers would use Mistral's 4,096.

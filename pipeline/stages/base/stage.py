@@ -57,12 +57,15 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, An
     `models/base` would change the user's own model. Raises `DataError` if `source` is not a folder or a file
     can't be read.
     """
+    if source.is_file():
+        raise DataError(
+            "Q-BASE-026",
+            f"{source} is a file without the ending .gguf: link it under a name that has it",
+        )
     if not source.is_dir():
         raise DataError(
             "Q-BASE-026",
-            f"{source} is a file without the ending .gguf: link it under a name that has it"
-            if source.is_file()
-            else f"{source} is not a folder: name a Hugging Face folder or a file that ends in .gguf in "
+            f"{source} is not a folder: name a Hugging Face folder or a file that ends in .gguf in "
             "base.model, for a hub repository its commit in base.revision, for a package a file in base.file",
         )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
@@ -228,7 +231,8 @@ def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path, chats: Chat
     """Return the folder or GGUF file that the model is made from. A download from the hub without a hash in
     the settings is in `aside`; a folder of safetensors is `aside` itself.
     """
-    named, file = root / expanded(chosen.model, "base.model"), chosen.file or ""
+    named = root / expanded(chosen.model, "base.model")
+    file = chosen.file or ""
     if chosen.sha256 is None:
         match chosen.source:
             case "hub":
