@@ -118,7 +118,9 @@ def measure(merged: Path, reference: Any, params: Params, tools: Toolchain) -> D
     `reference` contains the trained model's logits on held-out prompts. The GGUFs are made next to `merged`
     and deleted.
     """
-    threads, kind, level = params.machine.threads, params.convert.type, params.quantize.deciding
+    threads = params.machine.threads
+    kind = params.convert.type
+    level = params.quantize.deciding
     source, gguf = (merged.with_name(f"{merged.name}-{name}.gguf") for name in (kind, level))
     header = HeaderFields(merged.name, find_pre_tokenizer(merged, tools).name)
     to_gguf(tools, merged, source, kind, header)

@@ -8,7 +8,7 @@ Command: `python -m pipeline merge`
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.config.params import Params
 from pipeline.core.hashing import file_hash
@@ -50,12 +50,23 @@ def merge(merge_base: MergeBase, merged: Path, *, base: Path, adapter: Path, dty
     return record
 
 
+def unmeasured_choice(setting: Literal["auto"] | MergeBase, is_recorded: bool) -> Choice:
+    """Return the merge base of a `setting` of `merge.base` that needs no measurement."""
+    if setting != "auto":
+        return Choice(setting, "merge.base asks for it")
+    if is_recorded:
+        return Choice("16-bit", "Training saw the base's own 16-bit weights")
+    return Choice("16-bit", "It was not recorded which weights training saw")
+
+
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`. If `merge.base` is auto, make both merges and keep the better
     one.
     """
-    settings, merged = params.merge, root / "models/merged"
-    base, adapter = root / "models/base", root / "models/adapter"
+    settings = params.merge
+    merged = root / "models/merged"
+    base = root / "models/base"
+    adapter = root / "models/adapter"
     make = partial(merge, base=base, adapter=adapter, dtype=DTYPES[params.convert.type])
     remove(merged.with_name(SCRATCH))  # Remove both merges of a killed run, tens of GB at 7B.
     run = read_run(adapter)
@@ -63,16 +74,7 @@ def main(params: Params, root: Path) -> None:
         tools = find_toolchain(params.machine.llama_cpp)
         choice, done = merge_the_better(make, params, root, tools)
     else:
-        seen = (
-            "Training saw the base's own 16-bit weights"
-            if run.recorded
-            else "It was not recorded which weights training saw"
-        )
-        choice = (
-            Choice("16-bit", seen)
-            if settings.base == "auto"
-            else Choice(settings.base, "merge.base asks for it")
-        )
+        choice = unmeasured_choice(settings.base, run.recorded)
         done = make(choice.merge_base, merged)
     write_json(
         root / "reports/merge.json",

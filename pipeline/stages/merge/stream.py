@@ -100,7 +100,8 @@ def write_tensor(shard: BinaryIO, job: Job, kind: str, nf4: Nf4 | None) -> list[
     """
     import torch
 
-    rows, sums = Rows(job, nf4), np.zeros(5)
+    rows = Rows(job, nf4)
+    sums = np.zeros(5)
     target = getattr(torch, DTYPES[kind][1])
 
     def block(span: tuple[int, int]) -> tuple[Any, Sums]:
@@ -204,11 +205,9 @@ def idle_adapters(adapters: Sequence[Mapping[str, Any]]) -> list[str]:
     records of `figures`.
     """
     idle = [tensor["tensor"] for tensor in adapters if tensor["norm_update"] == 0.0]
-    return (
-        [
-            f"{len(idle)} of {len(adapters)} adapters learned nothing (no weight changes), first {idle[0]}: "
-            "train longer or with a higher rate"
-        ]
-        if idle
-        else []
-    )
+    if not idle:
+        return []
+    return [
+        f"{len(idle)} of {len(adapters)} adapters learned nothing (no weight changes), first {idle[0]}: "
+        "train longer or with a higher rate"
+    ]
