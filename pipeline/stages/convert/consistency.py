@@ -34,7 +34,9 @@ def contradictions(folder: Path, kind: str) -> list[str]:
     """
     model = Model(folder, read_config(folder), read_folder(folder))
     reasons = [*head(model), *rows(model), *layers(model), *shapes(model), *weighted_otherwise(model.config)]
-    return reasons + (list(overflows(model)) if kind == "F16" else [])
+    if kind == "F16":
+        reasons += overflows(model)
+    return reasons
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def head(model: Model) -> Iterator[str]:
     """
     from transformers import AutoConfig
 
-    stored, embedding = model.tensors.get("lm_head.weight"), model.embedding
+    stored = model.tensors.get("lm_head.weight")
+    embedding = model.embedding
     tied = model.config.get("tie_word_embeddings")
     if tied is None:  # transformers does not write a value that is the architecture's default
         complete = AutoConfig.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
@@ -94,7 +97,8 @@ def head(model: Model) -> Iterator[str]:
 
 def rows(model: Model) -> Iterator[str]:
     """Yield a sentence if vocab_size is not the number of rows, and one if a token has no row."""
-    embedding, stated = model.embedding, model.config.get("vocab_size")
+    embedding = model.embedding
+    stated = model.config.get("vocab_size")
     if embedding and embedding.shape[0] != stated:
         yield (
             f"vocab_size is {stated}, but {embedding.name} has {embedding.shape[0]} "
@@ -113,16 +117,20 @@ def layers(model: Model) -> Iterator[str]:
     """Yield a sentence for missing and one for surplus layers: there must be exactly num_hidden_layers, and
     those for multi-token prediction that config.json names.
     """
-    config, numbers = model.config, model.layers
-    count, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    config = model.config
+    numbers = model.layers
+    count = config.get("num_hidden_layers")
+    extra = config.get("num_nextn_predict_layers") or 0
     if not numbers or count is None:
         return
-    if missing := sorted(set(range(count)) - numbers):
+    missing = sorted(set(range(count)) - numbers)
+    if missing:
         yield (
             f"num_hidden_layers is {count}, but layer {missing[0]} has no tensor ({len(missing)} "
             "layers): merge again from a base that is complete"
         )
-    if more := sorted(numbers - set(range(count + extra))):
+    more = sorted(numbers - set(range(count + extra)))
+    if more:
         yield (
             f"num_hidden_layers is {count}, but there are tensors of layer {more[0]} ({len(more)} "
             "layers): take layers for multi-token prediction "
@@ -158,13 +166,12 @@ def shapes(model: Model) -> Iterator[str]:
 
 def overflows(model: Model) -> Iterator[str]:
     """Yield a sentence if matrices have numbers too large for float16. Vectors stay in float32."""
-    wrong = [
-        (entry.name, largest)
-        for entry in model.tensors.values()
-        if len(entry.shape) > 1
-        and entry.dtype in ("BF16", "F32", "F64")
-        and not (largest := _largest(entry)) < F16_END
-    ]
+    wrong: list[tuple[str, float]] = []
+    for entry in model.tensors.values():
+        if len(entry.shape) > 1 and entry.dtype in ("BF16", "F32", "F64"):
+            largest = _largest(entry)
+            if not largest < F16_END:  # NaN too
+                wrong.append((entry.name, largest))
     if wrong:
         name, largest = wrong[0]
         yield (

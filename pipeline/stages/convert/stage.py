@@ -54,9 +54,9 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
         try:
             pre_tokenizers.append(need_convertible(folder, tools))
         except DataError as error:
-            changed_files = (
-                f" (other than the base's: {', '.join(differing)})" if folder == merged and differing else ""
-            )
+            changed_files = ""
+            if folder == merged and differing:
+                changed_files = f" (other than the base's: {', '.join(differing)})"
             reasons.append(f"{error.sentence}{changed_files}")
     if reasons:
         count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
@@ -98,14 +98,18 @@ def convert(
     all faults before anything is converted, `ToolError` if a converter fails, `MachineError` if the disk is
     too small.
     """
-    base, adapter, merged = models.base, models.adapter, models.merged
-    name, type = settings.name, settings.type
+    base = models.base
+    adapter = models.adapter
+    merged = models.merged
+    name = settings.name
+    type = settings.type
     sources = (base, merged, adapter) if with_base else (merged, adapter)
     need_disk(
         folder, sum(shard.stat().st_size for source in sources for shard in source.glob("*.safetensors"))
     )
     pre_tokenizers = preflight(base=base, merged=merged, kind=type, tools=tools)
-    shared, tuned = base_fields(models.lineage, tools), adapter_fields(adapter)
+    shared = base_fields(models.lineage, tools)
+    tuned = adapter_fields(adapter)
     written = [(merged, f"{name}-{type}", pre_tokenizers.merged, tuned)]
     if with_base:
         written.append((base, f"{name}-base-{type}", pre_tokenizers.base, Fields()))
@@ -135,8 +139,10 @@ def convert(
         )
         for source, target, pre, more in written
     }
-    lora, config = folder / f"{name}-lora.gguf", read_json(adapter / "adapter_config.json", AGAIN)
-    if why := merged_only(config):
+    lora = folder / f"{name}-lora.gguf"
+    config = read_json(adapter / "adapter_config.json", AGAIN)
+    why = merged_only(config)
+    if why:
         write_not_made(lora, f"train.{why}")
     else:
         fields = {**shared, **tuned, "general.name": f"{name}-lora"}
@@ -181,22 +187,23 @@ def size(path: Path) -> str:
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
-    folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
+    folder = root / "models/gguf"
+    name = params.convert.name
+    kind = params.convert.type
     models = Sources(
         base=root / "models/base",
         adapter=root / "models/adapter",
         merged=root / "models/merged",
         lineage=root / "models/base.json",
     )
-    tools, with_base = find_toolchain(params.machine.llama_cpp), params.base_gguf
+    tools = find_toolchain(params.machine.llama_cpp)
+    with_base = params.base_gguf
     pre_tokenizers = convert(models, folder, params.convert, tools, with_base=with_base)
-    files = [
-        folder / f"{name}{part}.gguf"
-        for part in (f"-{kind}", *([f"-base-{kind}"] if with_base else []), "-lora")
-    ]
-    others = (
-        f"; other than the base's: {', '.join(pre_tokenizers.differing)}" if pre_tokenizers.differing else ""
-    )
+    suffixes = [f"-{kind}", f"-base-{kind}", "-lora"] if with_base else [f"-{kind}", "-lora"]
+    files = [folder / f"{name}{suffix}.gguf" for suffix in suffixes]
+    others = ""
+    if pre_tokenizers.differing:
+        others = f"; other than the base's: {', '.join(pre_tokenizers.differing)}"
     print(
         f"convert: {', '.join(f'{path.name} {size(path)}' for path in files)}; "
         f"{remark(pre_tokenizers.merged, files[0])}{others}"
