@@ -35,7 +35,8 @@ def write(project: Path, level: Path, target: Path) -> dict[str, str]:
 
     Raises `DataError` if the scales were trained in another file.
     """
-    base, adapter = project / "models/base", project / "models/adapter"
+    base = project / "models/base"
+    adapter = project / "models/adapter"
     hashes = {"level_sha256": file_hash(level), "source_sha256": file_hash(base / "source.gguf")}
     check_same(base / MODEL_FILE, level)
     run = read_json(adapter / "run.json", "run the stage again")
@@ -56,7 +57,8 @@ def check_distillable(source: Path) -> None:
     """Raise `ConfigError` if the model's levels can't be trained on as GGUFs, before hours of work."""
     why = None
     try:
-        if other := not_dense(checked_header(source)):
+        other = not_dense(checked_header(source))
+        if other:
             why = f"{other} can't be trained on as a GGUF, only {', '.join(DENSE)}"
     except DataError as error:
         why = f"{source.name} can't be trained on as a GGUF: {error.sentence}"
@@ -77,8 +79,10 @@ def main(params: Params, root: Path, level: str) -> None:
             "there, spelled the same",
         )
     name = params.convert.name
-    folder, project = root / "models/gguf", root.resolve() / FOLDER / level
-    source, plain = folder / f"{name}-{params.convert.type}.gguf", folder / f"{name}-{level}.gguf"
+    folder = root / "models/gguf"
+    project = root.resolve() / FOLDER / level
+    source = folder / f"{name}-{params.convert.type}.gguf"
+    plain = folder / f"{name}-{level}.gguf"
     target = folder / f"{name}-{level}{DISTILLED}.gguf"
     for path in (source, plain):
         if not path.exists():
