@@ -76,7 +76,8 @@ def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> i
     """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time. Return the number of
     chunks.
     """
-    text_file, matrix = folder / "train.txt", folder / "imatrix.gguf"
+    text_file = folder / "train.txt"
+    matrix = folder / "imatrix.gguf"
     text_file.write_text(text, encoding="utf-8", newline="")
     options = {
         "--model": model.resolve(),
@@ -138,6 +139,8 @@ def main(params: Params, root: Path) -> None:
         tokens=params.quantize.imatrix_tokens,
         llama=find_llama(params.machine),
     )
-    measured = "{tokens:,} tokens of {rows:,} training rows, {chunks} chunks"
-    none = "none (no level of quantize.levels has -imatrix)"
-    print(f"imatrix: {measured.format(**record) if record['tokens'] else none}")
+    if record["tokens"]:
+        measured = "{tokens:,} tokens of {rows:,} training rows, {chunks} chunks".format(**record)
+    else:
+        measured = "none (no level of quantize.levels has -imatrix)"
+    print(f"imatrix: {measured}")
