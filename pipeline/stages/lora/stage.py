@@ -23,9 +23,12 @@ def main(params: Params, root: Path) -> None:
     Raises `DataError` if the base's file is not the one that was trained on, `ToolError` if the converter
     fails, `MachineError` if the disk is too small.
     """
-    base, adapter, lineage = root / "models/base", root / "models/adapter", root / "models/base.json"
+    base = root / "models/base"
+    adapter = root / "models/adapter"
+    lineage = root / "models/base.json"
     target = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
-    tools, model = find_toolchain(params.machine.llama_cpp), base / MODEL_FILE
+    tools = find_toolchain(params.machine.llama_cpp)
+    model = base / MODEL_FILE
     trained_on = file_trained_on(base, adapter, lineage)
     need_disk(target.parent, (adapter / "adapter_model.safetensors").stat().st_size)
     fields = {
