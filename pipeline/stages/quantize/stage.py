@@ -52,10 +52,12 @@ def main(params: Params, root: Path, level: str) -> None:
             f"{level} is not in quantize.levels ({', '.join(params.quantize.levels)}): add it there, spelled "
             "the same",
         )
-    folder, name = root / "models/gguf", params.convert.name
+    folder = root / "models/gguf"
+    name = params.convert.name
     model = ModelName(level)
     sixteen = f"{UNTUNED if model.untuned else ''}{params.convert.type}"
-    source, target = folder / f"{name}-{sixteen}.gguf", folder / f"{name}-{level}.gguf"
+    source = folder / f"{name}-{sixteen}.gguf"
+    target = folder / f"{name}-{level}.gguf"
     options = Quantizing(
         imatrix=find_imatrix(root / "models/imatrix", level) if model.imatrix else None,
         tensor_types=params.quantize.tensor_types,
@@ -63,5 +65,6 @@ def main(params: Params, root: Path, level: str) -> None:
     quantize_gguf(find_llama(params.machine), source, target, model.level, options)
     record = describe(target)
     print(f"quantize: {name}-{level}.gguf {record['bytes'] / 1e6:.0f} MB")
-    if warning := fallback_warning(record):
+    warning = fallback_warning(record)
+    if warning:
         print(f"quantize: warning: {warning}")
