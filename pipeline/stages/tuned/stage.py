@@ -24,7 +24,8 @@ def write(root: Path, adapter: Path, target: Path, tools: Toolchain) -> None:
     Raises `DataError` if the base's file is not the one that was trained on or `adapter` contains no scales,
     `MachineError` if the disk is too small.
     """
-    base, lineage = root / "models/base", root / "models/base.json"
+    base = root / "models/base"
+    lineage = root / "models/base.json"
     trained_on = file_trained_on(base, adapter, lineage)
     if not (adapter / SCALES_FILE).is_file():
         raise DataError(
@@ -45,5 +46,6 @@ def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
     target = root / "models/gguf" / f"{params.convert.name}-tuned.gguf"
     write(root, root / "models/adapter", target, find_toolchain(params.machine.llama_cpp))
-    size, base = target.stat().st_size, (root / "models/base" / MODEL_FILE).stat().st_size
+    size = target.stat().st_size
+    base = (root / "models/base" / MODEL_FILE).stat().st_size
     print(f"tuned: {target.name} {size / 1e6:.1f} MB, from {base / 1e6:.1f} MB and the trained scales")
