@@ -74,13 +74,12 @@ def divergence_of(
         )
     marked = [np.isin(np.arange(len(row.ids) - 1), row.positions) for row in rows]
     comparisons, losses = read_rows(model, reference, rows, label, SELF_ROWS if itself else len(rows))
-    comparison, loss, assistant = (
-        Comparison.joined(comparisons),
-        np.concatenate(losses),
-        np.concatenate(marked),
-    )
+    comparison = Comparison.joined(comparisons)
+    loss = np.concatenate(losses)
+    assistant = np.concatenate(marked)
     for name, values in (("the model", loss), ("its reference", comparison.kld)):
-        if strange := int((~np.isfinite(values)).sum()):
+        strange = int((~np.isfinite(values)).sum())
+        if strange:
             raise DataError(
                 "Q-EVALUATE-002",
                 f"{label}: {name} gives no finite numbers at {strange} of {len(values)} positions: make its "
@@ -102,7 +101,8 @@ def read_rows(
     """Return the comparisons of the first `compare` rows, and the model's loss at every position
     of all rows.
     """
-    comparisons, losses = [], []
+    comparisons: list[Comparison] = []
+    losses: list[Floats] = []
     before: list[int] = []
     comparison = NOTHING
     loss = NOTHING.loss

@@ -55,7 +55,8 @@ def complaints(level: int) -> Iterator[list[str]]:
 
 def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]:
     """Return the harness's tasks and groups with these names. Raises `Refused`."""
-    if unknown := [name for name in names if name not in manager.all_tasks]:
+    unknown = [name for name in names if name not in manager.all_tasks]
+    if unknown:
         for path in sorted(folder.glob("**/*.yaml")):  # the harness skips files that it can't read
             try:
                 load_yaml(path, resolve_func=False)
@@ -100,7 +101,8 @@ def _check(name: str, task: Any) -> None:
             f"the harness's task {name} samples its answers, Quench asks greedily: take do_sample and "
             "temperature out of its generation_kwargs"
         )
-    if unknown := sorted(set(wishes) - KNOWN):
+    unknown = sorted(set(wishes) - KNOWN)
+    if unknown:
         raise Refused(
             f"the harness's task {name} has {', '.join(unknown)} in generation_kwargs, Quench knows "
             f"{', '.join(sorted(KNOWN))}: take it out"

@@ -130,5 +130,7 @@ def held_by(pid: int, lines: Sequence[Sequence[str]]) -> int | None:
     """Return a process's memory in nvidia-smi's lines (pid, MiB), in bytes; None if they have no number for
     it.
     """
-    held = [int(line[1]) for line in lines if line[0] == str(pid) and len(line) == 2 and line[1].isdigit()]
-    return sum(held) << 20 if held else None
+    mebibytes = [
+        int(line[1]) for line in lines if line[0] == str(pid) and len(line) == 2 and line[1].isdigit()
+    ]
+    return sum(mebibytes) << 20 if mebibytes else None

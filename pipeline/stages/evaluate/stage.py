@@ -51,8 +51,11 @@ def evaluate(
     `not_measured` says so. `seconds` among the figures is the time of each part. Raises `DataError` if no
     held-out row can be measured or a question file can't be used, `ToolError` if a tool fails.
     """
-    llama, settings, rows = find_llama(params.machine), params.evaluating, root / "data/final/test.jsonl"
-    tools, seconds = llama.tools, dict[str, float]()
+    llama = find_llama(params.machine)
+    settings = params.evaluating
+    rows = root / "data/final/test.jsonl"
+    tools = llama.tools
+    seconds = dict[str, float]()
     model, lora = files
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
     if lora:
@@ -174,7 +177,8 @@ def main(params: Params, root: Path, model: str) -> None:
             "the same",
         )
     reference = compared_with(params, model)
-    files, compared = params.files(root, model), params.files(root, reference)
+    files = params.files(root, model)
+    compared = params.files(root, reference)
     figures, answers = evaluate(params, root, files, compared.gguf)
     answers_path = root / f"reports/eval/{model}.answers.jsonl"
     write_rows(answers_path, answers)
