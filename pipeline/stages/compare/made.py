@@ -57,10 +57,13 @@ def make_merged(params: Params, root: Path, job: Job, name: str = "") -> Made:
 def make_sixteen(params: Params, root: Path, job: Job, name: str) -> Made:
     """Make the merged model as a GGUF in 16 bits, in the sub-project `name`."""
     project = open_on_nf4(params, root, job, name)
-    kind, folder, stem = params.convert.type, project / "models/gguf", params.convert.name
+    kind = params.convert.type
+    folder = project / "models/gguf"
+    stem = params.convert.name
     run_stage(project, "merge")
     run_stage(project, "convert")
-    sixteen, merged = folder / f"{stem}-{kind}.gguf", project / "models/merged"
+    sixteen = folder / f"{stem}-{kind}.gguf"
+    merged = project / "models/merged"
     disk = {
         "base": size_of(root / "models/base"),
         "merged model": size_of(merged),
@@ -73,9 +76,12 @@ def make_sixteen(params: Params, root: Path, job: Job, name: str) -> Made:
 
 def make_adapted(params: Params, root: Path, job: Job) -> Made:
     """Make the base's level, and the adapter that was trained on NF4 as a GGUF, as stage convert makes it."""
-    project, tools = open_on_nf4(params, root, job, job.name), find_toolchain(params.machine.llama_cpp)
+    project = open_on_nf4(params, root, job, job.name)
+    tools = find_toolchain(params.machine.llama_cpp)
     gguf = base_level(params, root, project, job.level)
-    base, adapter, lora = project / "models/base", project / "models/adapter", lora_file(params, project)
+    base = project / "models/base"
+    adapter = project / "models/adapter"
+    lora = lora_file(params, project)
     fields = {
         **base_fields(project / "models/base.json", tools),
         **adapter_fields(adapter),
@@ -160,7 +166,8 @@ def with_scales(job: Job, level: Made) -> Made:
 
     Raises `DataError` if the level is no longer the file that was trained.
     """
-    patch, tuned = level.project / "models/adapter" / PATCH, level.project / TUNED_FILE
+    patch = level.project / "models/adapter" / PATCH
+    tuned = level.project / TUNED_FILE
     if read_patch(patch)["base_sha256"] != file_hash(level.gguf):
         raise another_file(job)
     apply_patch(level.gguf, patch, tuned)

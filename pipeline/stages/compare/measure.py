@@ -37,7 +37,8 @@ from pipeline.subprojects.processes import run_module, size_of
 
 MEASURED = Path("reports/compare")  # one file per measurement
 TIMED = 5  # timed answers, after one that isn't
-PROMPT, TOKENS = 128, 64  # tokens before each answer, and in it
+PROMPT = 128  # tokens before each answer
+TOKENS = 64  # tokens in each answer
 
 
 def main(params: Params, root: Path, item: str) -> None:
@@ -94,12 +95,14 @@ def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
     scored = score_answers(
         answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
     )
+    shipped = {"GGUF": size_of(product.gguf)}
+    if product.lora:
+        shipped["LoRA GGUF"] = size_of(product.lora)
     return {
         "points": {answer["id"]: answer["score"] for answer in answers},
         "valid": scored["valid"],
         "stopped": scored["stopped"],
-        "shipped": {"GGUF": size_of(product.gguf)}
-        | ({"LoRA GGUF": size_of(product.lora)} if product.lora else {}),
+        "shipped": shipped,
         "disk": product.disk,
         "general": general(product, params, root, tools),
         "speed": generation_speed(product.gguf, product.lora, settings, tools),
@@ -113,9 +116,11 @@ def general(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
     names none.
     """
     settings = params.evaluating
-    if not (questions := load_questions(settings.general, root)):
+    questions = load_questions(settings.general, root)
+    if not questions:
         return None
-    llama, files = llama_of(tools, settings), ModelFiles(product.gguf, product.lora)
+    llama = llama_of(tools, settings)
+    files = ModelFiles(product.gguf, product.lora)
     tokenizer = load_tokenizer(tokenizer_folder(product.project))
     with open_gguf(llama, files, ctx_size=settings.ctx_size, rows=ROWS) as loaded:
         answered = general_ability(loaded, tokenizer, questions)
@@ -130,7 +135,8 @@ def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: T
     down slows both. Both servers map one file. `other_load` and `disturbed` report whether other processes
     kept the machine busy.
     """
-    llama, room = llama_of(tools, settings), PROMPT + TOKENS + 64
+    llama = llama_of(tools, settings)
+    room = PROMPT + TOKENS + 64
     with ExitStack() as up:
         servers = {"shipped": up.enter_context(serving(llama, ModelFiles(gguf, lora), ctx_size=room))}
         if lora:

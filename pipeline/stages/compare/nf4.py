@@ -13,5 +13,6 @@ from pipeline.stages.compare.projects import TRAINED, base_links, open_project, 
 
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the seed `item` on the files below `root`."""
-    name, links = f"nf4-{item}", base_links(root) | {"data/tokens": root / "data/tokens"}
+    name = f"nf4-{item}"
+    links = base_links(root) | {"data/tokens": root / "data/tokens"}
     train(open_project(root, name, params, {"train": {"seed": int(item)}}, links), root / TRAINED / name)

@@ -182,7 +182,8 @@ def check_trainable(root: Path, params: Params) -> None:
         raise ConfigError(
             "Q-COMPARE-002", f"the strategies to ship can't be compared, {why}. Set compare.seeds to []"
         ) from None
-    if other := not_dense(header):
+    other = not_dense(header)
+    if other:
         raise ConfigError(
             "Q-COMPARE-002",
             f"the strategies to ship can't be compared for {other}, only for {', '.join(DENSE)}: set "
@@ -190,7 +191,8 @@ def check_trainable(root: Path, params: Params) -> None:
         )
     shape = load_shape(root / "models/base/config.json")
     for level in params.compare.levels:
-        if unknown := sorted(quantized_level(shape, level).ggml_types - TRAINABLE):
+        unknown = sorted(quantized_level(shape, level).ggml_types - TRAINABLE)
+        if unknown:
             ggml_types = " and ".join(unknown)
             raise ConfigError(
                 "Q-COMPARE-003",

@@ -92,12 +92,14 @@ def recommend(
     else:
         alike = f"{len(equals)} of {len(strategies)} strategies are not" if worse else "no strategy is"
         why = f"{alike} measurably below another one"
-        if slow := [speed[strategy] for strategy in equals if strategy not in fast]:
+        slow = [speed[strategy] for strategy in equals if strategy not in fast]
+        if slow:
             why += f", adapters cost speed ({min(slow):.2f} to {max(slow):.2f} of the level's)"
         if len(fast) > 1:
             why += ", and it needs least disk"
         why += f", {size_text(strategies[chosen].on_disk)} on the way"
-    over, remedy = f"over {seeds} seeds" if seeds > 1 else "with one seed", STRATEGIES[chosen].remedy
+    over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
+    remedy = STRATEGIES[chosen].remedy
     sentence = f"{level}: {title(chosen, level)}: {over} {why}: {remedy.format(level=level)}"
     sentence += forgotten(strategies[chosen].general)
     return Advice(chosen, len(equals) == 1 < len(strategies), sentence)

@@ -16,7 +16,9 @@ from pipeline.core.publish import publishing, read_json, write_json
 from pipeline.core.text import screen
 from pipeline.metrics.divergence import Prompt, Reference
 
-FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"
+FOLDER = "reference"
+LOGITS = "logits"
+PROMPTS = "prompts.json"
 KLD_ROWS = 16  # held-out rows whose logits are compared, at most 64 positions each
 
 
@@ -33,7 +35,9 @@ def write_reference(root: Path, rows: Path, ctx_size: int) -> None:
     from pipeline.metrics.divergence import thinned, write_logits
     from pipeline.metrics.forward import trained_model
 
-    base, adapter, target = root / "models/base", root / "models/adapter", root / FOLDER
+    base = root / "models/base"
+    adapter = root / "models/adapter"
+    target = root / FOLDER
     encoded = encoded_rows(load_tokenizer(tokenizer_folder(root)), rows, KLD_ROWS, ctx_size)
     prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:

@@ -25,11 +25,10 @@ def measured(root: Path, params: Params) -> list[dict[str, Any]]:
     jobs: dict[str, str] = {}
     for seed in params.compare.seeds:
         jobs[f"{MERGED_16}-{seed}"] = f"compare_unquantized@{seed}"
-        jobs |= {
-            (name := Job(strategy, level, seed).name): f"compare_measure@{name}"
-            for strategy in params.compare.strategies
-            for level in params.compare.levels
-        }
+        for strategy in params.compare.strategies:
+            for level in params.compare.levels:
+                name = Job(strategy, level, seed).name
+                jobs[name] = f"compare_measure@{name}"
     files = {root / MEASURED / f"{name}.json": job for name, job in jobs.items()}
     for file, job in files.items():
         if not file.exists():
@@ -39,7 +38,8 @@ def measured(root: Path, params: Params) -> list[dict[str, Any]]:
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
-    settings, evaluate = params.compare, params.evaluating
+    settings = params.compare
+    evaluate = params.evaluating
     if not settings.seeds:
         write_json(root / TARGET, {"seeds": []})
         print(

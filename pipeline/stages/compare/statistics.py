@@ -62,7 +62,8 @@ class Difference:
 
 def mean_of(scores: Scores) -> Mean:
     """Return the mean of `scores` (seeds, rows) with its interval, which is 0 to 1 for a single score."""
-    value, half = float(scores.mean()), half_width(scores) if scores.size > 1 else 1.0
+    value = float(scores.mean())
+    half = half_width(scores) if scores.size > 1 else 1.0
     return Mean(value, max(value - half, 0.0), min(value + half, 1.0))
 
 
@@ -77,7 +78,8 @@ def difference(first: Scores, second: Scores) -> Difference:
             "least"
         )
     points = 100 * (second - first)
-    value, half = float(points.mean()), half_width(points) if points.size > 1 else 200.0
+    value = float(points.mean())
+    half = half_width(points) if points.size > 1 else 200.0
     p_value = compare_scores(first.mean(axis=0).tolist(), second.mean(axis=0).tolist()).p_value
     return Difference(value, max(value - half, -100.0), min(value + half, 100.0), p_value)
 
@@ -106,7 +108,8 @@ def general_score(measured: Sequence[General]) -> dict[str, Any] | None:
     """Return the share of right answers over the seeds with its 95 % interval; None if no
     question was asked.
     """
-    if (right := _right(measured)) is None:
+    right = _right(measured)
+    if right is None:
         return None
     score, low, high = mean_of(right)
     return {"rows": right.shape[1], "score": score, "low": low, "high": high}

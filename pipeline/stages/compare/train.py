@@ -78,7 +78,8 @@ def tune_scales(params: Params, root: Path, job: Job) -> None:
 def distill_then_tune(params: Params, root: Path, job: Job) -> None:
     """Publish the base's level that learned the untuned base's answers, then the task."""
     project = open_level(params, root, job, on_rows(root), file=LEARNED_FILE, scales=True)
-    level, distilling = base_level(params, root, project, job.level), distillation_of(project)
+    level = base_level(params, root, project, job.level)
+    distilling = distillation_of(project)
     learned = distilled_gguf(
         distilling, params, untuned_gguf(root, params), job.level, root / "data", seed=job.seed
     )
@@ -97,7 +98,8 @@ def distill_merged(params: Params, root: Path, job: Job) -> None:
     distilling = distillation_of(merged.project)
     tuned = distilled_gguf(distilling, params, merged.gguf, job.level, root / "data", seed=job.seed)
     level = quantize(params, merged.gguf, merged.project / LEVEL_FILE, job.level)
-    task, after = read_json(root / TRAINED / job.on_nf4 / "train.json", AGAIN), report_in(distilling)
+    task = read_json(root / TRAINED / job.on_nf4 / "train.json", AGAIN)
+    after = report_in(distilling)
     report = both(task, after, {job.on_nf4: task, job.name: after})
     publish_scales(level, tuned, distilling / "models/adapter", report, root / TRAINED / job.name)
     remove(merged.project)
@@ -119,7 +121,9 @@ def report_in(project: Path) -> dict[str, Any]:
     """Return the training's report in a sub-project, with the rows that a distillation learned from."""
     report: dict[str, Any] = read_json(project / "reports/train.json", AGAIN)
     rows = project / ROWS
-    return report | ({"rows": read_json(rows, AGAIN)} if rows.exists() else {})
+    if rows.exists():
+        report["rows"] = read_json(rows, AGAIN)
+    return report
 
 
 def both(
