@@ -97,7 +97,8 @@ def _within(room: int, sizes: Sequence[int], first: set[int]) -> list[int]:
     """Return the rows that fit into `room` bytes, in their own order. Those of `first` have priority."""
     kept = []
     for number in sorted(range(len(sizes)), key=lambda number: number not in first):
-        if (room := room - sizes[number]) < 0:
+        room -= sizes[number]
+        if room < 0:
             break
         kept.append(number)
     return sorted(kept)

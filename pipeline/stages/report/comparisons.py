@@ -54,11 +54,9 @@ class Comparison:
             "noise": "within the noise",
         }[self.verdict]
         excludes_zero = self.difference.low > 0 or self.difference.high < 0
-        return (
-            words
-            if excludes_zero == (self.verdict != "noise")
-            else f"{words} by the test, {p_value(self.difference.p_value)}"
-        )
+        if excludes_zero == (self.verdict != "noise"):
+            return words
+        return f"{words} by the test, {p_value(self.difference.p_value)}"
 
 
 def compare(first: str, second: str, scores: Scores) -> Comparison | None:
@@ -92,13 +90,14 @@ def against_reference(scores: Scores, reference: str) -> list[Comparison]:
     If nothing is merged (`reference` is the base's file), compare that file, untuned and tuned, with the one
     that it was made from.
     """
-    return _each(
-        [
-            (ORIGINAL if reference == BASE else UNTUNED + reference if is_base(model) else reference, model)
-            for model in scores
-        ],
-        scores,
-    )
+    return _each([(_made_from(model, reference), model) for model in scores], scores)
+
+
+def _made_from(model: str, reference: str) -> str:
+    """Return the model that a level, or without a merge the base's file, is made from."""
+    if reference == BASE:
+        return ORIGINAL
+    return UNTUNED + reference if is_base(model) else reference
 
 
 def against_base(scores: Scores) -> list[Comparison]:
@@ -214,7 +213,8 @@ def compared_values(
 
     product = product_of(evaluations)
     served = product.served
-    levels, gains = against_reference(scores, reference), against_base(scores)
+    levels = against_reference(scores, reference)
+    gains = against_base(scores)
     return {
         "against": {comparison.second: comparison for comparison in levels},
         "gained": {comparison.second: comparison for comparison in gains},

@@ -36,7 +36,8 @@ def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") ->
     """Return a column of the figure `key`, with ± the figure `spread` below it."""
 
     def cell(evaluation: Evaluation) -> Cell:
-        value, error = getattr(evaluation, key), getattr(evaluation, spread) if spread else None
+        value = getattr(evaluation, key)
+        error = getattr(evaluation, spread) if spread else None
         return Cell(value, show(value, *digits), f"± {number(error, *digits)}" if error is not None else "")
 
     return cell
@@ -54,13 +55,15 @@ def _size(evaluation: Evaluation) -> Cell:
 
 
 def _fallback(evaluation: Evaluation) -> Cell:
-    fallback, tensors = evaluation.fallback_tensors, evaluation.tensors
+    fallback = evaluation.fallback_tensors
+    tensors = evaluation.tensors
     return Cell(fallback, count(fallback), f"of {count(tensors)}" if tensors else "")
 
 
 def _memory(evaluation: Evaluation) -> Cell:
     serving = evaluation.serving
-    main, card = (serving.peak_memory_bytes, serving.gpu_memory_bytes) if serving else (None, None)
+    main = serving.peak_memory_bytes if serving else None
+    card = serving.gpu_memory_bytes if serving else None
     return Cell(main, size(main), f"GPU {size(card)}" if card else "")
 
 
@@ -92,7 +95,8 @@ def _divergence(show: Callable[..., str], key: str, *digits: int) -> Read:
     """Return a column of divergence, with the reference below it if that is another kind of model."""
 
     def cell(evaluation: Evaluation) -> Cell:
-        value, small = getattr(evaluation, key), f"from {evaluation.reference}"
+        value = getattr(evaluation, key)
+        small = f"from {evaluation.reference}"
         return Cell(value, show(value, *digits), small if is_across(evaluation) else "")
 
     return cell
@@ -105,7 +109,8 @@ def is_across(evaluation: Evaluation) -> bool:
     Without a merge every divergence is measured from another kind of model, and the reference is always
     named.
     """
-    model, reference = evaluation.model, evaluation.reference
+    model = evaluation.model
+    reference = evaluation.reference
     if model == BASE or product_of([model]).served:
         return reference != model
     return is_base(model) and not is_base(reference)
@@ -155,9 +160,13 @@ def tag_of(model: str, advice: Recommendation) -> str:
     """Return a tag of one or two words for a model's role."""
     if model == advice.model:
         return "recommended"
-    if model in (BASE, ORIGINAL):
-        return "base alone" if model == BASE else "original"
-    return "untuned base" if is_base(model) else "reference" if model in REFERENCES else ""
+    if model == BASE:
+        return "base alone"
+    if model == ORIGINAL:
+        return "original"
+    if is_base(model):
+        return "untuned base"
+    return "reference" if model in REFERENCES else ""
 
 
 def show(

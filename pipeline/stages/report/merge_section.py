@@ -74,16 +74,15 @@ def table(figures: Figures) -> dict[str, Any]:
     """Return the map's figures as numbers: {"modules", "rows": [(layer, a text per module)]}."""
     cells = by_cell(figures)
     modules = modules_of(cells)
+
+    def mean(layer: int, module: str) -> str:
+        shares = cells.get((layer, module))
+        return share(fmean(shares)) if shares else "–"
+
     return {
         "modules": modules,
         "rows": [
-            (
-                layer,
-                [
-                    share(fmean(shares)) if (shares := cells.get((layer, module))) else "–"
-                    for module in modules
-                ],
-            )
+            (layer, [mean(layer, module) for module in modules])
             for layer in sorted({layer for layer, _ in cells})
         ],
     }
@@ -111,11 +110,14 @@ def noise(parity: Parity) -> dict[str, float]:
     """Return the mean relative rounding error (RMSE) of each level's tensors, as the parity checks measured
     it.
     """
-    return {
-        check.place or "": value
-        for key, check in parity.checks.items()
-        if key.startswith("weights_") and (value := check.figures.get("rmse_mean"))
-    }
+    errors: dict[str, float] = {}
+    for key, check in parity.checks.items():
+        if not key.startswith("weights_"):
+            continue
+        error = check.figures.get("rmse_mean")
+        if error:
+            errors[check.place or ""] = error
+    return errors
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,11 @@ def survival(
     drifts = {model: evaluation.kld_mean for model, evaluation in evaluations.items()}
     effect = drifts.get(UNTUNED + reference)
     spectral = [tensor for tensor in adapters if tensor.spectral_update is not None]
+
+    def lost(level: str) -> float | None:
+        drift = drifts.get(level)
+        return drift / effect if drift is not None and effect else None
+
     return [
         Survival(
             level,
@@ -171,7 +178,7 @@ def survival(
             median(ratios),
             sum(stands_out(tensor, rounding) for tensor in spectral),
             len(spectral),
-            drift / effect if (drift := drifts.get(level)) is not None and effect else None,
+            lost(level),
         )
         for level, rounding in noises.items()
     ]

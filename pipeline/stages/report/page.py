@@ -73,9 +73,11 @@ def page_values(
 
     from pipeline.stages.report.training_plots import MEASURES, samples_over_time, training_plots
 
-    evaluations, checks = inputs.evaluations, inputs.parity.written()["checks"]
+    evaluations = inputs.evaluations
+    checks = inputs.parity.written()["checks"]
     product = product_of(evaluations)
-    reference, served = product.reference(evaluations), product.served
+    reference = product.reference(evaluations)
+    served = product.served
     scores = task_scores(inputs.answers)
     disturbed = [model for model, evaluation in evaluations.items() if evaluation.is_disturbed]
     curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.eval_loss)
@@ -127,7 +129,8 @@ def page_values(
 
 def sections(values: Mapping[str, Any]) -> list[Section]:
     """Return the page's sections in their order, without those that have no content."""
-    inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
+    inputs = values["inputs"]
+    evaluate = [f"evaluate@{model}" for model in inputs.evaluations]
     each = "; each model's figures by its own `evaluate`, linked from its name"
     served = values["product"].served
     page_sections = [

@@ -83,7 +83,8 @@ def pareto_front(places: Sequence[Place]) -> list[Place]:
 def _places(evaluations: Evaluations, scored: bool) -> list[Place]:
     places = []
     for model, evaluation in evaluations.items():
-        score, same = evaluation.score, evaluation.same_top
+        score = evaluation.score
+        same = evaluation.same_top
         if scored and evaluation.task and score is not None:
             low, high = evaluation.task.interval
             low, high = min(low, score), max(high, score)
@@ -128,4 +129,6 @@ def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommende
 
 def _color(model: str, recommended: str | None) -> str:
     """Return the color of a model's point and name."""
-    return ACCENT if model == recommended else MUTED if is_base(model) else INK
+    if model == recommended:
+        return ACCENT
+    return MUTED if is_base(model) else INK

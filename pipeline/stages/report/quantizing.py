@@ -15,8 +15,10 @@ from pipeline.gate.evaluations import Evaluations
 from pipeline.pages.formats import signed
 from pipeline.stages.report.comparisons import Comparison, Scores, compare
 
-# Ratios of the divergence after to that before: below, below, above.
-RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25
+# ratios of the divergence after to that before
+RECOVERED = 0.5  # below it most of the damage is recovered
+PARTLY = 0.8  # below it part of the damage is recovered
+WORSE = 1.25  # above it the damage is worse
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str) 
     """
 
     def side(model: str, sixteen: str) -> Side:
-        evaluation, task = evaluations.get(model), compare(sixteen, model, scores)
+        evaluation = evaluations.get(model)
+        task = compare(sixteen, model, scores)
         if evaluation is None or evaluation.reference != sixteen:
             return Side(model, evaluation is not None, task=task)
         return Side(
@@ -102,7 +105,8 @@ def _improved(evaluations: Evaluations, scores: Scores) -> list[str]:
     sentences = []
     for model, evaluation in evaluations.items():
         name = ModelName(model)
-        level, plain = name.plain, evaluations.get(name.plain) if name.ending else None
+        level = name.plain
+        plain = evaluations.get(name.plain) if name.ending else None
         if not plain or evaluation.kld_mean is None or not plain.kld_mean:
             continue
         before, after = plain.kld_mean, evaluation.kld_mean
@@ -123,9 +127,12 @@ def _better(plain: str, improved: str, nearer: bool, scores: Scores) -> str:
     if comparison is None:
         return ""
     if comparison.verdict == "noise":
-        best, by = improved if nearer else plain, "divergence"
+        by = "divergence"
+        is_improved = nearer
     else:
-        best, by = improved if comparison.verdict == "better" else plain, "the scores"
+        by = "the scores"
+        is_improved = comparison.verdict == "better"
+    best = improved if is_improved else plain
     return (
         f" On the same {comparison.rows} held-out rows {improved} scores "
         f"{signed(comparison.difference.points)} points ({comparison.interval}) against {plain}, "

@@ -56,7 +56,9 @@ def flat_figures(evaluation: Evaluation, verdict: Judgment | None = None) -> dic
     """Return a model's figures in one flat dict, None if not measured: `task_score`,
     `all_tokens_kld_mean`, …
     """
-    figures, task, speed = evaluation.written(), evaluation.task, evaluation.speed
+    figures = evaluation.written()
+    task = evaluation.task
+    speed = evaluation.speed
     if evaluation.is_disturbed:  # disturbed speeds mean nothing; the share of other load tells why
         figures = {key: value for key, value in figures.items() if "tok_s" not in key}
     speeds = speed if speed and not evaluation.is_disturbed else None

@@ -37,14 +37,17 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
     """Write the report below `root`/reports. Return the recommendation and each tuned model's gate verdict.
     Raises `DataError` if the adapter's folder is missing.
     """
-    folder, adapter = root / "reports", root / "models/adapter"
-    name, serve = params.convert.name, params.serving
+    folder = root / "reports"
+    adapter = root / "models/adapter"
+    name = params.convert.name
+    serve = params.serving
     advice, verdicts = advise(inputs, params.report, serve)
     advice = with_warnings(advice, inputs)
     # If nothing can be recommended, the files still name the smallest level, with the warning next to it.
     level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model].bytes, model))
     files = product_of(inputs.evaluations).files(Path(), name, level)
-    gguf, lora = str(files.gguf), str(files.lora) if files.lora else None
+    gguf = str(files.gguf)
+    lora = str(files.lora) if files.lora else None
     if not adapter.is_dir():
         raise DataError("Q-CORE-001", f"{adapter} is missing: run `python -m pipeline train`, which makes it")
     jinja = chat_template(adapter)

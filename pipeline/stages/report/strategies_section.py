@@ -21,7 +21,8 @@ def strategies_values(summary: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not summary["seeds"]:
         return {"seeds": []}
-    levels, reference = summary["levels"], summary["reference"]
+    levels = summary["levels"]
+    reference = summary["reference"]
     return {
         **summary,
         "levels": [level_values(level, levels[level], reference) for level in sorted(levels)],
@@ -62,7 +63,12 @@ def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | No
     """
     if difference is None:
         return None
-    verdict = "noise" if not difference["measurable"] else "better" if difference["points"] > 0 else "worse"
+    if not difference["measurable"]:
+        verdict = "noise"
+    elif difference["points"] > 0:
+        verdict = "better"
+    else:
+        verdict = "worse"
     return {
         **difference,
         "verdict": verdict,
