@@ -12,7 +12,8 @@ from pipeline.core.checks import Check
 from pipeline.llamacpp.server import Server, Unparsed, serving
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, count_check, exact
 
-ENDS, MARKERS = "Answers end", "No markers in answers"  # titles of the two checks
+ENDS = "Answers end"  # title of the first check
+MARKERS = "No markers in answers"  # title of the second check
 TOGETHER = 4  # questions answered at the same time; weights are read once for all of them
 ROOM = 64  # tokens that an answer may have in addition to twice the longest reference
 
@@ -56,7 +57,8 @@ def questions(
     Chats that don't end in an answer are skipped. So are those whose question doesn't fit into the other half
     of the context.
     """
-    requests, longest = list[dict[str, Any]](), 0
+    requests: list[dict[str, Any]] = []
+    longest = 0
     for row in rows:
         *turns, last = row["messages"]
         if len(requests) == count or last["role"] != "assistant" or not turns:
@@ -104,12 +106,11 @@ def answers_end(answers: Answers, budget: int) -> Check:
     detail = "; ".join(f"{name}: {number} of {count} ended by themselves" for name, number in ended.items())
     figures = {f"{name} ended": float(number) for name, number in ended.items()}
     if not ended[first]:
-        why = (
-            "no question was asked"
-            if not count
-            else f"{first} ends none of its answers, so it was trained too little"
-            + (" to compare levels by it" if levels else "")
-        )
+        why = "no question was asked"
+        if count:
+            why = f"{first} ends none of its answers, so it was trained too little"
+            if levels:
+                why += " to compare levels by it"
         return Check(ENDS, "not measured", f"{detail}; {why}", what=what, figures=figures)
     silent = [name for name, number in ended.items() if not number]
     why = (
@@ -136,7 +137,8 @@ def no_markers(answers: Answers, tokenizer: Any) -> Check:
                 *(control[number] for number in inside if number in control),
                 *(token for token in control.values() if token in stated.text),
             ]
-            wrong += [f"{name} writes {marks[0]} in {stated.text[:40]!a}"] if marks else []
+            if marks:
+                wrong.append(f"{name} writes {marks[0]} in {stated.text[:40]!a}")
     return count_check(
         MARKERS,
         what="answers that hold a control token of the template",

@@ -82,11 +82,11 @@ def incomparable(title: str, divergence: Divergence, sentence: str, cause: str) 
     """Return the failed check of two models whose logits can't be compared. Its figure counts positions with
     NaN or Inf, or the tokens by which the vocabularies differ.
     """
-    count, unit = (
-        (divergence.strange, "positions")
-        if divergence.strange
-        else (abs(divergence.widths[0] - divergence.widths[1]), "tokens")
-    )
+    count = divergence.strange
+    unit = "positions"
+    if not count:
+        count = abs(divergence.widths[0] - divergence.widths[1])
+        unit = "tokens"
     return exact(title, count, unit, sentence, cause, "logits that can't be compared")
 
 

@@ -52,7 +52,8 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
     """Check every tensor of the GGUF, streamed. The check is "not measured" for an architecture whose
     conversion is not known here. `of` names the model in the folder `merged`.
     """
-    title, what = f"Weights of {of} → {gguf.stem}", WHAT.format(of)
+    title = f"Weights of {of} → {gguf.stem}"
+    what = WHAT.format(of)
     header, tensors = gguf_tensors(gguf)
     config = read_config(merged)
     architecture = (config.get("architectures") or ["none"])[0]
@@ -106,12 +107,14 @@ def weights_check(title: str, what: str, faults: list[Fault], tensors: dict[str,
             "More than half of the tensors differ, so it is the GGUF of another model or of an older "
             f"merge: {CONVERT}."
         )
+    sentence = f"{compared}; {first.tensor}: {first.seen}"
+    if len(faults) > 1:
+        sentence += f" (and {len(faults) - 1} more)"
     return exact(
         title,
         count=len(faults),
         unit="tensors",
-        sentence=f"{compared}; {first.tensor}: {first.seen}"
-        + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""),
+        sentence=sentence,
         cause=cause,
         what=what,
     )
@@ -188,10 +191,12 @@ def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
             f"has shape {list(tensor.shape)}, in the merged model {shape}",
             f"The GGUF is of another model: {CONVERT}.",
         )
-    at, width = 0, FLOAT_BYTES[tensor.type]
+    at = 0
+    width = FLOAT_BYTES[tensor.type]
     for piece in pieces:
         for block in piece.blocks():
-            expected, stored = rounded(block, tensor.type), flat_bytes(tensor, at, len(block))
+            expected = rounded(block, tensor.type)
+            stored = flat_bytes(tensor, at, len(block))
             if not np.array_equal(expected, stored):
                 first = at + int(np.flatnonzero((expected != stored).reshape(-1, width).any(axis=1))[0])
                 return describe_fault(tensor, pieces, first)
@@ -236,10 +241,13 @@ def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault
 
     `first` is the flat index of the first different weight.
     """
-    columns, width = pieces[0].entry.columns, FLOAT_BYTES[tensor.type]
+    columns = pieces[0].entry.columns
+    width = FLOAT_BYTES[tensor.type]
     # counts of digests, because all rows of a large tensor may differ
     left, right = Counter[bytes](), Counter[bytes]()
-    at, zeros, shown = 0, 0, (0.0, 0.0)
+    at = 0
+    zeros = 0
+    shown = (0.0, 0.0)
     for piece in pieces:
         for block in piece.blocks():
             flat = flat_bytes(tensor, at, len(block))

@@ -78,7 +78,8 @@ def hand_over(
             else "The two are not the same model: run the stages from merge on again.",
         )
     from_trained = compare(outputs.as_trained, after)
-    within, explained = divergence.kld <= bound.nats, False
+    within = divergence.kld <= bound.nats
+    explained = False
     sentences = [f"{outputs.where}, same first choice at {divergence.same_top:.1%}", bound.note]
     if bound.weights and not within:
         weights = bound.weights()
@@ -127,7 +128,8 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
         # Weights that were merged into NF4 went through its rounding in that check.
         return outputs.nf4() if exact and merged and merged.verdict == "pass" else merged
 
-    allowed, exact = level_limit("nf4", outputs.parameters), merge_base == "16-bit"
+    allowed = level_limit("nf4", outputs.parameters)
+    exact = merge_base == "16-bit"
     rounding = compare(outputs.as_trained, outputs.trained)
     note = (
         "" if rounding.fault else f"in float32 arithmetic; training's own rounding is {rounding.kld:.2g} nats"

@@ -37,13 +37,15 @@ def file_check(
     """
     from gguf import LlamaFileType
 
-    level, remedy = ModelName(name).level, remake(next(iter(after.values())).file)
+    level = ModelName(name).level
+    remedy = remake(next(iter(after.values())).file)
     requested = given_by(after, tensor_types)
 
     def fail(what: str, count: int, unit: str, detail: str, cause: str) -> Check:
         return exact(title, count, unit, detail, f"{cause}: {remedy}.", what)
 
-    expected_type, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
+    expected_type = DEFAULT_TYPES.get(level, level)
+    number = header.fields.get("general.file_type")
     file_types = {int(file_type): file_type.name.removeprefix("MOSTLY_") for file_type in LlamaFileType}
     stored = file_types.get(number, str(number)) if isinstance(number, int) else "none"
     another = "files of another level", 1, "files"
@@ -73,8 +75,10 @@ def file_check(
         return fail(
             "tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause
         )
-    if wrong := of_other_types(before, after, requested, tensor_types):
-        first, ggml_type = wrong[0], tensor_types[requested[wrong[0]]].upper()
+    wrong = of_other_types(before, after, requested, tensor_types)
+    if wrong:
+        first = wrong[0]
+        ggml_type = tensor_types[requested[first]].upper()
         cause = f"The level was made before quantize.tensor_types asked for {ggml_type}"
         what = "tensors of another type than quantize.tensor_types"
         return fail(what, len(wrong), "tensors", f"{first} is {after[first].type}, not {ggml_type}", cause)

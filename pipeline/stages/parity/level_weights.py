@@ -23,9 +23,11 @@ LOST = 0.99
 # Blocks whose weights are smaller than this share of the tensor's root mean square may be rounded to nothing.
 SMALL = 1e-3
 # The worst weight is searched in blocks with at least this share of the tensor's norm, because a float16
-# scale of smaller ones has few digits left. A scale that is half a unit in the last place off moves a weight
-# by at most FLOAT16 (a code of up to 4,096 times 2 to the power of -25), which is not an error.
-LARGE, FLOAT16 = 0.1, 2.0**-13
+# scale of smaller ones has few digits left.
+LARGE = 0.1
+# A scale that is half a unit in the last place off moves a weight by at most this much (a code of up to 4,096
+# times 2 to the power of -25), which is not an error.
+FLOAT16 = 2.0**-13
 EXACT = ("F32", "F16", "BF16")  # types not counted in a level's mean noise
 SLACK = 1.5  # factor over its type's usual rounding error that a tensor may have
 WHAT = "largest error of a tensor's weights, in multiples of what its type costs"
@@ -81,7 +83,8 @@ def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
             (noise.error == 0) | (noise.norm < SMALL**2 * total / len(noise.norm)) & np.isfinite(noise.error)
         )
         shares = noise.shares()
-    at, worst = np.flatnonzero(lost), int(shares.argmax())
+    at = np.flatnonzero(lost)
+    worst = int(shares.argmax())
 
     def row(block: int) -> int:
         return block * after.block // after.columns
@@ -119,12 +122,15 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
     title = f"Weights of {gguf.stem} → {name}"
     model = ModelName(name)
     check_tensor_types(gguf, tensor_types, model.imatrix)
-    (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
-    if check := file_check(title, name, tensor_types, header, before, after):
+    _, before = gguf_tensors(gguf)
+    header, after = gguf_tensors(level)
+    check = file_check(title, name, tensor_types, header, before, after)
+    if check:
         return check
-    if unknown := sorted(
+    unknown = sorted(
         {tensor.type for tensor in after.values() if tensor.type not in NOISE or not tensor.readable}
-    ):
+    )
+    if unknown:
         return Check(
             title,
             "not measured",
@@ -137,7 +143,8 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
     noises = dict(
         zip(names, side_by_side(lambda name: tensor_noise(before[name], after[name]), names), strict=True)
     )
-    if lost := {tensor: noise for tensor, noise in noises.items() if noise.lost}:
+    lost = {tensor: noise for tensor, noise in noises.items() if noise.lost}
+    if lost:
         return lost_check(title, lost, before, after)
     if model.imatrix:
         noises = {tensor: replace(noise, worst=0.0) for tensor, noise in noises.items()}
@@ -159,7 +166,8 @@ def noise_check(title: str, noises: Mapping[str, TensorNoise], after: Mapping[st
         f"{len(noises)} tensors; worst {worst}, {after[worst].type}, relative RMSE {noises[worst].rmse:.4f}, "
         f"largest error of a weight {noises[worst].worst:.2f} of the largest in its block"
     )
-    passed, remedy = shares[worst] <= SLACK, remake(after[worst].file)
+    passed = shares[worst] <= SLACK
+    remedy = remake(after[worst].file)
     cause = (
         f"{worst} was made from other weights, or its values are unusually spread: {remedy}, or take another "
         "level if it stays so."
@@ -190,25 +198,27 @@ def lost_check(
 ) -> Check:
     """Return the failed check of a level with lost blocks, with the first of them and the likely cause."""
     name, first = next(iter(lost.items()))
-    stored, count = (
-        after[name].values(first.row, first.row + 1)[0],
-        sum(noise.lost for noise in lost.values()),
-    )
+    stored = after[name].values(first.row, first.row + 1)[0]
+    count = sum(noise.lost for noise in lost.values())
     remedy = remake(after[name].file)
     if len(lost) > len(after) / 2:
         cause = f"The level was made from another model or from an older merge: {remedy}."
-    elif (other := row_like(stored, before[name])) is not None and other != first.row:
-        cause = f"The rows of {name} are in another order, row {first.row} is {other}: {remedy}."
-    elif (stored == 0).reshape(-1, after[name].block).all(axis=1).any():
-        cause = f"A block of {name} is zeroed, so the file is damaged: {remedy}."
     else:
-        cause = f"The weights of {name} are others, so the file is damaged: {remedy}."
+        other = row_like(stored, before[name])
+        if other is not None and other != first.row:
+            cause = f"The rows of {name} are in another order, row {first.row} is {other}: {remedy}."
+        elif (stored == 0).reshape(-1, after[name].block).all(axis=1).any():
+            cause = f"A block of {name} is zeroed, so the file is damaged: {remedy}."
+        else:
+            cause = f"The weights of {name} are others, so the file is damaged: {remedy}."
+    sentence = f"{name}, {first.lost} of {first.blocks} blocks from row {first.row} on"
+    if len(lost) > 1:
+        sentence += f", and {len(lost) - 1} more tensors"
     return exact(
         title,
         count=count,
         unit="blocks",
-        sentence=f"{name}, {first.lost} of {first.blocks} blocks from row {first.row} on"
-        + (f", and {len(lost) - 1} more tensors" * (len(lost) > 1)),
+        sentence=sentence,
         cause=cause,
         what="blocks that hold nothing of their weights",
     )
@@ -218,10 +228,12 @@ def row_like(values: Floats, tensor: GgufTensor) -> int | None:
     """Return the row of a tensor that is closest to `values`; None if it is half of their norm or
     more away.
     """
-    best, place = 0.5 * float(np.linalg.norm(values)), None
+    best = 0.5 * float(np.linalg.norm(values))
+    place: int | None = None
     for first, last in tensor.blocks():
         distances = np.linalg.norm(tensor.values(first, last) - values, axis=1)
         nearest = int(distances.argmin())
         if distances[nearest] < best:
-            best, place = float(distances[nearest]), first + nearest
+            best = float(distances[nearest])
+            place = first + nearest
     return place

@@ -38,7 +38,8 @@ WHAT = "largest distance of a weight from base + scale·B·A"
 LIMIT = 0.5 + 2**-20
 FITS = 0.57  # limit that includes a merge that sums in float32 or first rounds to another 16-bit type
 # Settings of bitsandbytes' quantization. The weights show which of them a merge went through.
-DTYPES, BLOCKS = ("bfloat16", "float16", "float32"), (64, 32, 128, 256, 512, 1024)
+DTYPES = ("bfloat16", "float16", "float32")
+BLOCKS = (64, 32, 128, 256, 512, 1024)
 REMERGE = "run `snakemake --force merge`"
 AGAIN = "run `python -m pipeline merge` again."
 
@@ -67,7 +68,9 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
 
     Raises `DataError` if a folder can't be read or adapter and base don't fit.
     """
-    record, run, model = read_merge(merged), read_run(adapter), structure(base)
+    record = read_merge(merged)
+    run = read_run(adapter)
+    model = structure(base)
     expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record["merge_base"] == "nf4")
     jobs = {job.name: job for job in expected.jobs}
     compared = Compared(jobs, read_folder(merged), model, run, record, file_hash(adapter / WEIGHTS))
@@ -115,7 +118,8 @@ def _other_than_weights(
     base: Path, adapter: Path, merged: Path, expected: Plan, compared: Compared
 ) -> Iterator[tuple[str, str]]:
     """Yield (fault, likely cause) for faults that can be seen before a weight is read."""
-    recorded, trained = compared.record.get("base_weights_sha256"), compared.run.weights_sha256
+    recorded = compared.record.get("base_weights_sha256")
+    trained = compared.run.weights_sha256
     if recorded and trained and recorded != trained:
         yield (
             f"the adapter was trained on weights {trained[:12]} and merged into {recorded[:12]}",
@@ -177,7 +181,8 @@ def _cause(compared: Compared, wrong: list[str]) -> str:
     """Return the sentence of the first assumption under which a wrong tensor would be right."""
     adapted = [name for name in wrong if compared.jobs[name].update]
     name = (adapted or wrong)[0]
-    job, entry = compared.jobs[name], compared.there[name]
+    job = compared.jobs[name]
+    entry = compared.there[name]
     if entry.dtype not in ("F16", "BF16"):
         return f"{name} is stored as {entry.dtype}, which no merge writes; {AGAIN}"
     for assumed in _assumptions(job, compared):

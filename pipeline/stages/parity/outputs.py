@@ -95,7 +95,8 @@ def output_checks(
     largest tensor in float32, and one prompt's logits. Raises `MachineError`, `ToolError` or `DataError` if a
     model can't be run.
     """
-    merge_base, recorded = read_merge(chain.merged)["merge_base"], (chain.adapter / "run.json").exists()
+    merge_base = read_merge(chain.merged)["merge_base"]
+    recorded = (chain.adapter / "run.json").exists()
     with ExitStack() as files:
         sixteen = files.enter_context(bench.kept(plain_model(chain.base, chain.adapter)))
         as_trained, trained = trained_outputs(chain, bench, files) if recorded else (sixteen, sixteen)

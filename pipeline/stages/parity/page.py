@@ -35,7 +35,8 @@ from pipeline.pages.templating import fill
 
 Row = Mapping[str, Any]  # parity check with its key, group and verdict
 Label = tuple[str, str]  # verdict, and what it is about
-TRAINED, AT_SERVER = "trained", "served"
+TRAINED = "trained"
+AT_SERVER = "served"
 COLORS = {"pass": GOOD, "warn": WARM, "fail": BAD, "not measured": WARM}
 # base that a check compares the merged model with
 SOURCES = {"outputs_sixteen": ", 16-bit base", "outputs_trained": ", NF4 base"}
@@ -98,7 +99,8 @@ def chain(checks: ParityChecks) -> list[HandOver]:
     stored = [row for group in ("Weights", "Outputs") for row in groups.get(group, ())]
     texts = [_counted(groups.get(name, ()), name.lower()) for name in ("Text", "Tokens")]
     answers = [_counted(groups.get("Behavior", ()), "answers")]
-    if served := served_unmerged(checks):
+    served = served_unmerged(checks)
+    if served:
         return [
             HandOver(TRAINED, served, texts),
             HandOver("base in training", BASE, _judged(stored, BASE)),
@@ -158,7 +160,8 @@ def divergences(checks: ParityChecks) -> str:
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     for place, (row, (value, limit)) in enumerate(zip(rows, figures, strict=True)):
-        color, failed = COLORS[row["verdict"]], row["verdict"] == "fail"
+        color = COLORS[row["verdict"]]
+        failed = row["verdict"] == "fail"
         end = max(value, low)  # 0 is drawn at the left edge
         axes.plot([low, end], [place, place], color=color, linewidth=2, clip_on=False)
         axes.plot(end, place, "o", color=color, markersize=8, clip_on=False, gid=f"figure-{place}")
@@ -221,7 +224,8 @@ def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
     by_place: dict[str, dict[str, Any]] = {}
     for group in ("Weights", "Outputs", "Behavior"):
         for row in groups.get(group, ()):
-            if (place := place_of(row)) not in ("", MERGED):
+            place = place_of(row)
+            if place not in ("", MERGED):
                 by_place.setdefault(place, {})[group] = row
     models = []
     for place, rows in by_place.items():

@@ -60,7 +60,9 @@ class Rewrites:
             return self.stand_in(f"{value:g}")
         if isinstance(value, dict):
             return {key: self.tree(item) for key, item in value.items()}
-        return [self.tree(item) for item in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [self.tree(item) for item in value]
+        return value
 
     def stand_in(self, text: str) -> str:
         """Return a character that represents `text` until `put_back`."""

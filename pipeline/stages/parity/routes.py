@@ -59,7 +59,9 @@ class Route:
 
 def merged(params: Params, root: Path, measure: Measure) -> Route:
     """Return the route of the graph that merges."""
-    folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
+    folder = root / "models/gguf"
+    name = params.convert.name
+    kind = params.convert.type
     chain = Chain(
         base=root / "models/base",
         adapter=root / "models/adapter",
@@ -93,7 +95,8 @@ def unmerged(params: Params, root: Path, measure: Measure) -> Route:
     """Return the route of the graphs that serve the base's file, with the adapter's GGUF or with trained
     scales.
     """
-    models, name = root / "models", params.convert.name
+    models = root / "models"
+    name = params.convert.name
     lora = models / f"gguf/{name}-lora.gguf" if params.graph == "adapter" else None
     served = models / "base" / MODEL_FILE if lora else models / f"gguf/{name}-{TUNED}.gguf"
     chain = UnmergedChain(models / "base", models / "base.json", models / "adapter", served, lora)
@@ -114,7 +117,8 @@ ROUTES: dict[Graph, Callable[[Params, Path, Measure], Route]] = {
 
 def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> list[Probe]:
     """Return the probes along the chain. `base_gguf` is the untuned base's GGUF, if it was made."""
-    tokenizer, limits = load_tokenizer(chain.adapter), measure.limits
+    tokenizer = load_tokenizer(chain.adapter)
+    limits = measure.limits
     with_lora = limits.depth == "full" and base_gguf is not None
 
     def weights(checks: ParityChecks) -> ParityChecks:
@@ -123,7 +127,8 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
             "weights_gguf": gguf_weights(chain.merged, chain.gguf),
         }
         for level, path in chain.levels.items():
-            key, model = level_key("weights", level), ModelName(level)
+            key = level_key("weights", level)
+            model = ModelName(level)
             if model.made_of:
                 results[key] = distilled_weights(chain.levels[model.made_of], path, chain.reports, model)
             else:
@@ -146,6 +151,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         return output_checks(chain, bench, limits, checks, **adapted)
 
     models = [chain.gguf, *chain.levels.values()]
+    no_base = "" if base_gguf else NO_BASE
     outputs = {
         "outputs_trained": FROM_NF4,
         "outputs_sixteen": FROM_SIXTEEN,
@@ -158,14 +164,14 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
             "the base's weights",
             {"weights_base": "Untuned base → its 16-bit GGUF"},
             base_weights,
-            lacking="" if base_gguf else NO_BASE,
+            lacking=no_base,
         ),
         Probe("special tokens", SPECIAL | {"tokens_levels": special_tokens.RECORDS}, special),
         _text(chain.gguf, tokenizer, measure),
         *_tool_calls(chain.gguf, tokenizer, measure),
         Probe("outputs", outputs | (LORA if with_lora else {}), said, "standard"),
         # With with_lora this is measured among the outputs.
-        *([] if with_lora else [Probe("LoRA", LORA, said, "full", "" if base_gguf else NO_BASE)]),
+        *([] if with_lora else [Probe("LoRA", LORA, said, "full", no_base)]),
         _behavior(models, tokenizer, measure),
     ]
 
@@ -204,7 +210,8 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
     """
 
     def compare(checks: ParityChecks) -> ParityChecks:
-        limits, llama = measure.limits, replace(measure.llama, n_gpu_layers=0)
+        limits = measure.limits
+        llama = replace(measure.llama, n_gpu_layers=0)
         # A base that trains only texts needs no usable template, so none is checked.
         no_chats = None if measure.chats else why_no_chats(tokenizer, "the base")
         rendered = measure.texts

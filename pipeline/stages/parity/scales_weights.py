@@ -34,15 +34,18 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
     if not (adapter / SCALES_FILE).is_file():
         cause = "Training left an adapter: set train.tuner to scales, then run `snakemake`."
         return exact(TITLE, 1, "differences", f"{adapter.name}/ holds no trained scales", cause, WHAT)
-    (old, before), (new, after) = gguf_tensors(base / MODEL_FILE), gguf_tensors(tuned)
+    old, before = gguf_tensors(base / MODEL_FILE)
+    new, after = gguf_tensors(tuned)
     wrong = [f"{name} is not the base's" for name in other_fields(base / MODEL_FILE, old, tuned, new)]
     compared = sum(not name.startswith(PROVENANCE) for name in old.fields.keys() | new.fields.keys())
-    if different := other_tensors(old, new):
+    different = other_tensors(old, new)
+    if different:
         sentence = "; ".join([f"{different} is not the same as in the base's file", *wrong[: SHOWN - 1]])
         cause = f"The tuned file was made from another base: {AGAIN}."
         return exact(TITLE, len(wrong) + 1, "differences", sentence, cause, WHAT)
 
-    faults, scales = dict[str, str](), 0
+    faults: dict[str, str] = {}
+    scales = 0
     for name, expected in file_scales(base, adapter):
         values = expected.numpy()
         scales += values.size
@@ -70,11 +73,14 @@ def distilled_weights(level: Path, distilled: Path, reports: Path, name: ModelNa
     distill/LEVEL.json in `reports` names.
     """
     record = reports / "distill" / f"{name.made_of}.json"
-    title, what = f"Weights of {level.stem} → {name}", "tensors, fields and records that are not the level's"
+    title = f"Weights of {level.stem} → {name}"
+    what = "tensors, fields and records that are not the level's"
     recorded = read_json(record, f"run `snakemake --force models/gguf/{distilled.name}`")
-    (old, before), (new, after) = gguf_tensors(level), gguf_tensors(distilled)
+    old, before = gguf_tensors(level)
+    new, after = gguf_tensors(distilled)
     wrong = [f"{field} is not the level's" for field in other_fields(level, old, distilled, new)]
-    if different := other_tensors(old, new):
+    different = other_tensors(old, new)
+    if different:
         wrong.append(f"{different} is not the same as in the level's file")
     else:
         wrong += filter(None, (trained_fault(before[tensor], after[tensor]) for tensor in after))
@@ -169,10 +175,12 @@ def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers | None 
                 for side in (ours, theirs)
             )
             trained = None if scales is None else scales[number, first:last]
-            if fault := scale_fault(old, new, trained, first):
+            fault = scale_fault(old, new, trained, first)
+            if fault:
                 return f"{after.name} has {fault}"
             ours[:, :, at : at + 2] = theirs[:, :, at : at + 2]
-        if (differs := (ours != theirs).any(axis=-1)).any():
+        differs = (ours != theirs).any(axis=-1)
+        if differs.any():
             return f"{after.name} has another byte than a scale's changed {place_of(differs, first)[1]}"
     return ""
 
@@ -181,11 +189,12 @@ def scale_fault(old: Numbers, new: Numbers, trained: Numbers | None, first: int)
     """Return words on the first wrong scale; "" if there is none. The scales are float16 (rows from `first`
     on, blocks). They were `old` before training and `trained` after it (None if not known).
     """
-    if trained is not None and (strange := ~np.isfinite(new)).any():
+    strange = ~np.isfinite(new)
+    if trained is None:
+        wrong = strange | (np.signbit(old) != np.signbit(new))
+    elif strange.any():
         at, where = place_of(strange, first)
         return f"a scale that is {float(new[at]):.6g} {where}"
-    if trained is None:
-        wrong = ~np.isfinite(new) | (np.signbit(old) != np.signbit(new))
     else:
         wrong = new.view(np.uint16) != trained.view(np.uint16)
     if not wrong.any():

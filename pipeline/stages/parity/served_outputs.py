@@ -39,7 +39,8 @@ def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChe
     """Return the checks of training's float32 forward against llama.cpp's, bare and trained, on the same
     held-out tokens.
     """
-    bench, limits = Bench(measure.prompts(tokenizer), measure.scratch, measure.llama), measure.limits
+    bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.llama)
+    limits = measure.limits
     with ExitStack() as files:
 
         def kept(model: AbstractContextManager[Speaker]) -> Reference:
@@ -49,7 +50,8 @@ def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChe
         bare = compare(before, files.enter_context(bench.gguf(chain.bare)))
         trained = kept(trained_model(chain.base, chain.adapter, float32=True))
         answers = files.enter_context(bench.gguf(chain.served, chain.lora))
-        served, moved = compare(trained, answers), compare(before, trained)
+        served = compare(trained, answers)
+        moved = compare(before, trained)
         few = replace(bench, prompts=bench.prompts[:OWN_ROWS])
         with few.kept(trained_model(chain.base, chain.adapter)) as in_training:
             rounding = compare(in_training, islice(trained, len(few.prompts)))
@@ -109,14 +111,19 @@ def served_check(measured: Divergences, limits: Parity, where: str, artifact: Ma
     It must also be nearer to the trained model than the bare base is, because otherwise a file without effect
     would pass. If training moves the base by no more than twice the floor, that is not measured.
     """
-    title, file = artifact.title, artifact.file
-    served, bare, moved, rounding = measured.served, measured.bare, measured.moved, measured.rounding
+    title = artifact.title
+    file = artifact.file
+    served = measured.served
+    bare = measured.bare
+    moved = measured.moved
+    rounding = measured.rounding
     if served.fault or bare.fault:
         faulty = served if served.fault else bare
         cause = f"The base's GGUF or {file} is damaged or of another model: {artifact.again}."
         return incomparable(title, faulty, f"{faulty.fault}; {where}", cause)
     kld, same_top = served_floor(bare)
-    limit, least = max(limits.max_kld_served, kld), min(MIN_SAME_TOP, same_top)
+    limit = max(limits.max_kld_served, kld)
+    least = min(MIN_SAME_TOP, same_top)
     within = served.kld <= limit and served.same_top >= least
     if within and moved.kld <= 2 * bare.kld:
         return Check(

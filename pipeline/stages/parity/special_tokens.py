@@ -19,7 +19,9 @@ from pipeline.stages.parity.check import count_check
 from pipeline.stages.parity.text import in_use
 from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
 
-TOKENS, TEMPLATE = "Special tokens", "Chat template"  # titles of two checks
+# titles of the checks
+TOKENS = "Special tokens"
+TEMPLATE = "Chat template"
 RECORDS = "Vocabularies, settings and provenance records"
 KINDS = ("eos", "bos", "pad")
 GGUF_NAMES = {"eos": "eos", "bos": "bos", "pad": "padding"}
@@ -35,18 +37,19 @@ def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) ->
     with open_vocabulary(tools, f16) as vocabulary:
         checks += [*ends(tokenizer, merged, f16, vocabulary), *added(tokenizer, f16, vocabulary)]
     wrong = [check for check in checks if check]
+    cause = ""
+    if wrong:
+        cause = (
+            f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or fix "
+            "models/base and train again."
+        )
     return count_check(
         TOKENS,
         what="places that disagree about end of turn, beginning of text or padding",
         different=len(wrong),
         compared=len(checks),
         first="; ".join(wrong),
-        cause=(
-            f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or fix "
-            "models/base and train again."
-        )
-        if wrong
-        else "",
+        cause=cause,
     )
 
 
@@ -82,11 +85,10 @@ def ends(tokenizer: Any, merged: Path, f16: Path, vocabulary: GgufVocabulary) ->
     """
     listed = settings(merged).get("generation_config.json", {}).get("eos_token_id")
     for number in sorted({tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [])}):
-        yield (
-            ""
-            if vocabulary.ends(number)
-            else f"token {number} ({tokenizer.convert_ids_to_tokens(number)}) ends no answer by {f16.name}"
-        )
+        if vocabulary.ends(number):
+            yield ""
+        else:
+            yield f"token {number} ({tokenizer.convert_ids_to_tokens(number)}) ends no answer by {f16.name}"
 
 
 def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
@@ -95,12 +97,13 @@ def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str
     """
     hf = _around(tokenizer(PROBE)["input_ids"], tokenizer(PROBE, add_special_tokens=False)["input_ids"])
     gguf = _around(vocabulary.ids(PROBE, add_special=True), vocabulary.ids(PROBE))
-    yield (
-        ""
-        if hf == gguf
-        else f"{f16.name} adds {gguf[0]} before and {gguf[1]} after a text, the tokenizer adds "
-        f"{hf[0]} and {hf[1]}"
-    )
+    if hf == gguf:
+        yield ""
+    else:
+        yield (
+            f"{f16.name} adds {gguf[0]} before and {gguf[1]} after a text, the tokenizer adds "
+            f"{hf[0]} and {hf[1]}"
+        )
 
 
 def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
@@ -144,11 +147,10 @@ def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> 
 
     A level's weights can't show that: its noise hides that it was made from a slightly different adapter.
     """
-    record, first = folder_fields(merged), check_gguf(f16)
-    wrong, compared = (
-        [*of_another_merge(record, f16.name, first), *rows_differ(f16.name, first)],
-        len(record) + 1,
-    )
+    record = folder_fields(merged)
+    first = check_gguf(f16)
+    wrong = [*of_another_merge(record, f16.name, first), *rows_differ(f16.name, first)]
+    compared = len(record) + 1
     for level in levels:
         header = check_gguf(level)
         wrong += [*of_another_run(first, level.name, header), *rows_differ(level.name, header)]
@@ -203,7 +205,10 @@ def rows_differ(name: str, header: Header) -> Iterator[Difference]:
     """Yield a difference for each table of embeddings or of the head without exactly one row per token."""
     tokens = len(header.fields.get("tokenizer.ggml.tokens", []))
     for table in ("token_embd.weight", "output.weight"):
-        if table in header.tensors and (rows := header.tensors[table][0][-1]) != tokens:
+        if table not in header.tensors:
+            continue
+        rows = header.tensors[table][0][-1]
+        if rows != tokens:
             text = f"{name}: {tokens} tokens, {rows} rows in {table}"
             yield (
                 text,

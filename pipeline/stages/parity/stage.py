@@ -66,7 +66,8 @@ def main(params: Params, root: Path) -> None:
     """
     checks = measure_parity(params, root).values()
     print(*(f"parity: {check}" for check in checks), sep="\n")
-    if failed := [check for check in checks if check.verdict == "fail"]:
+    failed = [check for check in checks if check.verdict == "fail"]
+    if failed:
         raise GateError(
             "Q-PARITY-001",
             "; ".join(

@@ -61,9 +61,10 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
 
     llama-server removes a beginning of text that it adds to the tokens itself; it is removed here too.
     """
-    compared, left_out = list[Text](), Counter[str]()
+    compared: list[Text] = []
+    left_out: Counter[str] = Counter()
     # llama-server tokenizes an empty text to a beginning of text if it puts one before every prompt.
-    begin = tokenizer.bos_token or "" if server.tokens("") else ""
+    begin = (tokenizer.bos_token or "") if server.tokens("") else ""
     for conversation, prompt in forms(conversations):
         try:
             ours = training_text(tokenizer, conversation, prompt)
@@ -94,7 +95,8 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
         for what, count in sorted(own_way.items())
     ]
     detail = "; ".join([f"{len(texts.compared)} texts compared", *counts])
-    title, what = TITLE, "conversations whose text differs between training and llama-server"
+    title = TITLE
+    what = "conversations whose text differs between training and llama-server"
     if not texts.compared:
         return Check(title, "not measured", detail, what=what)
     why = ""
@@ -169,11 +171,9 @@ def kind(text: Text) -> str:
         return "it says other words"
     word, part = ("more", more) if more else ("less", less)
     has_system = text.conversation.messages[0]["role"] == "system"
-    return (
-        f"it has a default system prompt {word}"
-        if "system" in part and not has_system
-        else f"it has {part[:30]!r} {word}"
-    )
+    if "system" in part and not has_system:
+        return f"it has a default system prompt {word}"
+    return f"it has {part[:30]!r} {word}"
 
 
 def forms(conversations: Iterable[Conversation]) -> Iterator[tuple[Conversation, bool]]:
@@ -252,6 +252,6 @@ def rewritten(tokenizer: Any, text: Text, begin: str) -> tuple[str, ...]:
         )
     except Unrenderable:
         return ()
-    return (
-        tuple(sorted(rewrites.reasons)) if rewrites.put_back(ours).removeprefix(begin) == text.theirs else ()
-    )
+    if rewrites.put_back(ours).removeprefix(begin) != text.theirs:
+        return ()
+    return tuple(sorted(rewrites.reasons))

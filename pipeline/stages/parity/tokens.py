@@ -20,7 +20,8 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import exact
 from pipeline.stages.parity.text import Texts
 
-IDS, CORPUS = "Token ids", "Token ids of a corpus"  # titles of the two checks
+IDS = "Token ids"  # title of the first check
+CORPUS = "Token ids of a corpus"  # title of the second check
 TOGETHER = 1024  # strings tokenized per call
 SHOWN = 12  # ids shown in a message
 NORMAL = 1  # GGUF's type of ordinary tokens
@@ -30,7 +31,8 @@ class GgufVocabulary:
     """Vocabulary of a GGUF, loaded without its weights."""
 
     def __init__(self, llama: Any, model: Any) -> None:
-        self._llama, self._vocab = llama, llama.llama_model_get_vocab(model)
+        self._llama = llama
+        self._vocab = llama.llama_model_get_vocab(model)
         self._room = 1024
         self._ids = (ctypes.c_int32 * self._room)()
 
@@ -91,8 +93,8 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
 
     Texts are in NFC, as stage curate writes all text: llama.cpp does not normalize, some tokenizers do.
     """
-    # The server's beginning of text, which it puts before every prompt.
-    begin, ids = server.tokens(""), Comparison()
+    begin = server.tokens("")  # the server's beginning of text, which it puts before every prompt
+    ids = Comparison()
     for text in texts.compared:
         text_nfc = unicodedata.normalize("NFC", text.complete)
         trained = tokenizer(text_nfc, add_special_tokens=False)["input_ids"]
@@ -117,7 +119,8 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    overridden, ids = 0, Comparison()
+    overridden = 0
+    ids = Comparison()
     with open_vocabulary(tools, f16) as vocabulary:
         forced = overridden_tokens(vocabulary, f16)
         strings = iter(strings)
@@ -129,15 +132,19 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
                     overridden += 1
                     continue
                 ids.add(text, encoding.ids, vocabulary.ids(text))
+    note = ""
+    if overridden:
+        note = (
+            f"{overridden} strings with {', '.join(forced)} left out, which llama.cpp takes for a control "
+            "token"
+        )
     return _check(
         CORPUS,
         "strings whose token ids differ between training's tokenizer and the GGUF's vocabulary",
         tokenizer,
         f16,
         ids,
-        f"{overridden} strings with {', '.join(forced)} left out, which llama.cpp takes for a control token"
-        if overridden
-        else "",
+        note,
     )
 
 

@@ -143,10 +143,11 @@ def compare(turn: CalledTurn, tokenizer: Any, server: Server, compared: Compared
             return
         reading = f"llama-server reads {_shown(made)}" if made else f"{NO_CALL}{message.get('content')!a}"
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    follows = all(follows_schema(call, schemas) for call in expected)
-    (compared.differences if follows else compared.against_schema).append(
-        f"{turn.name}: the row calls {_shown(expected)}, {one_line(reading, SHOWN)}"
-    )
+    difference = f"{turn.name}: the row calls {_shown(expected)}, {one_line(reading, SHOWN)}"
+    if all(follows_schema(call, schemas) for call in expected):
+        compared.differences.append(difference)
+    else:
+        compared.against_schema.append(difference)
 
 
 def follows_schema(call: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> bool:
@@ -197,14 +198,16 @@ def reasoning_tags(server: Server, turn: CalledTurn) -> tuple[str, str]:
     """Return the text that llama-server writes before and after the reasoning of an answer that is begun; two
     empty strings if its template has none.
     """
-    before, tools = list(turn.turns[:-1]), turn.row.get("tools")
+    before = list(turn.turns[:-1])
+    tools = turn.row.get("tools")
     asked = server.post("/apply-template", chat_request(before, tools))["prompt"]
     begun = {"role": "assistant", "reasoning_content": REASONING, "content": CONTENT}
     text = server.post("/apply-template", chat_request([*before, begun], tools))["prompt"]
     opening, has_reasoning, rest = text.partition(REASONING)
     if not has_reasoning:
         return "", ""
-    return (opening.removeprefix(asked) if opening.startswith(asked) else ""), rest.partition(CONTENT)[0]
+    before_reasoning = opening.removeprefix(asked) if opening.startswith(asked) else ""
+    return before_reasoning, rest.partition(CONTENT)[0]
 
 
 def split_reasoning(said: str, opening: str, closing: str) -> Message:

@@ -24,7 +24,8 @@ from pipeline.metrics.forward import run_settings
 from pipeline.stages.parity.check import count_check
 
 BARE_TITLE = "Base in training's arithmetic → its GGUF in llama.cpp"
-LORA_TITLE, LORA_WHAT = "Adapter → its GGUF", "matrices whose numbers are not the trained ones, rounded once"
+LORA_TITLE = "Adapter → its GGUF"
+LORA_WHAT = "matrices whose numbers are not the trained ones, rounded once"
 PREFIX = "base_model.model."
 
 
@@ -71,7 +72,8 @@ def base_file(chain: UnmergedChain) -> Check:
     """Check that the base's file is the one that was trained on and the one that the served file names, and
     that the served file was made from the training result.
     """
-    digest, trained_with = file_hash(chain.bare), run_settings(chain.adapter)
+    digest = file_hash(chain.bare)
+    trained_with = run_settings(chain.adapter)
     recorded = read_json(chain.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
     run = read_json(chain.adapter / "run.json", "run `snakemake --force train`")
     gguf = chain.lora or chain.served
@@ -115,7 +117,8 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     header, tensors = gguf_tensors(lora)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     names = tensor_names(config, header, lora)
-    wrong, seen = list[str](), set[Place]()
+    wrong: list[str] = []
+    seen: set[Place] = set()
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as weights:
         for key in weights.keys():  # noqa: SIM118 (safe_open is not a mapping)
             path, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
