@@ -93,10 +93,10 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
 
 def no_such_file(file: str, names: list[str], source: str) -> DataError:
     """Return the error that `source`, which contains `names`, has no GGUF `file`."""
-    there = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
+    available = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
     return DataError(
         "Q-BASE-009",
-        f"{source} has no file {file!r} (its GGUF files: {there}): correct base.file in params.yaml",
+        f"{source} has no file {file!r} (its GGUF files: {available}): correct base.file in params.yaml",
     )
 
 

@@ -215,8 +215,8 @@ def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
         raise
     except Exception as error:  # each library has its own exception classes
         # Addresses are left out: a redirect's address may contain a signature.
-        said = re.sub(r"\w+://[^\s'\"]+", str(place), str(error).replace(place.url, str(place)))
-        reason = " ".join(said.split())[:200] or type(error).__name__
+        message = re.sub(r"\w+://[^\s'\"]+", str(place), str(error).replace(place.url, str(place)))
+        reason = " ".join(message.split())[:200] or type(error).__name__
         raise MachineError(
             "Q-BASE-032",
             f"{place} can't be fetched ({reason}): check the address and the network, then run the same "

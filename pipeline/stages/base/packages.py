@@ -69,8 +69,8 @@ def _progress(part: Path) -> list[str]:
     cut off.
     """
     recorded = _recorded(part)
-    there = part.stat().st_size if part.exists() else 0
-    whole = recorded["bytes"] if recorded["bytes"] <= there else 0
+    size = part.stat().st_size if part.exists() else 0
+    whole = recorded["bytes"] if recorded["bytes"] <= size else 0
     with part.open("ab") as stream:
         stream.truncate(whole)
     return list(recorded["parts"]) if whole else []

@@ -73,18 +73,18 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, An
     config = read_object(source / "config.json")
     check_config(config, str(source))
     # This reads only the headers of the weights, before they are copied.
-    found = find_text_part(source, config, str(source)) if is_wrapper(config) else None
+    part = find_text_part(source, config, str(source)) if is_wrapper(config) else None
     size = sum((source / name).stat().st_size for name in names)
     try_early(source, size, str(source), chats)
     need_disk(folder.parent, size)
     for name in names:
-        if found and name.endswith(".safetensors"):
+        if part and name.endswith(".safetensors"):
             continue
         shutil.copyfile(source / name, folder / name)
-    if not found:
+    if not part:
         return None
-    write_text_part(found, folder)
-    return found.record
+    write_text_part(part, folder)
+    return part.record
 
 
 def need_files(folder: Path, names: list[str]) -> None:

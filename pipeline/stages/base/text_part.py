@@ -107,7 +107,9 @@ def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> d
             del tensors[HEAD]
         else:
             part.config.tie_word_embeddings = False
-    needed = shapes.keys() - ({HEAD} if part.config.tie_word_embeddings else set())
+    needed = set(shapes)
+    if part.config.tie_word_embeddings:
+        needed.discard(HEAD)
     missing = sorted(needed - tensors.keys())
     if missing:
         raise DataError(
@@ -146,13 +148,13 @@ def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict
     """Replace the wrapper in `folder` by its text model. Return what to record of it. Raises `DataError` if
     the text part is not complete.
     """
-    found = find_text_part(folder, config, source)
+    part = find_text_part(folder, config, source)
     weights = set(folder.glob("*.safetensors"))
     # Files that came from the hub stay in its cache until the model is published.
-    write_text_part(found, folder)
-    for file in weights - {entry.file for entry in found.tensors.values()}:
+    write_text_part(part, folder)
+    for file in weights - {entry.file for entry in part.tensors.values()}:
         file.unlink()
-    return found.record
+    return part.record
 
 
 @contextmanager
