@@ -77,7 +77,9 @@ def merge_the_better(
     would take 15 GB more than everything that is kept. The rows are read first, so that an error in them is
     reported before an hour of work.
     """
-    base, adapter, merged = (root / "models" / name for name in ("base", "adapter", "merged"))
+    base = root / "models/base"
+    adapter = root / "models/adapter"
+    merged = root / "models/merged"
     rows = root / "data/final/val.jsonl"
     prompts = held_out(rows, adapter, params.preprocess.max_length)
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
@@ -121,7 +123,8 @@ def measure(merged: Path, reference: Any, params: Params, tools: Toolchain) -> D
     threads = params.machine.threads
     kind = params.convert.type
     level = params.quantize.deciding
-    source, gguf = (merged.with_name(f"{merged.name}-{name}.gguf") for name in (kind, level))
+    source = merged.with_name(f"{merged.name}-{kind}.gguf")
+    gguf = merged.with_name(f"{merged.name}-{level}.gguf")
     header = HeaderFields(merged.name, find_pre_tokenizer(merged, tools).name)
     to_gguf(tools, merged, source, kind, header)
     measured: Divergences = {kind: gguf_divergence(reference, source, threads=threads, tools=tools)}
