@@ -176,7 +176,8 @@ def remark(pre: PreTokenizer, gguf: Path) -> str:
     if pre.found_by in remarks:
         return remarks[pre.found_by]
     fields = check_gguf(gguf).fields
-    kind, name = (fields.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    kind = fields.get("tokenizer.ggml.model")
+    name = fields.get("tokenizer.ggml.pre")
     return f"the converter takes the tokenizer for one of kind {kind} with pre-tokenizer {name}"
 
 
