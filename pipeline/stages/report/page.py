@@ -211,13 +211,14 @@ def command_list(evaluations: Evaluations) -> Mapping[str, str]:
     evaluate.
     """
     product = product_of(evaluations)
-    words = COMMANDS | (UNMERGED if product.served else {}) | (SCALES if product.graph == "tuned" else {})
+    words = dict(COMMANDS)
+    if product.served:
+        words |= UNMERGED
+    if product.graph == "tuned":
+        words |= SCALES
     stages = stages_in(product.graph)
-    return (
-        {name: stated for name, stated in words.items() if name in stages and name != "report"}
-        | {
-            f"evaluate@{model}": f"{model}: file, divergence, speed, memory, answers, general ability"
-            for model in evaluations
-        }
-        | {"report": words["report"]}
-    )
+    commands = {name: stated for name, stated in words.items() if name in stages and name != "report"}
+    for model in evaluations:
+        commands[f"evaluate@{model}"] = f"{model}: file, divergence, speed, memory, answers, general ability"
+    commands["report"] = words["report"]
+    return commands

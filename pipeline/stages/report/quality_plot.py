@@ -53,9 +53,8 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
     figure.draw_without_rendering()  # the layout determines where a value is
     for axes, (low, high) in zip(panels, ranges, strict=True):
         shown = [place for place in places if low <= place.value <= high]
-        put_labels(
-            axes, shown, {place.model: _color(place.model, recommended) for place in shown}, recommended
-        )
+        colors = {place.model: _color(place.model, recommended) for place in shown}
+        put_labels(axes, shown, colors, recommended)
     words = "; ".join(
         f"{place.model} {place.size:.4g} {unit}, {place.value:.1f} ({place.low:.1f} to {place.high:.1f})"
         for place in places
@@ -98,18 +97,24 @@ def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
     """Return the y axis from bottom to top. It has two parts, upper first, if nothing is between base and
     tuned.
     """
-    untuned, tuned = ([place for place in places if is_base(place.model) == base] for base in (True, False))
-    groups = [group for group in (tuned, untuned) if group]
-    spans = sorted(
-        ((min(place.low for place in group), max(place.high for place in group)) for group in groups),
-        reverse=True,
-    )
+    untuned = [place for place in places if is_base(place.model)]
+    tuned = [place for place in places if not is_base(place.model)]
+    spans = [
+        (min(place.low for place in group), max(place.high for place in group))
+        for group in (tuned, untuned)
+        if group
+    ]
+    spans.sort(reverse=True)
     least, most = spans[-1][0], spans[0][1]
     gap = spans[0][0] - spans[-1][1]
     if gap <= 0 or gap < BREAK * (most - least):  # groups that touch are one part, even if all scores are 0
         spans = [(least, most)]
     room = 0.16 if len(places) <= 8 else 0.3  # space for names above and below the intervals
-    return [(low - room * max(high - low, 5), high + room * max(high - low, 5)) for low, high in spans]
+    ranges = []
+    for low, high in spans:
+        margin = room * max(high - low, 5)
+        ranges.append((low - margin, high + margin))
+    return ranges
 
 
 def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommended: str | None) -> None:

@@ -35,14 +35,12 @@ def level_values(
 ) -> dict[str, Any]:
     """Return one level: a row for each strategy, the recommended one and why, and the drawing."""
     measured = [strategy for strategy in STRATEGIES if strategy in level_summary["strategies"]]
-    against, perfect = (
-        {
-            difference["second"]: difference
-            for difference in level_summary[key]
-            if difference["first"] == measured[0]
-        }
-        for key in ("differences", "perfect_differences")
-    )
+
+    def from_first(key: str) -> dict[str, Any]:
+        return {row["second"]: row for row in level_summary[key] if row["first"] == measured[0]}
+
+    against = from_first("differences")
+    perfect = from_first("perfect_differences")
     rows = [
         {
             "strategy": strategy,

@@ -103,14 +103,8 @@ def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
     """Return the curves of the method's measures in addition to its loss (`MEASURES`)."""
     drawings: dict[str, str] = {}
     for name, (title, unit, _) in MEASURES.items():
-        trained, held_out = (
-            [
-                (float(row["step"]), float(row["measures"][name]))
-                for row in metrics_log
-                if row["kind"] == kind and name in row.get("measures", {})
-            ]
-            for kind in ("step", "eval")
-        )
+        trained = _measured(metrics_log, "step", name)
+        held_out = _measured(metrics_log, "eval", name)
         if trained:
             figure, axes = _training_axes(unit, steps)
             _draw(axes, trained)
@@ -120,6 +114,15 @@ def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
             ends = f"; of held-out ones {held_out[-1][1]:.3g} at the end" if held_out else ""
             drawings[name] = svg_of(figure, name, title, f"{words}{ends}.")
     return drawings
+
+
+def _measured(metrics_log: Rows, kind: str, name: str) -> list[tuple[float, float]]:
+    """Return (step, value) of the measure `name` in the log's rows of one kind."""
+    return [
+        (float(row["step"]), float(row["measures"][name]))
+        for row in metrics_log
+        if row["kind"] == kind and name in row.get("measures", {})
+    ]
 
 
 def _loss_plot(
