@@ -250,10 +250,8 @@ def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault
     shown = (0.0, 0.0)
     for piece in pieces:
         for block in piece.blocks():
-            flat = flat_bytes(tensor, at, len(block))
-            expected, stored = (
-                side.reshape(-1, columns * width) for side in (rounded(block, tensor.type), flat)
-            )
+            expected = rounded(block, tensor.type).reshape(-1, columns * width)
+            stored = flat_bytes(tensor, at, len(block)).reshape(-1, columns * width)
             for row in np.flatnonzero((expected != stored).any(axis=1)):
                 left[digest(expected[row])] += 1
                 right[digest(stored[row])] += 1

@@ -131,9 +131,9 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
     allowed = level_limit("nf4", outputs.parameters)
     exact = merge_base == "16-bit"
     rounding = compare(outputs.as_trained, outputs.trained)
-    note = (
-        "" if rounding.fault else f"in float32 arithmetic; training's own rounding is {rounding.kld:.2g} nats"
-    )
+    note = ""
+    if not rounding.fault:
+        note = f"in float32 arithmetic; training's own rounding is {rounding.kld:.2g} nats"
     other = "nf4" if exact else "16-bit"
     rounded = Bound(
         allowed.kld,
@@ -174,8 +174,11 @@ def merge_cause(outputs: Outputs, merge_base: str) -> str:
         return (
             "The merged model is the untuned base, the adapter was not merged: run `snakemake --force merge`."
         )
-    sixteen, nf4 = ("16-bit", outputs.sixteen), ("NF4", outputs.trained)
-    (base, expected), (other_base, other) = (sixteen, nf4) if merge_base == "16-bit" else (nf4, sixteen)
+    base, expected = "16-bit", outputs.sixteen
+    other_base, other = "NF4", outputs.trained
+    if merge_base != "16-bit":
+        base, other_base = other_base, base
+        expected, other = other, expected
     if same(expected, outputs.merged):
         loss = compare(outputs.trained, outputs.sixteen).kld
         return (
@@ -226,11 +229,12 @@ def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str) -> Check
     """Return the check of the base's GGUF with the adapter's GGUF, against the merged model's GGUF or the
     16-bit base with adapter.
     """
-    before, name = (
-        (outputs.gguf, "16-bit GGUF")
-        if merge_base == "16-bit"
-        else (outputs.sixteen, "16-bit base with adapter")
-    )
+    if merge_base == "16-bit":
+        before = outputs.gguf
+        name = "16-bit GGUF"
+    else:
+        before = outputs.sixteen
+        name = "16-bit base with adapter"
 
     def cause() -> str:
         if same(outputs.untuned(), with_lora):

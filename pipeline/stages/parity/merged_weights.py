@@ -133,11 +133,9 @@ def _other_than_weights(
     missing = sorted(compared.jobs.keys() - compared.there.keys())
     added = sorted(compared.there.keys() - compared.jobs.keys())
     if missing:
-        why = (
-            "A head of its own was dropped as if it were the embeddings"
-            if compared.model.head in missing
-            else "The merged model was cut or is another's"
-        )
+        why = "The merged model was cut or is another's"
+        if compared.model.head in missing:
+            why = "A head of its own was dropped as if it were the embeddings"
         yield f"{len(missing)} tensors are missing, first {missing[0]}", f"{why}; {AGAIN}"
     if added:
         yield (
@@ -199,11 +197,11 @@ def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
     description = compared.record["merge_base"]
     others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if recorded else []
     if in_model(job.name) in compared.model.quantized:
-        others += [
-            (f"NF4 in blocks of {block} {double} double quantization, computed in {dtype}", other)
-            for dtype, block, double in product(DTYPES, BLOCKS, ("with", "without"))
-            if (other := Nf4(dtype, double == "with", block)) != recorded
-        ]
+        for dtype, block, double in product(DTYPES, BLOCKS, ("with", "without")):
+            other = Nf4(dtype, double == "with", block)
+            if other != recorded:
+                name = f"NF4 in blocks of {block} {double} double quantization, computed in {dtype}"
+                others.append((name, other))
     if job.update:
         yield Assumption("The adapter was not merged: the weights are the base's", recorded, times=0)
         yield Assumption("The adapter was merged twice", recorded, times=2)

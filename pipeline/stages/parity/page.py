@@ -229,7 +229,8 @@ def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
                 by_place.setdefault(place, {})[group] = row
     models = []
     for place, rows in by_place.items():
-        weights, outputs = (rows.get(group, {}) for group in ("Weights", "Outputs"))
+        weights = rows.get("Weights", {})
+        outputs = rows.get("Outputs", {})
         figures = {**(weights.get("figures") or {}), **(outputs.get("figures") or {})}
         models.append(
             {

@@ -170,12 +170,8 @@ def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers | None 
     for first, last in after.blocks():
         ours, theirs = in_blocks(before, first, last), in_blocks(after, first, last)
         for number, at in enumerate(places):
-            old, new = (
-                np.ascontiguousarray(side[:, :, at : at + 2]).view(np.float16)[..., 0]
-                for side in (ours, theirs)
-            )
             trained = None if scales is None else scales[number, first:last]
-            fault = scale_fault(old, new, trained, first)
+            fault = scale_fault(scales_at(ours, at), scales_at(theirs, at), trained, first)
             if fault:
                 return f"{after.name} has {fault}"
             ours[:, :, at : at + 2] = theirs[:, :, at : at + 2]
@@ -202,6 +198,12 @@ def scale_fault(old: Numbers, new: Numbers, trained: Numbers | None, first: int)
     at, where = place_of(wrong, first)
     ended = "" if trained is None else f", and {float(trained[at]):.6g} ended training"
     return f"the scale {float(new[at]):.6g} {where}{ended}"
+
+
+def scales_at(blocks: Bytes, at: int) -> Numbers:
+    """Return the float16 scales (rows, blocks) at byte `at` of `blocks` (rows, blocks, bytes of a block)."""
+    scales: Numbers = np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)[..., 0]
+    return scales
 
 
 def in_blocks(tensor: GgufTensor, first: int, last: int) -> Bytes:

@@ -201,7 +201,9 @@ def _spelled(tokenizer: Any, number: int) -> str:
 
 
 def _check(title: str, what: str, tokenizer: Any, f16: Path, ids: Comparison, note: str = "") -> Check:
-    detail = f"{ids.compared} compared" + (f"; {note}" if note else "")
+    detail = f"{ids.compared} compared"
+    if note:
+        detail += f"; {note}"
     if not ids.compared:
         return Check(title, "not measured", detail, what=what)
     figures = {"compared": float(ids.compared)}

@@ -138,10 +138,10 @@ def compare(turn: CalledTurn, tokenizer: Any, server: Server, compared: Compared
     except ToolError as refusal:
         reading = refusal.sentence
     else:
-        made = made_calls(message)
-        if equal_calls(expected, made):
+        calls = made_calls(message)
+        if equal_calls(expected, calls):
             return
-        reading = f"llama-server reads {_shown(made)}" if made else f"{NO_CALL}{message.get('content')!a}"
+        reading = f"llama-server reads {_shown(calls)}" if calls else f"{NO_CALL}{message.get('content')!a}"
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     difference = f"{turn.name}: the row calls {_shown(expected)}, {one_line(reading, SHOWN)}"
     if all(follows_schema(call, schemas) for call in expected):
