@@ -1,1 +1,1 @@
-"""What everything stands on: errors, publishing, rows of JSON, hashes, locks, progress."""
+"""The base layer: errors, publishing, JSON rows, hashes, locks, progress."""

@@ -1,7 +1,7 @@
-"""One check with its verdict: a line of `quench doctor`, of training's preflight and its monitor, of parity,
-of the gate.
+"""One check with its verdict: a line of `quench doctor`, of training's preflight and monitor, of parity, of
+the gate.
 
-`str(check)` is the line on the terminal, `pipeline/pages/templates/checks.html.jinja` the row of a page.
+`str(check)` is the line on the terminal. `pipeline/pages/templates/checks.html.jinja` is the row of a page.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,13 @@ Verdict = Literal["pass", "warn", "fail", "not measured"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it went and what to do unless it passed ("warn": it works, but).
+    """A check's subject, its verdict and the remedy unless it passed ("warn" means that it works with a
+    reservation).
 
-    `id` is the error that a failed check is raised as. `figure`, `limit` and `unit` are None or "" if nothing
-    was counted; `what` says what the figure is, and is "" if the sentence says it already. `figures` are
-    further numbers, which have no limit. `key` names the check in records, `step` is the training step that
-    it is about.
+    `id` is the error that a failed check is raised as. `figure` and `limit` are None, and `unit` is "", if
+    nothing was counted. `what` describes the figure; it is "" if the sentence already does. `figures`
+    contains further numbers, without a limit. `key` names the check in records. `step` is the training step
+    that the check is about.
     """
 
     name: str
@@ -55,17 +56,19 @@ class Check:
         return f"{figure_text(self.figure)}{self.unit and ' ' + self.unit}{limit}"
 
     def record(self, keys: Mapping[str, str]) -> dict[str, Any]:
-        """The check as JSON: each of `keys` with the field that it names."""
+        """Return the check as JSON: each of `keys` with the value of the field that it names."""
         return {key: getattr(self, name) for key, name in keys.items()}
 
 
 def overall(checks: Iterable[Check]) -> Literal["pass", "fail"]:
-    """The verdict over several checks: one that fails is enough."""
+    """Return the verdict over all checks: "fail" if at least one of them failed."""
     return "fail" if any(check.verdict == "fail" for check in checks) else "pass"
 
 
 def refuse(checks: Iterable[Check]) -> None:
-    """Raise the first failed check as the error named by its id, in one sentence; nothing if none failed."""
+    """Raise the first failed check as the error named by its id, in one sentence. Do nothing if
+    none failed.
+    """
     failed = [check for check in checks if check.verdict == "fail"]
     if failed:
         first, others = failed[0], ", ".join(check.name for check in failed[1:])
@@ -76,7 +79,9 @@ def refuse(checks: Iterable[Check]) -> None:
 
 
 def figure_text(value: Any) -> str:
-    """A whole number, or three significant digits: 812, 0.0104, 1.2e-07; a dash if there is none."""
+    """Return a whole number, or three significant digits: 812, 0.0104, 1.2e-07. Return a dash if it is not a
+    number.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–"
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.3g}"

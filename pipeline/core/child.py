@@ -1,10 +1,11 @@
-"""A child process that ends when its parent does, however the parent ended. Run as a script, this becomes the
-child's command.
+"""A child process that exits when its parent does, for whatever reason the parent exited.
+
+Run as a script, this file becomes the child's command:
 
     python -I -S child.py PARENT_PID SIGNAL[,RESOURCE=MOST…] COMMAND ...
 
-asks Linux to send SIGNAL when the parent is gone, sets the limits (numbers of `resource`), and becomes
-COMMAND. (It imports nothing of the project: -I hides the project's folder.)
+It asks Linux to send SIGNAL when the parent has exited, sets the limits (numbers of `resource`), and becomes
+COMMAND. It imports nothing of the project, because -I hides the project's folder.
 """
 
 import contextlib
@@ -21,8 +22,10 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def bound(
     command: Sequence[str], number: int = signal.SIGKILL, limits: Mapping[int, int] | None = None
 ) -> list[str]:
-    """The command line that runs `command` as a child of this process, which gets the signal `number` when
-    this process is gone, and may use `limits` (by `resource.RLIMIT_…`) or what is lower.
+    """Return the command line that runs `command` as a child of this process.
+
+    The child receives the signal `number` when this process exits. Its resources are limited to `limits` (by
+    `resource.RLIMIT_…`), or to the limit in force if that is lower.
     """
     return [
         sys.executable,
@@ -36,16 +39,16 @@ def bound(
 
 
 def limit(limits: Mapping[int, int]) -> None:
-    """Set limits of this process, where they are not lower already."""
+    """Set limits of this process, unless they are lower already."""
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(ValueError):  # macOS limits no address space
+        with contextlib.suppress(ValueError):  # macOS doesn't limit the address space
             resource.setrlimit(kind, (lower, hard))
 
 
 def become(parent: int, number: int, command: list[str]) -> None:
-    """Become `command`; end if the parent is gone already."""
+    """Become `command`. Exit if the parent has exited already."""
     if sys.platform == "linux":
         import ctypes
 

@@ -1,19 +1,19 @@
-"""What can go wrong for a user: one class per kind with its stable exit code, one id per problem.
+"""The errors that a user can meet: one class per kind with its stable exit code, one id per problem.
 
 An error is raised with its id and one sentence (value, reason, remedy): `raise DataError("Q-TRAIN-004",
-f"...")`. The ids are in `pipeline/core/catalog/`, one file per area; `quench doctor explain ID` and
-docs/troubleshooting.md are made from it. Anything else that is raised is a bug and keeps its traceback.
+f"...")`. The ids are in `pipeline/core/catalog/`, one file per area. `quench doctor explain ID` and
+docs/troubleshooting.md are generated from it. Any other exception is a bug and keeps its traceback.
 """
 
 import signal
 from pathlib import Path
 
-# of what is installed, this is a folder (`pipeline.core.places`)
+# Only an installed package has this folder (`pipeline.core.places`).
 IS_CHECKOUT = not (Path(__file__).resolve().parents[1] / "resources").is_dir()
 
 
 def of_this_installation(text: str) -> str:
-    """`text` with the command that sets up this installation, where it names that of a checkout."""
+    """Return `text` with the set-up command of a checkout replaced by that of this installation."""
     return text if IS_CHECKOUT else text.replace("`make setup`", "`quench doctor setup`")
 
 
@@ -24,7 +24,7 @@ class QuenchError(Exception):
 
     def __init__(self, id: str, sentence: str) -> None:
         sentence = of_this_installation(sentence)
-        super().__init__(id, sentence)  # both, so that an error survives pickling between processes
+        super().__init__(id, sentence)  # both, so that an error can be pickled between processes
         self.id, self.sentence = id, sentence
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class QuenchError(Exception):
 
 
 class ConfigError(QuenchError):
-    """`params.yaml`, a recipe or the command line says something that can't be."""
+    """`params.yaml`, a recipe or the command line contains an invalid value."""
 
     exit_code = 2
 
@@ -62,9 +62,10 @@ class MachineError(QuenchError):
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGINT ended the work; the exit code is the shell's, 128 + the signal's number.
+    """SIGTERM or SIGINT stopped the work. The exit code is the shell's: 128 + the signal's number.
 
-    Like Python's own, no `Exception`: libraries swallow those, a model's loader for one.
+    It is not an `Exception`, like Python's own KeyboardInterrupt, because some libraries (a model's loader,
+    for one) swallow those.
     """
 
     def __init__(self, number: int, text: str = "the same command resumes it") -> None:

@@ -1,8 +1,8 @@
-"""Pointers of Git LFS: small texts that a clone without `git lfs` has in place of large files."""
+"""Git LFS pointers: small text files that a clone without `git lfs` has in place of large files."""
 
 from pathlib import Path
 
-POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of each
+POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of every pointer
 REMEDY = "`git lfs pull` in its clone fetches the file"
 
 

@@ -1,7 +1,7 @@
-"""What this machine is made of: CPU, memory, GPUs; nothing that names the machine or its user.
+"""The hardware of this machine: CPU, memory, GPUs. Nothing here identifies the machine or its user.
 
-Set-up, doctor, plan and the run record ask here. Standard library only, for it is asked before anything is
-installed. What can't be found out is None.
+Set-up, doctor, plan and the run record read it. It needs only the standard library, because it runs before
+anything is installed. Unknown values are None.
 """
 
 import os
@@ -17,16 +17,18 @@ from pipeline.core.cpu import CARDS, Device, cpu_fields, instructions
 from pipeline.core.errors import ToolError
 from pipeline.core.units import MEMORY_GB, memory_gb
 
-QUERY = ("name", "memory.total", "driver_version", "compute_cap")  # of nvidia-smi
-# what Linux calls the instructions that most decide how fast products are, the fastest first; virtual
-# machines of one name differ in them
+QUERY = ("name", "memory.total", "driver_version", "compute_cap")  # fields that nvidia-smi is queried for
+# CPU features that most decide how fast products are, the fastest first, under their Linux names. Virtual
+# machines of one name differ in them.
 FASTEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A GPU as its driver's tool shows it. `memory` is in bytes, None where it shares the machine's;
-    `capability` is "8.9" of an NVIDIA card, "gfx1100" of an AMD one.
+    """A GPU as its driver's tool reports it.
+
+    `memory` is in bytes, None if the GPU shares the machine's. `capability` is "8.9" for an NVIDIA card,
+    "gfx1100" for an AMD one.
     """
 
     kind: Literal["cuda", "rocm"]
@@ -46,45 +48,49 @@ class Card:
 
     @property
     def words(self) -> str:
-        """Its name and its memory; that of `--vram` has it in its name."""
+        """Its name and its memory; a card given with `--vram` has the memory in its name."""
         in_name = f" {self.memory / MEMORY_GB:g} GB" in self.name
         return self.name if in_name else f"{self.name} of {memory_gb(self.memory)}"
 
 
 def first_gpu() -> Card | None:
-    """The GPU that training takes; None if there is none. If it shares main memory, it has all of it."""
+    """Return the GPU that training uses; None if there is none. If it shares main memory, all of that counts
+    as its own.
+    """
     gpu = accelerator()
     return Card(gpu.name, gpu.memory or main_memory().memory, "cuda") if gpu else None
 
 
 def main_memory() -> Card:
-    """This machine's main memory, in which a CPU trains."""
+    """Return this machine's main memory, in which a CPU trains."""
     return Card("main memory", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "cpu")
 
 
 def accelerator() -> Accelerator | None:
-    """The GPU that this process takes: the first that CUDA_VISIBLE_DEVICES leaves; None if there is none.
-    Raises `ToolError` if nvidia-smi is there and fails.
+    """Return the GPU that this process uses: the first that CUDA_VISIBLE_DEVICES leaves; None if there is
+    none.
+
+    Raises `ToolError` if nvidia-smi is installed and fails.
     """
     visible = os.environ.get(CARDS)
-    if visible in ("", "-1", "NoDevFiles"):  # the last is SLURM's
+    if visible in ("", "-1", "NoDevFiles"):  # SLURM sets NoDevFiles
         return None
     return next(iter(_accelerators(*([f"--id={visible.partition(',')[0]}"] if visible else []))), None)
 
 
 def _accelerators(*which: str) -> list[Accelerator]:
-    """NVIDIA's, else AMD's."""
+    """Return NVIDIA's GPUs, or AMD's if there is no nvidia-smi."""
     if shutil.which("nvidia-smi"):
         try:
             lines = nvidia_smi(f"--query-gpu={','.join(QUERY)}", *which)
-        except ToolError:  # drivers before 510 don't know compute_cap; one that knows nothing fails again
+        except ToolError:  # drivers before 510 don't know compute_cap; a broken driver fails again
             lines = nvidia_smi(f"--query-gpu={','.join(QUERY[:-1])}", *which)
         return [_of_nvidia(*line[: len(QUERY)]) for line in lines]
     return _of_rocm(_text_of("rocminfo") or "")
 
 
 def nvidia_smi(*what: str) -> list[list[str]]:
-    """What nvidia-smi answers, a list of fields per line. Raises `ToolError` where it fails."""
+    """Return nvidia-smi's answer, a list of fields per line. Raises `ToolError` if it fails."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *what, "--format=csv,noheader,nounits"],
@@ -113,7 +119,7 @@ def _of_nvidia(name: str, mebibytes: str = "", driver: str = "", capability: str
 
 
 def _of_rocm(listing: str) -> list[Accelerator]:
-    """The GPUs among rocminfo's agents; it gives the size of a memory pool in KB."""
+    """Return the GPUs among rocminfo's agents. It reports the size of a memory pool in KB."""
     cards = []
     for agent in re.split(r"^Agent \d+", listing, flags=re.MULTILINE)[1:]:
         names = dict(re.findall(r"^ {2}(Name|Marketing Name|Device Type): +(.+?) *$", agent, re.MULTILINE))
@@ -125,7 +131,9 @@ def _of_rocm(listing: str) -> list[Accelerator]:
 
 
 def hardware() -> dict[str, Any]:
-    """CPU and its cores (those that this process may use, and all), bytes of memory, the GPUs."""
+    """Return the CPU and its cores (those that this process may use, and all), bytes of memory,
+    and the GPUs.
+    """
     import psutil
 
     return {
@@ -138,12 +146,14 @@ def hardware() -> dict[str, Any]:
 
 
 def usable_cores() -> int | None:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What speeds depend on, in a line: the CPU, its fastest instructions, the usable cores, the GPUs."""
+    """Return a line with all that speeds depend on: the CPU, its fastest instructions, the usable cores, the
+    GPUs.
+    """
     features = instructions(cpuinfo)
     parts = [
         cpu_name(cpuinfo) or "an unknown CPU",
@@ -154,15 +164,19 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The CPU's own name: on Linux from `cpuinfo`, on macOS from sysctl, else from the platform."""
+    """Return the CPU's own name: on Linux from `cpuinfo`, on macOS from sysctl, otherwise from
+    the platform.
+    """
     if cpuinfo.is_file():
         names = cpu_fields(cpuinfo)
-        return names.get("model name") or names.get("Model") or platform.machine()  # ARM's has no model name
+        return names.get("model name") or names.get("Model") or platform.machine()  # ARM lists no model name
     return _text_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or None
 
 
 def gpus() -> list[dict[str, Any]] | None:
-    """Name, bytes of memory and driver of each GPU; none without their tool, None if it fails."""
+    """Return name, bytes of memory and driver of each GPU; an empty list without their tool, None if it
+    fails.
+    """
     try:
         return [
             {"name": card.name, "memory_bytes": card.memory, "driver": card.driver}
@@ -173,7 +187,7 @@ def gpus() -> list[dict[str, Any]] | None:
 
 
 def _text_of(*command: str) -> str | None:
-    """A command's output, None if it can't be run or fails."""
+    """Return a command's output; None if it can't be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,8 +1,9 @@
-"""SIGTERM and SIGINT while training: the run ends with a checkpoint, not in the middle of one.
+"""SIGTERM and SIGINT while training: the run stops with a checkpoint, not in the middle of one.
 
-In the training loop a signal is noted and acted on after the forward and backward pass at hand; everywhere
-else (loading, evaluating, publishing) it ends the work at once. A second signal ends the process as it does
-elsewhere, unless it comes with the first: SLURM sends a job's processes SIGTERM twice in the same moment.
+In the training loop a signal is noted and acted on after the current forward and backward pass. Everywhere
+else (loading, evaluating, publishing) it stops the work at once. A second signal ends the process as it does
+in any program, unless it comes with the first: SLURM sends a job's processes SIGTERM twice in the same
+moment.
 """
 
 import os
@@ -16,18 +17,20 @@ from types import FrameType, TracebackType
 from pipeline.core.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# a signal this soon after the first is a copy of it: a user's second Ctrl-C comes later
+# A signal this soon after the first is a copy of it. A user's second Ctrl-C comes later.
 SAME_SECONDS = 0.5
 
 
 class OutOfTime(Exception):
-    """The work took more of the processor's time than it was given."""
+    """The work used more CPU time than its limit."""
 
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """End the body with `OutOfTime` after this many seconds of this process's own CPU, wherever Python can be
-    interrupted (a regular expression can); in the main thread only, elsewhere there is no limit.
+    """Stop the body with `OutOfTime` after this many seconds of this process's own CPU time.
+
+    It acts wherever Python can be interrupted (a regular expression can). It works in the main thread only;
+    in other threads there is no limit.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -46,14 +49,16 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 class Interruption:
-    """Context manager that takes over `SIGNALS` (in a program's main thread; elsewhere it does nothing)."""
+    """A context manager that handles `SIGNALS` in a program's main thread; in other threads it
+    does nothing.
+    """
 
-    stopping = False  # whether this process was signalled and is stopping
+    stopping = False  # True after a signal, while this process is stopping
 
     def __init__(self) -> None:
         self.received: int | None = None
         self._received_at = 0.0  # monotonic seconds
-        self.waiting = False  # whether a signal waits until the trainer asks for `received`
+        self.waiting = False  # True if a signal waits until the trainer reads `received`
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "Interruption":
@@ -68,8 +73,9 @@ class Interruption:
 
     @contextmanager
     def deferred(self, wait: bool = True) -> Iterator[None]:
-        """Inside, a signal waits in `received` (`wait` false: ends the work at once, inside another
-        `deferred`).
+        """Let a signal wait in `received` while the body runs.
+
+        With `wait` false, inside another `deferred`, a signal stops the work at once.
         """
         before, self.waiting = self.waiting, wait
         try:
@@ -78,7 +84,9 @@ class Interruption:
             self.waiting = before
 
     def defer(self) -> None:
-        """From here on signals wait in `received`: a process that ends alone leaves its peers waiting."""
+        """Let signals wait in `received` from here on: a process that exits on its own leaves its peers
+        waiting.
+        """
         self.waiting = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -92,7 +100,9 @@ class Interruption:
             raise Stopped(number)
 
     def hear(self, number: int) -> None:
-        """Record signal `number`, which another process of this training received; only the first counts."""
+        """Record signal `number`, which another process of this training received. Only the first
+        one counts.
+        """
         if self.received is None:
             self.received, self._received_at, Interruption.stopping = number, time.monotonic(), True
 

@@ -1,4 +1,6 @@
-"""Strict JSONL: an object a line, split on newline bytes only, UTF-8, no NaN, no key twice; written whole."""
+"""Strict JSONL: one object a line, split on newline bytes only, UTF-8, no NaN, no key twice. A file is
+published complete or not at all.
+"""
 
 import json
 import math
@@ -15,29 +17,29 @@ from pipeline.core.publish import publishing
 from pipeline.core.special_files import need_file
 
 MAX_LINE_BYTES = 4 << 20
-MAX_DEPTH = 32  # lists and objects inside each other, the row's own object included
+MAX_DEPTH = 32  # nested lists and objects, the row's own object included
 INTEGERS = (
     -(2**63),
     2**64 - 1,
-)  # what 64 bits hold, with or without a sign; other readers round what lies outside
+)  # range of 64 bits, signed or unsigned; other readers round integers outside it
 CONTAINERS = (dict, list)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # Unicode's category Cc without tab, LF and CR
-CONTROL_ESCAPE = re.compile(rb"\\[ubf]")  # how orjson writes U+0000 to U+001F without tab, LF and CR
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # Unicode category Cc without tab, LF and CR
+CONTROL_ESCAPE = re.compile(rb"\\[ubf]")  # orjson's escapes of U+0000 to U+001F, except tab, LF and CR
 C1_CONTROL = re.compile(rb"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
-# how orjson writes a float of 1e16 and more, and so an integer too big for it
+# orjson's form of a float of 1e16 or more, and so of an integer that is too big for it
 BIG_FLOAT = re.compile(rb"\de\+\d")
 
 
 class BadLine(ValueError):
-    """A line that is not a strict JSON object; `code` is the stable reason, the text says more."""
+    """A line that is not a strict JSON object. `code` is the stable reason; the text gives details."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """So that it passes between processes."""
+        """Return the form in which it is passed between processes."""
         return type(self), (self.code, str(self))
 
 
@@ -46,9 +48,9 @@ def read_raw_lines(
 ) -> Iterator[tuple[int, int, bytes | None]]:
     """Yield (line number from 1, byte offset, line without its newline); None for a line over `max_bytes`.
 
-    Splits on b"\\n" alone (str.splitlines would also cut at U+2028, which JSON allows inside strings) and
-    never holds more than `max_bytes` of one line. A byte order mark at the start of the file is not
-    part of the first line. `number` lines and `offset` bytes lie before where `file` now stands.
+    Only b"\\n" separates lines (str.splitlines would also cut at U+2028, which JSON allows inside strings).
+    At most `max_bytes` of one line are in memory. A byte order mark at the start of the file is not part of
+    the first line. `number` lines and `offset` bytes precede the current position of `file`.
     """
     while piece := file.readline(max_bytes + 1):
         number += 1
@@ -68,23 +70,27 @@ def read_raw_lines(
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """One strict JSON object from a line's bytes; a trailing CR and spaces are allowed. Raises `BadLine`."""
+    """Return the strict JSON object in a line's bytes; a trailing CR and spaces are allowed. Raises
+    `BadLine`.
+    """
     return _object(parse_value(line))
 
 
 def parse_value(line: bytes) -> Any:
-    """Any one strict JSON value. Raises `BadLine`."""
+    """Return any one strict JSON value. Raises `BadLine`."""
     value = _parse_plain(line)
     return _parse_strictly(line) if value is None else value
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """A JSON object that Quench itself wrote; texts in it may hold any character. Raises `BadLine`."""
+    """Return a JSON object that Quench itself wrote; its texts may contain any character. Raises
+    `BadLine`.
+    """
     return _object(_parse_json(data))
 
 
 def parse_record(data: bytes) -> dict[str, Any]:
-    """As `parse_object`, not nested deeper than a report is. Raises `BadLine`."""
+    """Return an object like `parse_object`, nested no deeper than a report is. Raises `BadLine`."""
     value = parse_object(data)
     if is_deeper_than(value, MAX_DEPTH):
         raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
@@ -92,7 +98,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
 
 
 def parse_lax(text: str | bytes) -> Any:
-    """Return the value of JSON that another program wrote, whatever it holds. Raises `BadLine`."""
+    """Return the value of JSON that another program wrote, without restrictions. Raises `BadLine`."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -102,7 +108,7 @@ def parse_lax(text: str | bytes) -> Any:
 
 
 def object_in(text: str | bytes) -> dict[str, Any] | None:
-    """Return the object that JSON of another program is; None if it can't be read or is another value."""
+    """Return the object in JSON of another program; None if it can't be read or is another kind of value."""
     try:
         value = parse_lax(text)
     except BadLine:
@@ -126,10 +132,10 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file that Quench itself wrote (and which may hold what a model said, control
-    characters too).
+    """Yield the rows of a file that Quench itself wrote. It may contain model output, control characters
+    included.
 
-    `DataError` names file and line of a bad one.
+    Raises `DataError`, which names file and line of a bad row.
     """
     need_file(path)
     with path.open("rb") as file:
@@ -144,7 +150,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_rows(target: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Publish `rows` as JSONL (UTF-8, keys in the order given) and give their number."""
+    """Publish `rows` as JSONL (UTF-8, keys in the order given) and return their number."""
     count = 0
     with publishing(target) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
         for row in rows:
@@ -154,12 +160,12 @@ def write_rows(target: Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def to_line(row: dict[str, Any]) -> str:
-    """One row as a line of strict JSON with its newline."""
+    """Return one row as a line of strict JSON with its newline."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def can_be_read(row: dict[str, Any]) -> bool:
-    """Return True if the line of a row can be read again: it holds no control character, for example."""
+    """Return True if the line of a row can be read again: it contains no control character, for example."""
     try:
         parse_line(dump_line(row))
     except BadLine:
@@ -168,30 +174,32 @@ def can_be_read(row: dict[str, Any]) -> bool:
 
 
 def dump_line(row: dict[str, Any]) -> bytes:
-    """`to_line` without spaces, ten times as fast, for values from `parse_line` (NaN would become null)."""
+    """Return a line like `to_line` without spaces, ten times as fast, for values from `parse_line` (NaN would
+    become null).
+    """
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _parse_plain(line: bytes) -> Any:
-    """The value, where it is certain that `_parse_strictly` would give the same; else None.
+    """Return the value if `_parse_strictly` would certainly return the same one, otherwise None.
 
-    orjson takes the last of equal keys, makes floats of big integers and lets control characters pass: all
-    three show in what it writes of what it read.
+    orjson keeps the last of equal keys, converts big integers to floats and accepts control characters. All
+    three are visible if its result is written again.
     """
     try:
         value = orjson.loads(line)
         written = orjson.dumps(value)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper nesting than it writes
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # orjson reads deeper nesting than it writes
         return None
     is_doubtful = (
-        # a key was written twice (or a quote as an escape, which would hide that)
+        # A key was written twice (or a quote as an escape, which would hide that).
         line.count(b'"') != written.count(b'"')
         or b"\\u0022" in line
-        # a control character
+        # A control character.
         or (CONTROL_ESCAPE.search(written) and CONTROL_ESCAPE.search(written.replace(b"\\\\", b"")))
         or b"\x7f" in written
         or (b"\xc2" in written and C1_CONTROL.search(written))
-        # a big integer
+        # A big integer.
         or (b"+" in written and BIG_FLOAT.search(written))
         or (written.count(b"[") + written.count(b"{") > MAX_DEPTH and is_deeper_than(value, MAX_DEPTH))
     )
@@ -205,7 +213,9 @@ def is_deeper_than(value: Any, depth: int) -> bool:
 
 
 def _parse_strictly(line: bytes) -> Any:
-    """The authority: any one JSON value, and no more in it than a training row may hold. Raises `BadLine`."""
+    """Return any one JSON value if a training row may contain all of it; this parser decides. Raises
+    `BadLine`.
+    """
     value = _parse_json(line)
     level, depth = [value], 0
     while level:
@@ -229,14 +239,14 @@ def _parse_strictly(line: bytes) -> Any:
 
 
 def _parse_json(line: bytes) -> Any:
-    """Any one value of strict JSON, whatever it holds. Raises `BadLine`."""
+    """Return any one value of strict JSON, whatever its content. Raises `BadLine`."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
-        if b"\\ud" in line or b"\\uD" in line:  # only an escape can bring half of a surrogate pair
+        if b"\\ud" in line or b"\\uD" in line:  # half of a surrogate pair can only come from an escape
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")  # "Unterminated string starting at"

@@ -1,7 +1,7 @@
-"""Start the same command as several processes that end together, one a card, on this machine.
+"""Start one command as several processes on this machine, one per card, that stop together.
 
-What `torchrun --standalone` does, with this project's exit codes, and a store that only this machine can
-reach.
+It does what `torchrun --standalone` does, with this project's exit codes and a store that only this machine
+can reach.
 """
 
 import os
@@ -20,36 +20,38 @@ from pipeline.core.errors import MachineError, Stopped
 from pipeline.core.ranks import HERE, LAUNCHED, PROCESSES, STORE_FD, check_cards
 
 LOOK_SECONDS = 0.05
-# after one has failed, or rank 0 has ended: until the others get SIGTERM, and until they are killed. They
-# notice it themselves where they talk to each other, and rank 0 saves a checkpoint then
+# Seconds after one process has failed, or rank 0 has exited, until the others get SIGTERM, and until they are
+# killed. They notice it themselves when they communicate, and rank 0 saves a checkpoint then.
 GRACE_SECONDS, LAST_SECONDS = 10.0, 60.0
 
 
 def launch(words: Sequence[str], count: int) -> int:
-    """Run `python -m pipeline WORDS` as `count` processes; the exit code, that of the first that failed for a
-    reason of its own, 0 where rank 0 has done its work: it alone publishes.
+    """Run `python -m pipeline WORDS` as `count` processes and return the exit code.
 
-    A signal is passed on to all. Raises `MachineError` if one was killed and that ended the others, `Stopped`
-    after a signal that came before any of them was prepared for one, `ConfigError` if there are fewer cards.
+    It is 0 if rank 0 has done its work, because rank 0 alone publishes. Otherwise it is the code of the first
+    process that failed for a reason of its own. A signal is passed on to all. Raises `MachineError` if one
+    was killed and that stopped the others, `Stopped` after a signal that came before any of them was prepared
+    for one, `ConfigError` if there are fewer cards.
     """
     check_cards(count)
     with socket.socket() as store:
         store.bind((HERE, 0))
         store.listen()
         processes = [_started(words, number, count, store) for number in range(count)]
-    with _passed_on(processes) as heard:  # the socket is rank 0's alone now: if it dies, the others see that
+    with _passed_on(processes) as heard:  # Now only rank 0 has the socket: if it dies, the others notice.
         ended = _wait(processes)
     return exit_code(ended, heard)
 
 
 def exit_code(ended: dict[int, int], heard: Sequence[int]) -> int:
-    """What to end with after processes that ended like this, {number: exit code} in their order; `heard` are
-    the signals that were passed on to them. Raises what `launch` does.
+    """Return the exit code after processes that exited like this, {number: exit code} in their order.
+
+    `heard` contains the signals that were passed on to them. Raises what `launch` does.
     """
     failed = [(number, code) for number, code in ended.items() if code]
     if not ended[0] or not failed:
         return 0
-    # a lost peer, and our own signal to one that has not noticed the loss, are not reasons
+    # A lost peer is not a reason of its own, nor is our signal to a process that has not noticed the loss.
     noticed = {MachineError.exit_code, *([] if heard else [128 + signal.SIGTERM])}
     if reasons := [code for _, code in failed if code > 0 and code not in noticed]:
         return reasons[0]
@@ -80,19 +82,20 @@ def _started(
     }
     environment.pop(PROCESSES, None)
     return subprocess.Popen(
-        # with SIGTERM a training saves a checkpoint
+        # On SIGTERM a training saves a checkpoint.
         bound([sys.executable, "-m", "pipeline", *words], signal.SIGTERM),
         env=environment,
         stdin=subprocess.DEVNULL,
         pass_fds=[] if number else [store.fileno()],
-        # Ctrl-C in a terminal reaches an entire group, and a training ends at once at its second signal
+        # Ctrl-C in a terminal reaches an entire process group, and a training exits at once at its second
+        # signal.
         start_new_session=True,
     )
 
 
 @contextmanager
 def _passed_on(processes: "list[subprocess.Popen[bytes]]") -> Iterator[list[int]]:
-    """SIGTERM and SIGINT of this process go to all of `processes`; those that came."""
+    """Pass SIGTERM and SIGINT of this process on to all of `processes`; give the list of those that came."""
     heard: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -108,12 +111,14 @@ def _passed_on(processes: "list[subprocess.Popen[bytes]]") -> Iterator[list[int]
 
 
 def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
-    """{number: exit code} of all, in the order in which they ended; those that end too late are signalled."""
+    """Return {number: exit code} of all processes, in the order in which they exited. Signal those that are
+    too late.
+    """
     ended: dict[int, int] = {}
     over_at, last_words = None, [(GRACE_SECONDS, signal.SIGTERM), (LAST_SECONDS, signal.SIGKILL)]
     while len(ended) < len(processes):
         codes = {number: process.poll() for number, process in enumerate(processes) if number not in ended}
-        # one that was killed before those that noticed it at once
+        # A killed process comes before those that noticed it at once.
         ended |= sorted(((n, code) for n, code in codes.items() if code is not None), key=itemgetter(1))
         if over_at is None and (0 in ended or any(ended.values())):
             over_at = time.monotonic()

@@ -1,7 +1,7 @@
-"""Which processes work in a project: a lock file for each running stage and for the run, in `.quench/`, each
-with its process id.
+"""Locks that show which processes work in a project: a file in `.quench/` for each running stage and one for
+the run, each with its process id.
 
-The kernel gives a dead process's lock back, so no lock ever has to be removed by hand.
+The kernel releases a dead process's lock, so no lock ever has to be removed by hand.
 """
 
 import errno
@@ -17,12 +17,11 @@ from typing import IO
 from pipeline.core.errors import DataError, MachineError, QuenchError
 from pipeline.core.publish import is_scrap
 
-RUN, WORK = (
-    "run",
-    "work",
-)  # of Snakemake's main process; shared by all that write (`pipeline.workflow.cleanup`)
-LOOK_SECONDS = 0.05  # between two looks at a lock; a reader holds it for less
-# a link leads to another user's file, a named pipe is waited for
+# RUN is the lock of Snakemake's main process. WORK is shared by all processes that write
+# (`pipeline.workflow.cleanup`).
+RUN, WORK = ("run", "work")
+LOOK_SECONDS = 0.05  # between two looks at a lock; a reader keeps it for less
+# A link could lead to another user's file, and opening a named pipe would block.
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -31,15 +30,16 @@ class Held(Exception):
 
 
 def lock_file(name: str, root: Path) -> Path:
-    """The lock of a stage ("quantize@Q4_K_M") or of the run, in a folder that is made for it."""
+    """Return the path of the lock of a stage ("quantize@Q4_K_M") or of the run; creates its folder."""
     path = root / ".quench" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def take(path: Path) -> IO[str]:
-    """The open file whose lock is now this process's, until it closes it or ends. Raises `Held`, and
-    `OSError` if it is not a regular file.
+    """Return the open file with the lock, which this process has until it closes the file or exits.
+
+    Raises `Held` if another process has it, and `OSError` if it is not a regular file.
     """
     lock = _opened(path, "a+")
     try:
@@ -55,8 +55,11 @@ def take(path: Path) -> IO[str]:
 
 @contextmanager
 def locked(path: Path, kind: int, seconds: float | None = None) -> Iterator[IO[str]]:
-    """Wait for the lock of `kind` (`fcntl.LOCK_EX`, or `LOCK_SH` to share it) on a file that is made for it;
-    it ends with the body, or the process. After `seconds` raises `TimeoutError`, an `OSError`.
+    """Wait for the lock of `kind` (`fcntl.LOCK_EX`, or `LOCK_SH` to share it) on a file, which is created if
+    missing.
+
+    The lock is released after the body, or when the process exits. Raises `TimeoutError`, an `OSError`, after
+    `seconds`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -84,7 +87,7 @@ def _wait(lock: IO[str], kind: int, until: float) -> None:
 
 
 def _opened(path: Path, mode: str) -> IO[str]:
-    """Open a lock file, which must be a regular one and no link."""
+    """Open a lock file. Raises `OSError` if it is a link or not a regular file."""
     lock = open(path, mode, opener=lambda name, flags: os.open(name, flags | PLAIN, 0o666))  # noqa: SIM115 (the caller closes it)
     if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
         lock.close()
@@ -93,7 +96,7 @@ def _opened(path: Path, mode: str) -> IO[str]:
 
 
 def holder(path: Path) -> str | None:
-    """The id of the process that has this lock; None if it is free, or not there."""
+    """Return the id of the process that has this lock; None if it is free or missing."""
     try:
         lock = _opened(path, "r")
     except OSError:
@@ -107,7 +110,7 @@ def holder(path: Path) -> str | None:
 
 
 def unusable(error: OSError, root: Path) -> MachineError:
-    """What to raise where a lock of the project `root` can't be opened or taken."""
+    """Return the error for a lock of the project `root` that can't be opened or taken."""
     return MachineError(
         "Q-WORKFLOW-010",
         f"{error.filename or root.resolve()} can't be used as a lock ({error.strerror}): remove what "
@@ -116,7 +119,7 @@ def unusable(error: OSError, root: Path) -> MachineError:
 
 
 def stages_at_work(root: Path) -> dict[str, str]:
-    """{stage: process id} of the stages that run below `root` now."""
+    """Return {stage: process id} of the stages that run below `root` now."""
     locks = {
         path.stem: path for path in sorted((root / ".quench").glob("*.lock")) if path.stem not in (RUN, WORK)
     }
@@ -124,9 +127,11 @@ def stages_at_work(root: Path) -> dict[str, str]:
 
 
 def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
-    """What to raise for a missing artifact: `DataError` with what makes it (`stage`, if it is known).
+    """Return the error for a missing artifact: `DataError` with the command that makes it (`stage`, if
+    known).
 
-    `MachineError` if that is at work on it: DVC and Snakemake remove what a stage is about to write.
+    It is a `MachineError` if that stage is running, because DVC and Snakemake remove the outputs of a stage
+    before it writes them.
     """
     at_work = {
         name: pid
@@ -146,8 +151,10 @@ def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
 
 @contextmanager
 def inputs_below(root: Path, inputs: Iterable[Path] = ()) -> Iterator[None]:
-    """A missing file below the folders of artifacts is a sentence (`absent`) and no traceback; so is whatever
-    a library raises if one of the `inputs` is gone by then, which DVC may have removed meanwhile.
+    """Turn a missing file below the folders of artifacts into the error of `absent` instead of a traceback.
+
+    So is any exception of a library if one of the `inputs` is missing by then: DVC may have removed it
+    meanwhile.
     """
     present = [path for path in inputs if path.exists()]
     try:
@@ -156,7 +163,7 @@ def inputs_below(root: Path, inputs: Iterable[Path] = ()) -> Iterator[None]:
         raise
     except Exception as error:
         missing = [path for path in present if not path.exists()]
-        if isinstance(error, FileNotFoundError):  # safetensors names the file in its text alone
+        if isinstance(error, FileNotFoundError):  # safetensors names the file only in its text
             path = Path(os.fsdecode(error.filename or str(error).rpartition(": ")[2]))
             tops = [(root / top).absolute() for top in ("data", "models", "reports")]
             is_ours = any(path.absolute().is_relative_to(top) for top in tops)
@@ -167,7 +174,7 @@ def inputs_below(root: Path, inputs: Iterable[Path] = ()) -> Iterator[None]:
 
 
 def _owner(lock: IO[str]) -> str:
-    """The holder's process id; it may need a moment to write it."""
+    """Return the holder's process id, which it may need a moment to write."""
     pid = ""
     for _ in range(20):
         lock.seek(0)

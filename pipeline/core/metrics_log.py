@@ -1,10 +1,10 @@
-"""The metrics log of a training run: one JSON line per step and per evaluation, whole but for a torn last
-line whenever the run dies.
+"""The metrics log of a training run: one JSON line per step and per evaluation. All lines are complete except
+for a torn last line, whenever the run is killed.
 
 A row has a `kind`. "step": step, epoch (passes done), loss, learning_rate, grad_norm (before clipping),
 tokens, trained_tokens, rows (packed rows in order), row_ids, seconds, tokens_per_second, memory_bytes.
 "eval": step, eval_loss, samples ({"prompt", "answer", "reference"} each), seconds. Both have `items` (pairs
-or answers) and `measures` (means by name) where the method measures more than its loss. Only the fields in
+or answers) and `measures` (means by name) if the method measures more than its loss. Only the fields in
 `MEASURED` differ between two runs of the same inputs.
 """
 
@@ -19,17 +19,19 @@ from pipeline.core.errors import DataError, MachineError
 from pipeline.core.jsonl import BadLine, parse_object
 from pipeline.core.publish import write_text
 
+# Times and memory vary from run to run.
 MEASURED = (
     "seconds",
     "tokens_per_second",
     "memory_bytes",
-    "processes",  # of a step that several shared; the sums are those of one
-)  # times and memory: they vary from run to run
+    "processes",  # number that shared the step; the sums equal those of a single process
+)
+# JSON can't represent them, so they are written as text.
 NO_NUMBERS = {
     "NaN": math.nan,
     "Infinity": math.inf,
     "-Infinity": -math.inf,
-}  # JSON has no word for them, so they are written as text
+}
 
 RESTART = "start from the beginning with `python -m pipeline train --no-resume`"
 
@@ -37,14 +39,14 @@ Row = dict[str, Any]
 
 
 class MetricsLog:
-    """The file at `path`, which need not exist yet. Not to be written by two processes."""
+    """The file at `path`, which need not exist yet. Only one process may write it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO | None = None
 
     def append(self, row: Row) -> None:
-        """Add one row and hand it to the operating system: a kill -9 right after can't lose it."""
+        """Append one row and pass it to the operating system: a kill -9 right after can't lose it."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_torn_line(self.path)
@@ -60,18 +62,21 @@ class MetricsLog:
             ) from error
 
     def rows(self) -> list[Row]:
-        """Whole rows in order, without a torn last line. `DataError` if a complete line is no JSON object."""
+        """Return the complete rows in order, without a torn last line.
+
+        Raises `DataError` if a complete line is not a JSON object.
+        """
         if not self.path.exists():
             return []
-        # what follows the last newline is a torn line, or nothing
+        # The part after the last newline is a torn line, or empty.
         lines = self.path.read_bytes().split(b"\n")[:-1]
         return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
 
     def truncate(self, after_step: int, *, evaluated: bool = True) -> None:
-        """Keep the rows up to and including `after_step`: what a resumed run starts from. Raises `DataError`
-        if a step lacks.
+        """Keep the rows up to and including `after_step`, from which a resumed run starts.
 
-        Without `evaluated`, the evaluation of that very step goes too: the run will do it again.
+        Without `evaluated`, the evaluation of that very step goes too: the run will do it again. Raises
+        `DataError` if a step is missing.
         """
         self.close()
         kept = [
@@ -88,7 +93,7 @@ class MetricsLog:
         write_rows(self.path, kept)
 
     def sync(self) -> None:
-        """Bring what was appended to the disk: a checkpoint that survives a power cut must not know more
+        """Write what was appended to the disk: a checkpoint that survives a power cut must not know more
         steps than the metrics log.
         """
         if self._file is not None:
@@ -102,7 +107,7 @@ class MetricsLog:
 
     def _parsed(self, number: int, line: bytes) -> Row:
         try:
-            row = parse_object(line)  # a model's answer may hold any character
+            row = parse_object(line)  # A model's answer may contain any character.
         except BadLine as reason:
             raise DataError(
                 "Q-CORE-007", f"line {number} of {self.path} is damaged ({reason}): {RESTART}"
@@ -127,7 +132,7 @@ def _line(row: Row) -> str:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut what a killed run left after the last newline, or the next row would be glued to it."""
+    """Cut what a killed run left after the last newline; otherwise the next row would be appended to it."""
     if path.exists():
         content = path.read_bytes()
         with path.open("r+b") as file:

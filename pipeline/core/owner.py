@@ -1,7 +1,7 @@
-"""A stage ends with the Snakemake or DVC that runs it, however that ended: a job must not work on beside the
-next run.
+"""The owner of a stage: the Snakemake or DVC process that runs it. A stage stops when its owner has exited,
+for whatever reason, because a job must not keep working next to the next run.
 
-A stage that a user runs by hand, under nohup for example, has no such owner.
+A stage that a user runs by hand, under nohup for example, has no owner.
 """
 
 import os
@@ -20,24 +20,24 @@ import psutil
 from pipeline.core.interruption import Interruption
 
 RUN = "QUENCH_RUN"  # MACHINE:PID of the Snakemake that started the stage (`mark_run`)
-DVC = "DVC_STAGE"  # DVC passes a stage's name in this
+DVC = "DVC_STAGE"  # DVC passes a stage's name in this variable
 LOOK_SECONDS = 0.5
 
 
 def mark_run() -> None:
-    """Have the jobs of this process, which inherit its environment, end with it."""
+    """Make the jobs of this process, which inherit its environment, stop when it exits."""
     os.environ[RUN] = f"{here()}:{os.getpid()}"
 
 
 def here() -> str:
-    """Where a process id means the same process: this machine since its start, and in a container, the
+    """Return the scope in which process ids are unique: this machine since its start and, in a container, the
     container.
 
-    A host's name alone does not tell: the nodes of some clusters are all called localhost, and a container
-    may have its host's name.
+    The host's name is not enough: the nodes of some clusters are all called localhost, and a container may
+    have its host's name.
     """
     names = [socket.gethostname()]
-    with suppress(OSError):  # other systems than Linux
+    with suppress(OSError):  # not Linux
         names += [
             Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
             str(Path("/proc/self/ns/pid").readlink()),
@@ -46,27 +46,31 @@ def here() -> str:
 
 
 def end_with_owner(stage: str) -> None:
-    """SIGTERM this process when the run that started it is gone, so that a training saves a checkpoint."""
+    """Send SIGTERM to this process when the run that started it has exited, so that a training saves a
+    checkpoint.
+    """
     for pid, owner in _owners():
         threading.Thread(target=_end_after, args=(stage, pid, owner), daemon=True).start()
 
 
 def _owners() -> Iterator[tuple[int, Any]]:
-    """(process id, psutil's process or None if gone) of the Snakemake and the DVC that run this process."""
+    """Yield (process id, psutil's process or None if it has exited) of the Snakemake and the DVC that run
+    this process.
+    """
     where, _, pid = os.environ.get(RUN, "").rpartition(":")
     if pid and where == here():
         yield int(pid), psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
     if DVC in os.environ:
         yield from [
             (process.pid, process) for process in psutil.Process().parents() if not _is_of_dvc(process)
-        ][:1]  # the nearest
+        ][:1]  # the nearest one
 
 
 def _is_of_dvc(process: Any) -> bool:
-    """Whether DVC started it: DVC sets its variable for what it starts, not for itself."""
+    """Return True if DVC started the process: DVC sets its variable for its children, not for itself."""
     try:
         return DVC in process.environ()
-    except psutil.Error:  # another user's
+    except psutil.Error:  # another user's process
         return False
 
 
@@ -74,7 +78,7 @@ def _end_after(stage: str, pid: int, owner: Any) -> None:
     with suppress(psutil.Error):
         while owner is not None and owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
             time.sleep(LOOK_SECONDS)
-    if Interruption.stopping:  # signalled before: a second signal would cut its checkpoint short
+    if Interruption.stopping:  # It was signalled before, and a second signal would cut its checkpoint short.
         return
     with suppress(OSError):
         print(

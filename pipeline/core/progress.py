@@ -1,4 +1,4 @@
-"""Progress of a long job: a bar on a terminal, an occasional plain line in a log; nothing for a short job."""
+"""Progress of a long job: a bar on a terminal, an occasional plain line in a log. Nothing for a short job."""
 
 import sys
 import time
@@ -13,14 +13,14 @@ LINE_SECONDS = 15.0  # a log gets a line at most this often
 
 @contextmanager
 def terminal_bar(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """Give `show(done)` of a bar on the terminal that standard error is; None where it is none."""
+    """Give `show(done)` of a bar on standard error; None if that is not a terminal."""
     from rich.progress import Progress, TextColumn
 
     output = console(stderr=True)
     if not output.is_terminal:
         yield None
         return
-    in_sight = sys.stdout.isatty()  # what is printed into a file stays out of the bar's way
+    in_sight = sys.stdout.isatty()  # output that goes into a file can't disturb the bar
     plain = TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:]
     with Progress(*plain, console=output, transient=True, redirect_stdout=in_sight) as bar:
         task = bar.add_task(label, total=total)
@@ -29,10 +29,9 @@ def terminal_bar(label: str, total: int) -> Iterator[Callable[[int], None] | Non
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Give `advance(amount)`, to be called as work is done; `amount` and `total` are in one unit (rows,
-    bytes, steps).
+    """Give `advance(amount)`, to be called as work is done; it writes to standard error.
 
-    Writes to standard error.
+    `amount` and `total` are in one unit (rows, bytes, steps).
     """
     started = shown = time.monotonic()
     done = 0

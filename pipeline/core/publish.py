@@ -1,4 +1,6 @@
-"""Artifacts appear completely or not at all: write aside, check, fsync, rename, fsync the folder."""
+"""Publishing of artifacts, completely or not at all: write a sibling, check, fsync, rename, fsync
+the folder.
+"""
 
 import errno
 import fnmatch
@@ -17,8 +19,9 @@ from pipeline.core.text import to_nowhere
 from pipeline.core.units import size_text
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DISK_MARGIN = 1.2  # predicted bytes are asked for with a fifth to spare
-WRITING, OLD = ".writing", ".old"  # how the temporary siblings of an artifact end; they begin with a dot
+DISK_MARGIN = 1.2  # a fifth more than the predicted bytes must be free
+# suffixes of an artifact's temporary siblings, whose names begin with a dot
+WRITING, OLD = ".writing", ".old"
 SCRATCH = (".curating", ".merging", ".*.merging", ".parity")  # names of scratch folders
 SCRAPS = (f".*{WRITING}", WRITING, f".?*{OLD}", *SCRATCH)
 
@@ -59,8 +62,8 @@ def need_disk(folder: Path, predicted_bytes: int) -> None:
 def publishing(target: Path, check: Callable[[Path], object] | None = None) -> Iterator[Path]:
     """Give a temporary sibling of `target` to write to (a file or a folder), then put it in `target`'s place.
 
-    `check` reads the finished sibling back and raises if it is incomplete; then nothing is published. If the
-    body raises, the artifact that was there before stays as it was.
+    `check` reads the finished sibling and raises if it is incomplete; then nothing is published. If the body
+    raises, the previous artifact stays unchanged.
     """
     aside, old = target.with_name(f".{target.name}{WRITING}"), target.with_name(f".{target.name}{OLD}")
     try:
@@ -78,14 +81,15 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
             raise  # something that the body read
         raise unwritable(error, target) from error
     finally:
-        with suppress(OSError):  # leftovers are swept later; the error at hand says more
+        with suppress(OSError):  # leftovers are removed later; the current error is more useful
             remove(aside)
 
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder of this name, one of `SCRATCH`, while the body runs; what a killed run left in it is
-    deleted first. Raises `MachineError` if the body can't write there.
+    """Give an empty folder of this name, one of `SCRATCH`, while the body runs.
+
+    What a killed run left in it is deleted first. Raises `MachineError` if the body can't write there.
     """
     if not is_scrap(folder.name):
         raise AssertionError(f"{folder.name} is not in SCRATCH: nothing would remove what a kill leaves")
@@ -104,14 +108,16 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise `MachineError` if the body's output (`> FILE` on a full disk) or another write finds no room."""
+    """Raise `MachineError` if there is no room for the body's output (`> FILE` on a full disk) or another
+    write.
+    """
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        with suppress(OSError, ValueError):  # the interpreter tries the rest again when it ends
+        with suppress(OSError, ValueError):  # the interpreter would write the rest again when it exits
             to_nowhere(sys.stdout)
         where = error.filename or "the output of this command, or a file of its own,"
         raise MachineError(
@@ -122,7 +128,7 @@ def printing() -> Iterator[None]:
 
 
 def unwritable(error: OSError, target: Path) -> MachineError:
-    """The error of a file that can't be written."""
+    """Return the error of a file that can't be written."""
     return MachineError(
         "Q-CORE-005",
         f"{target} can't be written ({error.strerror or error}): free the disk or correct the folder's "
@@ -131,7 +137,9 @@ def unwritable(error: OSError, target: Path) -> MachineError:
 
 
 def _is_about(error: OSError, target: Path, aside: Path, old: Path) -> bool:
-    """Whether it names no file (a full disk), or the artifact, its sibling or a folder on the way there."""
+    """Return True if the error names no file (a full disk), or the artifact, its sibling or one of their
+    folders.
+    """
     if not isinstance(error.filename, str | bytes):
         return True
     path = Path(os.fsdecode(error.filename))
@@ -142,7 +150,8 @@ def _swap(aside: Path, target: Path, old: Path) -> None:
     if not target.is_dir() or target.is_symlink():
         aside.replace(target)
         return
-    target.rename(old)  # a folder can't be renamed over another: move the old one away first, delete it last
+    # A folder can't be renamed over another: move the old one away first, and delete it last.
+    target.rename(old)
     try:
         aside.rename(target)
     except OSError:
@@ -152,7 +161,7 @@ def _swap(aside: Path, target: Path, old: Path) -> None:
 
 
 def recover(target: Path, old: Path) -> bool:
-    """Undo what a kill inside `_swap` left; whether the old artifact is back in its place."""
+    """Undo what a kill inside `_swap` left. Return True if the old artifact is back in its place."""
     back = old.exists() and not target.exists()
     if back:
         old.rename(target)
@@ -161,12 +170,16 @@ def recover(target: Path, old: Path) -> bool:
 
 
 def is_scrap(name: str) -> bool:
-    """Whether a file or folder of this name is half made: of use only to the process that is making it."""
+    """Return True if a file or folder of this name is incomplete, and so of use only to the process that
+    writes it.
+    """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRAPS)
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """Read JSON by `write_json` or another tool. `DataError` with `remedy` if it is missing or truncated."""
+    """Return JSON of `write_json` or another tool. Raises `DataError` with `remedy` if it is missing or
+    truncated.
+    """
     need_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -177,16 +190,18 @@ def read_json(path: Path, remedy: str) -> Any:
 
 
 def read_if_there(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, an empty one if there is no file. Raises `ValueError` if it holds
-    something else than JSON.
+    """Return the JSON object in a file; an empty one if there is no file. Raises `ValueError` if it is not
+    JSON.
     """
     value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return value
 
 
 def write_json(target: Path, value: Any, *, allow_nan: bool = False) -> None:
-    """Publish `value` as indented UTF-8 JSON with sorted keys; `ValueError` for NaN and infinities, unless
-    `allow_nan`: the config.json of a model with state spaces can contain an infinity.
+    """Publish `value` as indented UTF-8 JSON with sorted keys.
+
+    Raises `ValueError` for NaN and infinities unless `allow_nan` is set: the config.json of a model with
+    state spaces can contain an infinity.
     """
     write_text(
         target, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=allow_nan) + "\n"

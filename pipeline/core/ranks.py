@@ -1,12 +1,12 @@
-"""Which of several processes of one training this is: what `torchrun`, `srun` or this module's own launcher
-say of it in the environment.
+"""The rank of this process in a distributed training, as `torchrun`, `srun` or this module's own launcher
+sets it in the environment.
 
     torchrun --nproc-per-node 2 -m pipeline train
     srun --ntasks-per-node 2 python -m pipeline train
     python -m pipeline train --processes 2
 
-One process a card. `take_rank` takes these variables out of the environment, for libraries that find them
-wrap the model and split the rows in their own ways.
+There is one process per card. `take_rank` removes these variables from the environment, because libraries
+that find them wrap the model and split the rows in their own ways.
 """
 
 import os
@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from pipeline.core.cpu import CARDS
 from pipeline.core.errors import ConfigError
 
-PROCESSES = "QUENCH_PROCESSES"  # how many processes `python -m pipeline train` starts
+PROCESSES = "QUENCH_PROCESSES"  # number of processes that `python -m pipeline train` starts
 LAUNCHED = "QUENCH_LAUNCHED"  # set by our own launcher
-STORE_FD = "QUENCH_STORE_FD"  # for its rank 0: the socket that the store listens on
+# for the launcher's rank 0: file descriptor of the socket that the store listens on
+STORE_FD = "QUENCH_STORE_FD"
 HERE = "127.0.0.1"
-# Accelerate and transformers take a process with one of these for one of several
+# With one of these, Accelerate and transformers assume a distributed run.
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Process `number` of `count`, which meet at `address`:`port`; `local_count` of them are on this machine,
-    and this is number `local` there.
+    """Process `number` of `count`, which meet at `address`:`port`. `local_count` of them are on this machine,
+    where this one is number `local`.
     """
 
     number: int
@@ -36,23 +37,23 @@ class Rank:
     local_count: int
     address: str
     port: int
-    hosted: bool = False  # torchrun holds the store in which they meet; else rank 0 does
+    hosted: bool = False  # True if torchrun runs the store in which they meet; otherwise rank 0 does
     listening: int | None = None  # file descriptor of the socket that rank 0's store is to use
-    launched: bool = False  # by our own launcher, which says why they ended
-    run: str = ""  # the run among those that use the same store: the attempt, the step of a job
-    cores: int | None = None  # that are this process's alone; None: those of the machine are shared
+    launched: bool = False  # True if our own launcher started it, which then reports why processes exited
+    run: str = ""  # the run among those that share a store: the attempt, or the step of a job
+    cores: int | None = None  # number of cores that only this process uses; None if the machine's are shared
 
     @property
     def leads(self) -> bool:
-        """Whether it is the one that writes: checkpoints, journal, adapter, DVC's record."""
+        """True for the one process that writes: checkpoints, journal, adapter, DVC's record."""
         return self.number == 0
 
 
 def take_rank() -> Rank | None:
-    """This process's rank, None if it works alone. Takes what says so out of the environment, and gives the
-    process one card.
+    """Return this process's rank, None if it is the only process, and leave the process one card.
 
-    Call it before PyTorch is imported. Raises `ConfigError` if the environment says it incompletely.
+    Removes the variables that define it from the environment. Call it before PyTorch is imported. Raises
+    `ConfigError` if the environment defines it incompletely.
     """
     try:
         rank = _of_torchrun() or _of_slurm()
@@ -67,7 +68,7 @@ def take_rank() -> Rank | None:
     if rank is None or rank.count == 1:
         return None
     _take_card(rank)
-    # where another is gone PyTorch would print its C++ stack above the sentence that says so
+    # If another process is gone, PyTorch would print its C++ stack above the sentence that reports it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if rank.local_count == rank.count:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other machine has to reach them
@@ -75,9 +76,10 @@ def take_rank() -> Rank | None:
 
 
 def wanted_processes(stage: str, given: str | None) -> int:
-    """How many processes to start for a stage: the option's value, else the environment's for train, else 1.
+    """Return the number of processes to start for a stage: the option's value, or for train the
+    environment's, or 1.
 
-    Raises `ConfigError` for what is not such a number, and for an option that the stage does not have.
+    Raises `ConfigError` if it is not such a number, and for an option that the stage does not have.
     """
     if stage != "train":
         if given is None:
@@ -124,7 +126,9 @@ def _of_torchrun() -> Rank | None:
 
 
 def _of_slurm() -> Rank | None:
-    """Of a task of `srun`; a batch script itself, which knows SLURM_NTASKS too, is none."""
+    """Return the rank of a task of `srun`. A batch script itself, which has SLURM_NTASKS too, is
+    not a task.
+    """
     environment = os.environ
     if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
         return None
@@ -144,7 +148,7 @@ def _of_slurm() -> Rank | None:
         if alone
         else _tasks_here(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"])),
         address,
-        # on one machine the numbers of job and step give a port that no other step there has
+        # On one machine the ids of job and step give a port that no other step there has.
         int(port or 20_000 + (job + 1_000 * step) % 10_000),
         run=f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', '0')}",
         cores=int(cores) if cores else None,
@@ -152,7 +156,9 @@ def _of_slurm() -> Rank | None:
 
 
 def _tasks_here(counts: str, node: int) -> int:
-    """How many tasks are on machine `node`, from 0, of a step whose counts are written like `4(x2),3`."""
+    """Return the number of tasks on machine `node`, from 0, of a step whose counts are written like
+    `4(x2),3`.
+    """
     for part in counts.split(","):
         tasks, _, times = part.partition("(x")
         node -= int(times.rstrip(")") or 1)
@@ -162,17 +168,17 @@ def _tasks_here(counts: str, node: int) -> int:
 
 
 def _take_card(rank: Rank) -> None:
-    """Leave this process the one card that is its own, as if the machine had no other."""
+    """Leave this process its own card, as if the machine had no other."""
     cards = _named_cards()
     if cards is None:
         os.environ[CARDS] = str(rank.local)
-    elif len(cards) > 1:  # one card, or none, was chosen by the caller
+    elif len(cards) > 1:  # the caller chose one card, or none
         check_cards(rank.local_count)
         os.environ[CARDS] = cards[rank.local]
 
 
 def _named_cards() -> list[str] | None:
-    """The cards that the environment names, empty if it hides every GPU; None if it names nothing."""
+    """Return the cards that the environment names: empty if it hides every GPU, None if it names nothing."""
     if CARDS not in os.environ:
         return None
     return [card for card in os.environ[CARDS].replace(" ", "").split(",") if card not in ("", "-1")]

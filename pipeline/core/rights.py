@@ -1,5 +1,6 @@
-"""Who could have changed a program before this user runs it, by sshd's rule (StrictModes): the file, what
-lies beside it and every folder on the way belong to this user or to root, and no other user can write there.
+"""Protection against programs that another user could have changed, by sshd's rule (StrictModes): the file,
+its folder's content and every folder on the way belong to this user or to root, and no other user can write
+there.
 """
 
 import grp
@@ -14,8 +15,10 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def changed_by_others(folder: Path) -> Path | None:
-    """The first path that another user may have changed or replaced: a folder on the way to `folder`, links
-    on the way included, or anything in it; None if there is none. What doesn't exist was not changed.
+    """Return the first path that another user may have changed or replaced; None if there is none.
+
+    It is a folder on the way to `folder`, links on the way included, or anything in it. A path that doesn't
+    exist was not changed.
     """
     for path in _on_the_way(folder.absolute()):
         if not _is_safe(path, parent=path != folder.absolute()):
@@ -29,7 +32,7 @@ def changed_by_others(folder: Path) -> Path | None:
 
 @contextmanager
 def closed_to_others() -> Iterator[None]:
-    """In the body, others can't write what this process and its children make, whatever the umask."""
+    """Keep others from writing what this process and its children create in the body, whatever the umask."""
     before = os.umask(OTHERS)
     os.umask(before | OTHERS)
     try:
@@ -39,7 +42,7 @@ def closed_to_others() -> Iterator[None]:
 
 
 def close_to_others(tree: Path) -> None:
-    """Take the right to write away from others, in the folder and in all that is in it."""
+    """Remove the write permission of others from the folder and everything in it."""
     for top, _, files in os.walk(tree):
         for path in (Path(top), *(Path(top, name) for name in files)):
             if not path.is_symlink():
@@ -47,7 +50,7 @@ def close_to_others(tree: Path) -> None:
 
 
 def _on_the_way(path: Path) -> list[Path]:
-    """A path and its parents, as they are named and as links lead to them, from the root on."""
+    """Return a path and its parents from the root on, both as named and with links resolved."""
     as_given = [*reversed(path.parents), path]
     real = path.resolve()
     return [*as_given, *(part for part in (*reversed(real.parents), real) if part not in as_given)]
@@ -61,15 +64,15 @@ def _is_safe(path: Path, *, parent: bool) -> bool:
     if status.st_uid not in (0, os.getuid()):
         return False
     if stat.S_ISLNK(status.st_mode):
-        return True  # its rights mean nothing
+        return True  # a link's own permissions mean nothing
     if parent and status.st_mode & stat.S_ISVTX:
-        return True  # as /tmp: no user can move another's files
+        return True  # a sticky folder like /tmp: no user can move another's files
     shared = status.st_mode & OTHERS
     return not shared or (shared == stat.S_IWGRP and _is_mine_alone(status.st_gid))
 
 
 def _is_mine_alone(group: int) -> bool:
-    """Whether it is this user's private group, which many systems give each user."""
+    """Return True if it is this user's private group, which many systems create for each user."""
     with suppress(KeyError):
         user, entry = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
         return user.pw_gid == group and entry.gr_name == user.pw_name and not {*entry.gr_mem} - {user.pw_name}

@@ -1,5 +1,5 @@
-"""Records of where data in data/raw comes from: `NAME.source.json` beside the folder or file NAME, written by
-`quench data get`. A record holds no rows.
+"""Records of the origin of data in data/raw: `NAME.source.json` next to the folder or file NAME, written by
+`quench data get`. A record contains no rows.
 """
 
 import json
@@ -15,15 +15,15 @@ SUFFIX = ".source.json"
 class Source:
     """The origin of a folder or a file."""
 
-    address: str  # OWNER/NAME of the hub, or an address without its secrets
+    address: str  # OWNER/NAME on the hub, or an address without its secrets
     revision: str | None  # the commit
     config: str | None
     split: str | None
     license: str | None
     columns: list[str]
-    files: dict[str, dict[str, Any]]  # name below the folder → sha256 and bytes
-    left_out: int  # files of the data set that were not fetched
-    fetched: str  # when, UTC
+    files: dict[str, dict[str, Any]]  # {name below the folder: sha256 and bytes}
+    left_out: int  # number of the data set's files that were not fetched
+    fetched: str  # date and time in UTC
 
     @property
     def bytes(self) -> int:
@@ -31,7 +31,7 @@ class Source:
         return sum(file["bytes"] for file in self.files.values())
 
     def is_same(self, other: "Source") -> bool:
-        """Return True if both are of one origin, whenever it was fetched."""
+        """Return True if both have one origin, whenever it was fetched."""
         return (self.address, self.revision, self.config, self.split) == (
             other.address,
             other.revision,
@@ -40,17 +40,17 @@ class Source:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is written."""
+        """Return the fields as they are written."""
         return asdict(self)
 
 
 def record_path(target: Path) -> Path:
-    """Return where the record of a folder or file in data/raw is."""
+    """Return the path of the record of a folder or file in data/raw."""
     return target.with_name(target.name + SUFFIX)
 
 
 def read_source(path: Path) -> Source | None:
-    """Return a record; None if it is missing or no record."""
+    """Return a record; None if it is missing or invalid."""
     try:
         return Source(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Files that can't be read to their end: a read of a named pipe, a socket or a device may
-block, or never end.
+"""Files that can't be read to their end: a read of a named pipe, a socket or a device may block, or never
+end.
 
-What reads a folder of the user's (curate, DVC when it hashes) opens every file in it, so it is looked through
+Whatever reads a user's folder (curate, DVC when it hashes) opens every file in it, so the folder is checked
 before. Nothing is opened here.
 """
 
@@ -20,17 +20,21 @@ KINDS = {
     stat.S_ISCHR: "a device, which may have no end",
     stat.S_ISBLK: "a block device",
 }
-DVC_NOTE = ".dvc"  # ends the name of what DVC writes beside a file of the user's
-KERNEL = ("/proc/", "/sys/")  # what is below is made while it is read: a file there may have no end
+DVC_NOTE = ".dvc"  # suffix of the file that DVC writes next to a user's file
+KERNEL = ("/proc/", "/sys/")  # files below are generated while they are read, and may have no end
 
 
 def is_users_data(name: str) -> bool:
-    """Whether a file of this name in a user's folder is data: neither hidden nor DVC's note on another."""
+    """Return True if a file of this name in a user's folder is data: neither hidden nor DVC's record of
+    another file.
+    """
     return not name.startswith(".") and not name.endswith(DVC_NOTE)
 
 
 def trouble(path: Path) -> str | None:
-    """What keeps a file or a link's target from being read to its end; None for regular files, folders."""
+    """Return the reason why a file or a link's target can't be read to its end; None for regular files and
+    folders.
+    """
     linked = path.is_symlink()
     try:
         mode = path.stat().st_mode
@@ -54,10 +58,11 @@ def need_file(path: Path) -> None:
 
 
 def need_plain_files(*folders: Path, recorded: bool) -> None:
-    """Raise `DataError` if one of the folders holds what can't be read to its end, hidden files included;
-    links to folders aren't followed.
+    """Raise `DataError` if one of the folders contains a file that can't be read to its end, hidden files
+    included.
 
-    `recorded`: also if a name is not UTF-8, for DVC can't record such names.
+    Links to folders aren't followed. With `recorded` it is also raised if a name is not UTF-8, because DVC
+    can't record such names.
     """
     faults: list[tuple[Path, str]] = []
     for top in folders:
@@ -88,7 +93,9 @@ def unreadable(path: Path | str, error: OSError) -> NoReturn:
 
 
 def not_listed(error: OSError) -> None:
-    """For `os.walk`: a folder that is gone holds no data, one that can't be listed is refused."""
+    """Handle an error of `os.walk`: a folder that is gone has no data, one that can't be listed
+    is refused.
+    """
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         unreadable(error.filename, error)
 

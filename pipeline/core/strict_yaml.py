@@ -1,10 +1,10 @@
-"""YAML that people write (`params.yaml`), read strictly: YAML 1.2 without anchors and tags, bounded, every
-fault with its line.
+"""A strict reader of YAML that people write (`params.yaml`): YAML 1.2 without anchors and tags, bounded,
+every fault with its line.
 
-DVC reads the same file by the same library and agrees on every value that is accepted here. Where older
-readers (YAML 1.1: `on`, `010`, `1:30`) or DVC (`2020-01-01`, `1_000`) would take a bare value for something
-else, it is refused, so that it means the same to every reader. Numbers that only YAML 1.2 knows are accepted:
-`2e-4`, `0o17`.
+DVC reads the same file by the same library and agrees on every value that is accepted here. A bare value is
+refused if older readers (YAML 1.1: `on`, `010`, `1:30`) or DVC (`2020-01-01`, `1_000`) would read something
+else, so that it means the same to every reader. Numbers that only YAML 1.2 knows are accepted: `2e-4`,
+`0o17`.
 """
 
 import re
@@ -24,14 +24,14 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.text import quoted, safe
 from pipeline.core.yaml_readers import dvc_kind, old_kind
 
-MAX_BYTES = 1 << 16  # four times what our own files have, their comments included
+MAX_BYTES = 1 << 16  # four times the size of our own files, comments included
 MAX_VALUES, MAX_DEPTH, MAX_TEXT, MAX_NUMBER = 4000, 10, 1000, 40
 UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]"
 )
 Place = tuple[str | int, ...]  # a value's keys and indices from the top
 
-# bare scalars of YAML 1.2's core schema; anything else is text
+# Bare scalars of YAML 1.2's core schema; anything else is text.
 CORE: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "null": (re.compile("null|Null|NULL|~|"), lambda text: None),
     "bool": (re.compile("true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
@@ -58,15 +58,16 @@ TOO_DEEP = (
 
 
 class Fault(Exception):
-    """What is wrong in a text, and at which line and column (from 1)."""
+    """A fault in a text, with its line and column (from 1)."""
 
     def __init__(self, words: str, mark: Any = None) -> None:
         super().__init__(f"line {mark.line + 1}, column {mark.column + 1}: {words}" if mark else words)
 
 
 def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
-    """What the file holds, and the line of each value. Raises `ConfigError`, with the file's name and the
-    place, for what can't be read.
+    """Return the file's value, and the line of each value in it.
+
+    Raises `ConfigError`, with the file's name and the place, if it can't be read.
     """
     try:
         return deepcopy(_document(_text(path)))
@@ -80,14 +81,16 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """A value as it would stand in a file. Raises `ConfigError`, naming `where`, if it can't be read."""
+    """Return a value as it would be written in a file. Raises `ConfigError`, naming `where`, if it can't be
+    read.
+    """
     try:
         return deepcopy(_document(text)[0])
     except Fault as fault:
         raise ConfigError("Q-CONFIG-002", f"{safe(where, 120)}: {fault}") from None
 
 
-# the library takes 15 ms for a params.yaml, and a command or stage reads it several times
+# The library needs 15 ms for a params.yaml, and a command or stage reads it several times.
 @lru_cache(maxsize=32)
 def _document(text: str) -> tuple[Any, dict[Place, int]]:
     return _Reader(text).document()
@@ -117,12 +120,14 @@ def _text(path: Path) -> str:
 
 
 class _BoundedScanner(Scanner):
-    """Without the bound, thousands of brackets on one line take the scanner minutes before the first."""
+    """A scanner with a limit on nesting: without it, thousands of brackets on one line take minutes before
+    the first event.
+    """
 
     def fetch_more_tokens(self) -> Any:
         try:
             return super().fetch_more_tokens()
-        # on an escape that can't be, it fails as Python does
+        # On an impossible escape the library raises these errors of Python.
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise Fault(
                 f"not valid YAML ({safe(str(error), 200)}): correct or quote it", self.reader.get_mark()
@@ -135,7 +140,7 @@ class _BoundedScanner(Scanner):
 
 
 class _Reader:
-    """Builds the value from the library's events; nothing is constructed that was not asked for."""
+    """A builder of the value from the library's events. It constructs nothing that was not requested."""
 
     def __init__(self, text: str) -> None:
         loader = ruamel.yaml.YAML(typ="safe", pure=True)
@@ -145,7 +150,7 @@ class _Reader:
         self.values = 0
 
     def document(self) -> tuple[Any, dict[Place, int]]:
-        """The only document and its lines; None for a text that holds nothing."""
+        """Return the only document and its lines; None as the value of an empty text."""
         next(self._events)
         event, value = next(self._events), None
         if isinstance(event, events.DocumentStartEvent):
@@ -159,7 +164,7 @@ class _Reader:
         return value, self.lines
 
     def value(self, event: Any, place: Place) -> Any:
-        """The value that `event` begins."""
+        """Return the value that `event` begins. Raises `Fault` if it is not accepted here."""
         self.values += 1
         too_many = f"more than {MAX_VALUES:,} values: this is another file, or lists in it have to be shorter"
         anchored = "anchors and aliases (&, *) are not read: write the value out, or quote it if it is text"
@@ -183,7 +188,7 @@ class _Reader:
         ]
 
     def mapping(self, place: Place) -> dict[str, Any]:
-        """The rest of a mapping."""
+        """Return the rest of a mapping. Raises `Fault` for a key that is not text or occurs twice."""
         values: dict[str, Any] = {}
         for event in self.until(events.MappingEndEvent):
             key = self.value(event, (*place, -1))  # a place that no value has
@@ -195,17 +200,18 @@ class _Reader:
                     event.start_mark,
                 )
             values[key] = self.value(next(self._events), (*place, key))
-            self.lines[(*place, key)] = event.start_mark.line + 1  # the key's: a value may begin below it
+            # the key's line, because a value may begin below it
+            self.lines[(*place, key)] = event.start_mark.line + 1
         return values
 
     def until(self, end: type) -> Iterator[Any]:
-        """The events that begin the items up to the event `end`."""
+        """Yield the events that begin the items up to the event `end`."""
         while not isinstance(event := next(self._events), end):
             yield event
 
 
 def _faults(parsed: Iterator[Any]) -> Iterator[Any]:
-    """The library's events; what it can't parse is a `Fault`."""
+    """Yield the library's events. Raises `Fault` for what it can't parse."""
     try:
         yield from parsed
     except MarkedYAMLError as error:
@@ -219,7 +225,7 @@ def _faults(parsed: Iterator[Any]) -> Iterator[Any]:
 
 
 def _scalar(event: Any) -> Any:
-    """A scalar's value. Raises `Fault` if it is too long, or if readers disagree on it."""
+    """Return a scalar's value. Raises `Fault` if it is too long, or if readers disagree on it."""
     text: str = event.value
     if len(text) > MAX_TEXT:
         raise Fault(

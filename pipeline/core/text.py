@@ -1,8 +1,8 @@
-"""Text where people read it: numbers and lists in words; and untrusted text (a name of a file or a tensor,
-an error of a library, a model's answer), escaped so that it can't steer a terminal.
+"""Text for people: numbers and lists in words; and untrusted text (a name of a file or a tensor, an error of
+a library, a model's answer), escaped so that it can't control a terminal.
 
-`screen` is around every program of the project: what it prints, and what its errors say, steers no
-terminal. `console` is for what has colors. The rest cuts and quotes for one sentence.
+`screen` is active in every program of the project: neither its output nor its errors control a terminal.
+`console` is for output with colors. The other functions shorten and quote for one sentence.
 """
 
 import os
@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 if TYPE_CHECKING:
     from rich.console import Console
 
-# control characters but newline and tab, what turns the text after it around, half surrogates
+# Control characters except newline and tab, characters that reverse the text after them, half surrogates.
 STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LINE_ENDS = str.maketrans({"\n": "\\n", "\t": "\\t"})
-# what a progress bar writes beside its text (to the line's start, up), and `quench chat` (dim, plain again)
+# Control sequences that a progress bar writes besides its text (to the line's start, up), and those of
+# `quench chat` (dim, plain again).
 MOVES = re.compile(r"(?:[\r\n]|\x1b\[(?:A|2m|0m))+")
-SHOWN = 3  # faults in a message
+SHOWN = 3  # most faults that one message lists
 
 
 def safe(text: str, longest: int | None = None, *, lines: bool = False) -> str:
-    """`text`, or its first `longest` characters, with control characters escaped, JSON's where
-    JSON lets the characters stand; on one line, unless `lines` may stay.
+    """Return `text`, or its first `longest` characters, with control characters escaped.
+
+    The escapes are JSON's for characters that JSON allows unescaped. The text is put on one line, unless
+    `lines` may stay.
     """
     shown = STEERS.sub(_escape, text if longest is None else text[: longest + 1])
     shown = shown if lines else shown.translate(LINE_ENDS)
@@ -34,36 +37,36 @@ def safe(text: str, longest: int | None = None, *, lines: bool = False) -> str:
 
 
 def quoted(value: Any) -> str:
-    """A value for a message, cut to 80 characters, its escapes shown."""
+    """Return a value for a message, cut to 80 characters, with visible escapes."""
     return safe(repr(value), 80)
 
 
 def one_line(text: str, longest: int = 100) -> str:
-    """The text's beginning on one line, white space as single spaces."""
+    """Return the text's beginning on one line, with white space as single spaces."""
     return safe(" ".join(text.split()), longest)
 
 
 def shortened(error: object, longest: int = 200) -> str:
-    """Return what an error says on one line, cut to `longest` characters; its class if it says nothing."""
+    """Return an error's text on one line, cut to `longest` characters; its class if the text is empty."""
     return " ".join(str(error).split())[:longest] or type(error).__name__
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, cut to 200 characters; its class if it says nothing."""
+    """Return the first line of an error's text, cut to 200 characters; its class if the text is empty."""
     return safe(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)
 
 
 def common_start(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Return how many first items (letters, tokens) are the same in both."""
+    """Return the number of first items (letters, tokens) that are equal in both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 @contextmanager
 def screen(*, lasting: bool = False) -> Iterator[None]:
-    """Have everything that this process prints meanwhile go through `safe`.
+    """Pass everything that this process prints in the body through `safe`.
 
-    `lasting`: what has no reader any more (`| head`) is dropped, and the work goes on. After an exception it
-    stays so: a traceback is still to be printed.
+    With `lasting`, output that has no reader any more (`| head`) is dropped, and the work goes on. After an
+    exception the streams stay wrapped, because a traceback is still to be printed.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _Screen(stream, lasting)) for stream in before)
@@ -72,8 +75,9 @@ def screen(*, lasting: bool = False) -> Iterator[None]:
 
 
 def console(**options: Any) -> "Console":
-    """A console of rich's on standard output, with `stderr` on standard error: its own colors and movements
-    reach the terminal, no others.
+    """Return a rich console on standard output, or with `stderr` on standard error.
+
+    Only its own colors and movements reach the terminal.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -93,21 +97,21 @@ def console(**options: Any) -> "Console":
 
 
 def to_nowhere(stream: TextIO) -> None:
-    """Have what is still to be written to a stream of this process go nowhere."""
+    """Discard the rest of the output to a stream of this process."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 class _Screen:
-    """A stream of text that escapes what is written to the one below."""
+    """A text stream that escapes what is written to the one below."""
 
     def __init__(self, below: TextIO, lasting: bool) -> None:
         self.below, self.lasting = getattr(below, "below", below), lasting
 
     def write(self, text: str) -> int:
         start = 0
-        if self.below.isatty():  # a progress bar
+        if self.below.isatty():  # The text is that of a progress bar.
             start = len(text) if MOVES.fullmatch(text) else text.startswith("\r")
         with self._unless_unread():
             self.below.write(text[:start] + safe(text[start:], lines=True))
@@ -142,8 +146,9 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def faults(error: Any, name: Callable[[Sequence[str]], str]) -> str:
-    """The first of pydantic's faults on one line: each wrong field, as `name` calls its place, with its value
-    and what is wrong; of a list its first wrong entry.
+    """Return the first of pydantic's faults on one line: each wrong field with its value and what is wrong.
+
+    `name` maps a field's place to its name. Of a list only the first wrong entry counts.
     """
     sentences: dict[str, str] = {}
     for fault in error.errors(include_url=False):
@@ -156,12 +161,12 @@ def faults(error: Any, name: Callable[[Sequence[str]], str]) -> str:
 
 
 def count(value: Any) -> str:
-    """A whole number with thousands marked: 1,770; a dash if there is none."""
+    """Return a whole number with thousands separators: 1,770; a dash if it is not a number."""
     return f"{value:,.0f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
 
 
 def percent(value: Any) -> str:
-    """A share of 1 as 97.9 %; never 0 for something, nor 100 for less than all."""
+    """Return a share of 1 as 97.9 %; never 0 for something, nor 100 for less than all."""
     if not isinstance(value, int | float):
         return "–"
     shown = f"{value * 100:.1f}"
@@ -175,20 +180,20 @@ def percent(value: Any) -> str:
 
 
 def plural(number: int, noun: str, many: str = "") -> str:
-    """1 row, 2 rows, 1,000 rows; without `many` it is `noun` with an s."""
+    """Return 1 row, 2 rows, 1,000 rows; without `many` the plural is `noun` with an s."""
     return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
 
 
 def words(identifier: Any) -> str:
-    """A snake_case id as words."""
+    """Return a snake_case id as words."""
     return str(identifier).replace("_", " ")
 
 
 def most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The entries of a counter, largest first."""
+    """Return the entries of a counter, largest first."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def listed(items: Sequence[str], word: str = "and") -> str:
-    """a, b and c."""
+    """Return a list in words: a, b and c."""
     return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))

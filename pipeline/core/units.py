@@ -1,5 +1,5 @@
-"""What a GB is: of memory 2³⁰ bytes, as cards are sold; of disk and downloads 10⁹, as disks are sold and hubs
-count.
+"""The two kinds of GB: 2³⁰ bytes of memory, as cards are sold; 10⁹ bytes of disk and downloads, as disks are
+sold and hubs count.
 """
 
 MEMORY_GB = 1 << 30
@@ -9,17 +9,17 @@ BOTH_UNITS = f"{MEMORY_UNIT}; of disk and downloads it is 10⁹ bytes."
 
 
 def memory_gb(size: float, digits: int = 2) -> str:
-    """Bytes of memory in words: 8 × 2³⁰ are "8.00 GB"."""
+    """Return bytes of memory in words: 8 × 2³⁰ are "8.00 GB"."""
     return f"{size / MEMORY_GB:.{digits}f} GB"
 
 
 def disk_gb(size: float, digits: int = 2) -> str:
-    """Bytes on disk, or of a download, in words: 8 × 10⁹ are "8.00 GB"."""
+    """Return bytes on disk, or of a download, in words: 8 × 10⁹ are "8.00 GB"."""
     return f"{size / DISK_GB:.{digits}f} GB"
 
 
 def size_text(size: float) -> str:
-    """Bytes of files in the unit that suits them: "4.68 GB", "105.5 MB", "3.2 kB", "17 bytes"."""
+    """Return bytes of files in the unit that suits them: "4.68 GB", "105.5 MB", "3.2 kB", "17 bytes"."""
     for unit, name, digits in ((DISK_GB, "GB", 2), (10**6, "MB", 1), (10**3, "kB", 1)):
         if size >= unit:
             return f"{size / unit:.{digits}f} {name}"

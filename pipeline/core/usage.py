@@ -1,4 +1,4 @@
-"""What a stage took when it last ran, beside what was planned: memory, time and disk, in
+"""The resources of a stage's last run next to the planned ones: memory, time and disk, in
 `.quench/usage/STAGE.json`.
 
 The figures vary from run to run, so they are not an output of the stage: they make nothing out of date.
@@ -18,21 +18,21 @@ from pipeline.core.errors import QuenchError
 from pipeline.core.publish import write_json
 
 FOLDER = Path(".quench/usage")
-KILO = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
+KILO = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss in bytes
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run of a stage takes. None: not known."""
+    """The resources that one run of a stage needs. None means unknown."""
 
-    peak: int | None  # bytes of main memory that its largest process has at most, mapped files included
+    peak: int | None  # bytes of main memory, the peak of its largest process, mapped files included
     seconds: float | None
     disk: int | None  # bytes of its outputs
 
 
 @dataclass(frozen=True)
 class Usage:
-    """A stage's last run, as planned and as seen; `own_peak` is of the stage's own process alone."""
+    """A stage's last run, as planned and as measured. `own_peak` is that of the stage's own process only."""
 
     planned: Figures
     seen: Figures
@@ -41,17 +41,19 @@ class Usage:
 
 @contextmanager
 def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Figures]) -> Iterator[None]:
-    """Record the body's usage as `stage` ("quantize@Q4_K_M") if it succeeds; ask `disk` and `plan` after."""
+    """Record the body's usage as `stage` ("quantize@Q4_K_M") if it succeeds; call `disk` and `plan`
+    afterwards.
+    """
     started = time.monotonic()
     yield
     seconds, process, child = time.monotonic() - started, peak_of_process(), peak_of_children()
-    with suppress(OSError, QuenchError):  # a stage that is done doesn't fail by what is noted of it
+    with suppress(OSError, QuenchError):  # a finished stage must not fail because of its usage record
         seen = Figures(max(process, child), round(seconds, 3), disk())
         write_json(root / FOLDER / f"{stage}.json", asdict(Usage(plan(), seen, process)))
 
 
 def usages(root: Path) -> dict[str, Usage]:
-    """{stage: its last run} of all stages that wrote theirs down below `root`."""
+    """Return {stage: its last run} of all stages that recorded one below `root`."""
     usage_of = {}
     for path in sorted((root / FOLDER).glob("*.json")):
         try:
@@ -59,31 +61,34 @@ def usages(root: Path) -> dict[str, Usage]:
             usage_of[path.stem] = Usage(
                 Figures(**value["planned"]), Figures(**value["seen"]), value["own_peak"]
             )
-        except (ValueError, TypeError, KeyError):  # of another version: as good as not measured
+        except (ValueError, TypeError, KeyError):  # a record of another version counts as not measured
             continue
     return usage_of
 
 
 def peak_of_children() -> int:
-    """Bytes of main memory that the largest child which has ended had at most. A child counts what its parent
-    has until it calls exec, so its peak is known only if it is larger.
+    """Return the peak main memory, in bytes, of the largest child that has exited.
+
+    A child counts its parent's memory until it calls exec, so its peak is known only if it is larger.
     """
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KILO
 
 
 def peak_of_process() -> int:
-    """The most bytes of main memory that this process has had."""
-    # ru_maxrss of a process that was forked counts its parent's
+    """Return the peak main memory of this process, in bytes."""
+    # ru_maxrss of a forked process counts its parent's memory.
     return peak_memory(os.getpid()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KILO
 
 
 def peak_memory(pid: int) -> int | None:
-    """The largest resident set of a process so far, mapped files included; bytes, None if unknown."""
+    """Return the largest resident set of a process so far, mapped files included, in bytes; None
+    if unknown.
+    """
     return _memory(pid, "VmHWM")
 
 
 def own_memory(pid: int) -> int | None:
-    """Bytes of a process's own memory, without mapped files (the model); None if the system doesn't say."""
+    """Return the bytes of a process's own memory, without mapped files (the model); None if unknown."""
     return _memory(pid, "RssAnon")
 
 

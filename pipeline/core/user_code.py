@@ -10,7 +10,7 @@ from pipeline.core.errors import ConfigError
 
 
 def load_function(file: Path, name: str, purpose: str) -> Callable[..., Any]:
-    """The function `name` of the Python file; `purpose` says in errors what it is for ("score answers").
+    """Return the function `name` of the Python file. `purpose` is its use for errors ("score answers").
 
     It runs with the rights of whoever runs Quench, not in a sandbox. Raises `ConfigError` if it is missing or
     can't be loaded.
@@ -27,10 +27,10 @@ def load_function(file: Path, name: str, purpose: str) -> Callable[..., Any]:
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     quiet = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # the graph watches the folder: no __pycache__ in it
+    sys.dont_write_bytecode = True  # the graph watches the folder, so no __pycache__ may appear in it
     try:
         spec.loader.exec_module(module)
-    # a script's sys.exit() would end the stage as if it had gone well
+    # A script's sys.exit() would end the stage as if it had succeeded.
     except (Exception, SystemExit) as error:
         raise ConfigError(
             "Q-CORE-014", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"

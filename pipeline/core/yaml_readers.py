@@ -1,4 +1,4 @@
-"""What other readers take YAML for: DVC, which reads by ruamel.yaml, and PyYAML, a reader of YAML 1.1."""
+"""Values as other YAML readers see them: DVC, which uses ruamel.yaml, and PyYAML, a reader of YAML 1.1."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 import yaml
 from ruamel.yaml.resolver import implicit_resolvers
 
-UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)  # of `read_fast` for a file that is not YAML
+UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)  # errors of `read_fast` for a file that is not YAML
 
 
 def read_fast(file: Path) -> Any:
-    """What DVC wrote into `file`, or a user into dvc.yaml: read as DVC does, without bounds, in C where
-    PyYAML has it (ten times as fast).
+    """Return what DVC wrote into `file`, or a user into dvc.yaml, as DVC reads it.
+
+    There are no bounds. It parses in C if PyYAML has that (ten times as fast).
     """
     return yaml.load(file.read_bytes(), _Fast)  # noqa: S506 (a SafeLoader)
 
@@ -35,18 +36,20 @@ for _kind, _pattern, _first in _DVC:
 
 
 def dvc_kind(text: str) -> str:
-    """What ruamel.yaml, which DVC reads with, takes a bare scalar for."""
+    """Return the type of a bare scalar for ruamel.yaml, with which DVC reads."""
     return next((kind for kind, pattern, first in _DVC if text[:1] in first and pattern.match(text)), "str")
 
 
 def old_kind(text: str) -> str:
-    """What PyYAML, a reader of YAML 1.1, takes a bare scalar for."""
+    """Return the type of a bare scalar for PyYAML, a reader of YAML 1.1."""
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
     return next((tag.rpartition(":")[2] for tag, pattern in resolvers if pattern.match(text)), "str")
 
 
 def is_plain_text(text: str) -> bool:
-    """Whether `text` may be written unquoted: every YAML reader takes it for text, wherever it stands."""
+    """Return True if `text` may be written unquoted: every YAML reader reads it as text, in every
+    position.
+    """
     return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", text)) and {
         dvc_kind(text),
         old_kind(text),

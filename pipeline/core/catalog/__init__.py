@@ -1,5 +1,7 @@
-"""The catalog of errors: every id with its class, when it is raised and what to do, one YAML file per area
-(`train.yaml` has Q-TRAIN-...). And the reasons for which rows are rejected (`rows/reasons.yaml`).
+"""The catalog of errors: every id with its class, when it is raised and what to do.
+
+There is one YAML file per area (`train.yaml` contains Q-TRAIN-...). `rows/reasons.yaml` contains the reasons
+for which rows are rejected.
 """
 
 from dataclasses import dataclass
@@ -24,13 +26,13 @@ class Problem:
 
     @property
     def area(self) -> str:
-        """The part of Quench that raises it: TRAIN of Q-TRAIN-004."""
+        """The part of Quench that raises it: TRAIN for Q-TRAIN-004."""
         return self.id.split("-")[1]
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason to reject a row: what its name means (in Markdown), an example, and what to do."""
+    """A reason to reject a row: the meaning of its name (in Markdown), an example, and the remedy."""
 
     name: str
     meaning: str
@@ -40,13 +42,15 @@ class Reason:
 
 @cache
 def reasons() -> dict[str, Reason]:
-    """Every reason in `data/rejects.jsonl` by its name, in the order of docs/data-formats.md."""
+    """Return every reason that `data/rejects.jsonl` can contain, by name, in the order of
+    docs/data-formats.md.
+    """
     return {name: Reason(name, **entry) for name, entry in read_fast(REASONS).items()}
 
 
 @cache
 def catalog() -> dict[str, Problem]:
-    """Every problem by its id, sorted."""
+    """Return every problem by its id, sorted."""
     files = [read_fast(file) for file in FOLDER.glob("*.yaml")]
     entries = {id: Problem(id, **entry) for file in files for id, entry in file.items()}
     return dict(sorted(entries.items()))
