@@ -1,1 +1,1 @@
-"""`params.yaml`: its sections, their checks, the names of levels."""
+"""`params.yaml`: its sections, their checks, and the names of levels."""

@@ -1,9 +1,9 @@
-"""Which settings act only under a value of another: one table, the sentence that is made of it, and which
-settings do nothing in a project by it.
+"""Settings that act only under a value of another setting: one table, its sentences, and the settings of a
+project that have no effect because of it.
 
-A default is never named, so that `params.yaml` may have all keys. Where a value can only be a mistake, it is
-refused; the others are said (`quench config show --idle`, `quench config plan`, the stages), for a project
-may go from one graph of stages to another and keep its settings of both.
+A default is never reported, so that `params.yaml` may have all keys. A value is refused if it can only be a
+mistake. The others are reported (`quench config show --idle`, `quench config plan`, the stages), because a
+project may go from one graph of stages to another and keep its settings for both.
 """
 
 import json
@@ -21,7 +21,9 @@ from pipeline.core.text import listed
 
 
 class Has(NamedTuple):
-    """That setting `key` is (for a list: `names`) one of `values`; without values, that it is set at all."""
+    """A condition: setting `key` is (for a list: `names`) one of `values`; without values, it is set to
+    anything.
+    """
 
     key: str
     values: tuple[Any, ...] = ()
@@ -29,19 +31,20 @@ class Has(NamedTuple):
 
     @property
     def words(self) -> str:
-        """ "train.method is dpo or ipo"."""
+        """The condition in words: "train.method is dpo or ipo"."""
         return f"{self.key} {self.verb} {listed([*map(_text, self.values)], 'or') or 'set'}"
 
     def holds(self, value: Any) -> bool:
-        """Whether it does if the setting is `value`."""
+        """Return True if the condition is met by a setting with this `value`."""
         if not self.values:
             return bool(value)
         return any(item in self.values for item in (value if isinstance(value, list) else [value]))
 
 
 class Only(NamedTuple):
-    """`keys`, or all keys of a section or group, act only if one of `either` holds; `refused`: any value but
-    the default is an error where none does.
+    """A rule: `keys`, or all keys of a section or group, act only if one of `either` is met.
+
+    If it is `refused`, any value but the default is an error while none is met.
     """
 
     keys: tuple[str, ...]
@@ -50,16 +53,16 @@ class Only(NamedTuple):
 
     @property
     def condition(self) -> str:
-        """ "train.method is distill or quantize.distill is set"."""
+        """The condition in words: "train.method is distill or quantize.distill is set"."""
         return listed([has.words for has in self.either], "or")
 
     def covers(self, key: str) -> bool:
-        """Whether this is about `key`."""
+        """Return True if the rule applies to `key`."""
         return any(key == name or key.startswith(f"{name}.") for name in self.keys)
 
 
 class Idle(NamedTuple):
-    """A setting that is not its default and does nothing, with what it would need."""
+    """A setting that differs from its default and has no effect, with the rule that it doesn't meet."""
 
     key: str
     value: Any
@@ -77,26 +80,28 @@ DISTILLING = tuple(name for name, strategy in STRATEGIES.items() if strategy.tau
 
 
 def of_methods() -> Iterator[Only]:
-    """That settings act only with the methods that read them; what says how to train is refused."""
+    """Yield the rules of settings that act only with the methods that read them. Those of section `train` are
+    refused.
+    """
     for key in dict.fromkeys(key for learning in METHODS.values() for key in learning.settings):
         methods = Has("train.method", tuple(methods_reading(key)))
         yield Only((key,), (methods,), refused=key.startswith("train."))
 
 
 def of_tuners(*keys: str, refused: bool = False) -> Iterator[Only]:
-    """That keys of `train` act only with the tuners that read them."""
+    """Yield the rules of keys of `train` that act only with the tuners that read them."""
     for tuners, alike in groupby(sorted(keys, key=readers), readers):
         if len(tuners) < len(TUNERS):
             yield Only(tuple(f"train.{key}" for key in alike), (Has("train.tuner", tuners),), refused)
 
 
 CONDITIONS = (
-    # of train, a value under another method, start or tuner is a mistake
+    # In train, a value for another method, start or tuner is a mistake.
     *of_methods(),
     Only(("train.reward_temperature",), (Has("train.reward", ("softmax",)),), refused=True),
     Only(("train.grpo.parallel",), (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
     *of_tuners(*REFUSED_ELSEWHERE, refused=True),
-    # the others are those of another graph of stages, or wait for another setting
+    # The others belong to another graph of stages, or wait for another setting.
     Only(("base.tie",), (MERGED,)),
     *of_tuners("r", "lora_alpha", "lora_dropout", "target_modules"),
     Only(("train.num_train_epochs",), (Has("train.max_steps", (-1,)),)),
@@ -119,7 +124,9 @@ CONDITIONS = (
 
 
 def idle(params: Section) -> Iterator[Idle]:
-    """Each setting of a `Params` that is not its default and does nothing, in the schema's order."""
+    """Yield each setting of a `Params` that differs from its default and has no effect, in the schema's
+    order.
+    """
     for place, field in keys_of(type(params)):
         key = ".".join(place)
         if group_of(field) or (value := _at(params, key)) == _default(params, key):
@@ -129,7 +136,7 @@ def idle(params: Section) -> Iterator[Idle]:
 
 
 def refused(params: Section) -> Iterator[str]:
-    """A sentence on each setting of a `Params` that does nothing and can only be a mistake."""
+    """Yield a sentence on each setting of a `Params` that has no effect and can only be a mistake."""
     for setting in idle(params):
         if setting.only.refused:
             needs = setting.only.either[0]
@@ -140,7 +147,7 @@ def refused(params: Section) -> Iterator[str]:
 
 
 def _missing(params: Section, key: str) -> Iterator[Only]:
-    """The conditions of which none is met, so that the setting does nothing."""
+    """Return the rules for `key` with no condition met, so that the setting has no effect."""
     return (only for only in _about(key) if not any(_holds(params, has) for has in only.either))
 
 
@@ -150,7 +157,7 @@ def _about(key: str) -> tuple[Only, ...]:
 
 
 def _holds(params: Section, has: Has) -> bool:
-    """Whether the setting that is needed is as needed, and does something itself."""
+    """Return True if the needed setting has the needed value, and has an effect itself."""
     return has.holds(_at(params, has.key)) and not any(_missing(params, has.key))
 
 
@@ -170,7 +177,7 @@ def _as_by_default(section: type[Section]) -> Section:
 
 
 def _text(value: Any) -> str:
-    """A value as `params.yaml` has it."""
+    """Return a value as it is written in `params.yaml`."""
     if isinstance(value, Section):
         value = value.model_dump(mode="json")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What is wrong in a `params.yaml`, in sentences: each error with its key, its line and a remedy."""
+"""The faults of a `params.yaml` in sentences: each error with its key, its line and a remedy."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.core.strict_yaml import Place
 from pipeline.core.text import plural, quoted, safe
 
-# what other trainers call a setting: their spelling is far from it, and near to another
+# Names of settings in other trainers. Their spelling is far from ours, and closer to that of another key.
 ELSEWHERE = {
     "lora_rank": "train.r",
     "lora_r": "train.r",
@@ -25,8 +25,8 @@ LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
 
 def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], keys: Sequence[str]) -> str:
-    """As many of pydantic's `errors` as can be read at once; `keys` are the keys that there are."""
-    # what is made of a faulty key is no fault of its own
+    """Return as many of pydantic's `errors` as can be read at once. `keys` are all keys of the schema."""
+    # A default that is computed from a faulty key is not a fault of its own.
     left = [_line(error, lines, keys) for error in errors if error["type"] != "default_factory_not_called"]
     shown = [f"{path} has {plural(len(left), 'error')}:"]
     while left and sum(map(len, shown)) < MOST - LONGEST:
@@ -63,7 +63,9 @@ def _sentence(error: Any, keys: Sequence[str]) -> str:
 
 
 def nearest(key: str, keys: Sequence[str]) -> str:
-    """A sentence with the key of that name in other trainers, or the nearest in the section or elsewhere."""
+    """Return a sentence with the key that has that name in other trainers, or the closest in the section or
+    elsewhere.
+    """
     section, _, name = key.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
     near = (

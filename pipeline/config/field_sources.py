@@ -1,8 +1,7 @@
-"""Read a mapping of `curate.fields`: targets, and for each the source that its value comes from.
+"""A reader of `curate.fields`: targets, each with the source of its value.
 
-A source is a key or a dotted path, a template of several, or a constant; null drops a key of the row. The
-settings keep a mapping as it was written. `fields_of` reads it, here to check it and in stage curate to use
-it.
+A source is a key or a dotted path, a template of several, or a constant. null drops a key of the row. The
+settings keep a mapping as it was written. `fields_of` reads it: here to check it, in stage curate to use it.
 """
 
 import difflib
@@ -39,7 +38,7 @@ TURN_TARGETS = (
 OF_TURNS_ALONE = tuple(target for target in TURN_TARGETS if target not in ROW_TARGETS)
 TARGETS = (*ROW_TARGETS, USER, ASSISTANT, *OF_TURNS_ALONE, ROLES_KEY)
 ROLES = ("system", "user", "assistant", "tool")
-# An exchange can't be mapped beside these, which are its prompt and its answer already.
+# An exchange can't be mapped in addition to these, which are its prompt and its answer already.
 PROMPTS = ("prompt", "question", "query", "instruction")
 ANSWERS = ("completion", "output", "response", "answers")
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", '."', '!"', '?"')
@@ -58,7 +57,9 @@ class Path(NamedTuple):
 
 
 class Template(NamedTuple):
-    """A text with the values of several paths in it: of each piece a literal, then a path (None: no more)."""
+    """A text that contains the values of several paths. Each piece is a literal, then a path (None after the
+    last).
+    """
 
     pieces: tuple[tuple[str, str | None], ...]
 
@@ -72,16 +73,16 @@ Source = Constant | Path | Template
 
 
 class Fields(NamedTuple):
-    """A mapping: the sources of a row's keys and of its turns' keys, what is dropped, and renamed roles."""
+    """A mapping: the sources of a row's keys and of its turns' keys, the dropped keys, and renamed roles."""
 
     row: Mapping[str, Source]
     turn: Mapping[str, Source]
     dropped: tuple[str, ...]
-    roles: Mapping[str, str]  # in small letters
+    roles: Mapping[str, str]  # keys in lower case
 
 
 def fields_of(stated: Any) -> Fields:
-    """Read a mapping as `params.yaml` has it. Raises `ValueError` with a sentence on the first fault."""
+    """Read a mapping as it is in `params.yaml`. Raises `ValueError` with a sentence on the first fault."""
     if not isinstance(stated, dict) or not stated:
         raise ValueError("give a mapping of targets to sources, {prompt: nl, completion: bash} for example")
     of_turns = _turn_targets(stated)
@@ -120,7 +121,7 @@ def source_of(target: str, value: Any) -> Source:
 
 
 def paths_of(source: Source) -> tuple[str, ...]:
-    """Return the paths that a source reads; none of a constant."""
+    """Return the paths that a source reads; empty for a constant."""
     if isinstance(source, Path):
         return (source.name,)
     return source.paths if isinstance(source, Template) else ()
@@ -133,8 +134,10 @@ def checked_fields(stated: Any) -> Any:
 
 
 def _turn_targets(stated: Mapping[str, Any]) -> frozenset[str]:
-    """Return the targets that are keys of a turn in this mapping: what may stand beside a row's answer or in
-    a turn is the turn's if the mapping speaks of turns.
+    """Return the targets that are keys of a turn in this mapping.
+
+    A target that can belong to a row's answer or to a turn belongs to the turn if the mapping names keys of
+    turns.
     """
     if stated.keys().isdisjoint((*LISTS_OF_TURNS, *OF_TURNS_ALONE, ROLES_KEY)):
         return frozenset()
@@ -143,7 +146,9 @@ def _turn_targets(stated: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _is_sentence(text: str) -> bool:
-    """Return True for a system text that is written out: no key has a line break or ends a sentence."""
+    """Return True for a system text that is written out, because no key has a line break or ends
+    a sentence.
+    """
     words = text.strip()
     is_text = "\n" in words or (len(words.split()) > 1 and words.endswith(SENTENCE_ENDS))
     return is_text and "{" not in words
@@ -184,7 +189,7 @@ def _roles(stated: Any) -> dict[str, str]:
 
 
 def _problems(row: Mapping[str, Source], turn: Mapping[str, Source]) -> Iterator[str]:
-    """Yield sentences on targets that can't stand beside each other."""
+    """Yield sentences on targets that exclude each other."""
     for pseudo, others in ((USER, (*PROMPTS, *LISTS_OF_TURNS)), (ASSISTANT, (*ANSWERS, *LISTS_OF_TURNS))):
         beside = next((other for other in others if other in row), None)
         if pseudo in row and beside is not None:

@@ -1,27 +1,29 @@
-"""What is known of each ggml type and of each of llama.cpp's quantization levels, a row for each."""
+"""Properties of each ggml type and of each of llama.cpp's quantization levels, a row each."""
 
 from typing import NamedTuple
 
 
 class GgmlType(NamedTuple):
-    """A block of `weights` takes so many `bytes` (ggml/src/ggml-common.h). The package gguf has the same in
-    `GGML_QUANT_SIZES`, and brings NumPy: a plan starts without it.
+    """A ggml type: a block of `weights` weights is stored in `bytes` bytes (ggml/src/ggml-common.h).
 
-    `number` is ggml's (`enum ggml_type`). A row that blocks don't divide gets the type `fallback`
+    The package gguf has the same in `GGML_QUANT_SIZES`, but imports NumPy, and a plan starts without NumPy.
+
+    `number` is ggml's (`enum ggml_type`). A row that can't be divided into blocks gets the type `fallback`
     (src/llama-quant.cpp, `tensor_type_fallback`). `scales` are the first bytes of a block's float16 scale
-    and, where there is one, minimum (the structs block_*). `scratch` is what a weight takes beside its
-    quantized and its dequantized form while `pipeline.gguf.dequantize` works on it, in bytes, rounded up from
-    the peak of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3); None for a type that can't be
-    trained on. `kernel`: on a GPU `pipeline.gguf.kernels` dequantizes it, which takes nothing beside.
-    `needs_imatrix`: llama-quantize makes it only with an importance matrix (`tensor_requires_imatrix` there).
+    and, if it has one, minimum (the structs block_*). `scratch` is the memory for each weight, in addition to
+    its quantized and its dequantized form, while `pipeline.gguf.dequantize` works on it. It is in bytes,
+    rounded up from the peak of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3); None for a type
+    that can't be trained on. With `kernel`, `pipeline.gguf.kernels` dequantizes it on a GPU, which needs no
+    such memory. With `needs_imatrix`, llama-quantize makes it only with an importance matrix
+    (`tensor_requires_imatrix` there).
 
     `noise` is the relative RMSE of the type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5)
     numbers, and tensors of layers 0, 12 and 29 of SmolLM2-135M, each without and with random importances
     (log-normal); quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20 by `git show
-    b00faa17:benchmarks/type_noise.py`. Normal numbers alone cost some 20 % less. `worst` is the largest error
-    of a weight as a share of the largest weight in its block, without importances: 128 × 4,096 of the same
-    numbers (the same script, measured 2026-11-25). Types with evenly spaced steps can't exceed half a step:
-    1/8 of it at Q4_0, whose steps reach further on one side. None where it was not measured.
+    b00faa17:benchmarks/type_noise.py`. Only normal numbers would give some 20 % less. `worst` is the largest
+    error of a weight as a share of the largest weight in its block, without importances: 128 × 4,096 of the
+    same numbers (the same script, measured 2026-11-25). Types with evenly spaced steps can't exceed half a
+    step: 1/8 of it at Q4_0, whose steps reach further on one side. None if it was not measured.
     """
 
     number: int
@@ -37,8 +39,10 @@ class GgmlType(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A level gives most tensors the type `base`. `kld` is the mean KL divergence from F16 in nats that is
-    published for it (see `pipeline.metrics.level_limits`), None where none is.
+    """A quantization level, which gives most tensors the type `base`.
+
+    `kld` is the published mean KL divergence from F16 in nats (see `pipeline.metrics.level_limits`), None if
+    none is published.
     """
 
     base: str
@@ -46,7 +50,7 @@ class Level(NamedTuple):
     needs_imatrix: bool = False
 
 
-# all that a tensor can be given by name
+# All types that a tensor can be given by name.
 TYPES = {
     "F32": GgmlType(0, 1, 4, 1e-7, 1e-7, scratch=0),
     "F16": GgmlType(1, 1, 2, 0.0005, 0.0005, scratch=0),
@@ -75,9 +79,9 @@ TYPES = {
     "TQ1_0": GgmlType(34, 256, 54, 0.8541, 0.5003, fallback="Q4_0"),
     "TQ2_0": GgmlType(35, 256, 66, 0.8541, 0.5003, fallback="Q4_0"),
 }
-# tools/quantize/quantize.cpp, QUANT_OPTIONS. Left out are F32, F16, BF16 and COPY, which quantize nothing,
-# and the aliases Q3_K, Q4_K and Q5_K (of the _M levels: a file's name should say what its header says), and
-# Q2_0, which the gguf package can't read back
+# From tools/quantize/quantize.cpp, QUANT_OPTIONS. Left out are F32, F16, BF16 and COPY, which quantize
+# nothing; the aliases Q3_K, Q4_K and Q5_K of the _M levels, because a file's name should match its header;
+# and Q2_0, which the gguf package can't read.
 LEVELS = {
     "Q1_0": Level("Q1_0"),
     "TQ1_0": Level("TQ1_0"),
@@ -111,7 +115,7 @@ LEVELS = {
     "Q6_K": Level("Q6_K", 0.00545),
     "Q8_0": Level("Q8_0", 0.00136),
 }
-# levels whose linears have float16 scales
+# Levels that store linears with float16 scales.
 WITH_SCALES = frozenset(
     name for name, level in LEVELS.items() if TYPES[level.base].scales and name != "MXFP4_MOE"
 )

@@ -1,5 +1,5 @@
-"""The methods of training (`train.method`): the rows that each learns from, what it needs, and what is said
-of rows that it doesn't use.
+"""The methods of training (`train.method`): the rows that each learns from, what it needs, and the sentences
+on rows that it doesn't use.
 """
 
 from collections.abc import Mapping
@@ -9,27 +9,28 @@ from typing import Literal
 
 from pipeline.core.text import count, listed, most, plural
 
-# folders beside the checkpoints: what the teacher answers, what was drawn, the base as a GGUF to draw with
+# Folders next to the checkpoints: the teacher's answers, the drawn answers, the base as a GGUF for drawing.
 TEACHER, ROUNDS, ROLLOUTS = "teacher", "rounds", "rollouts"
-# tokens per position whose probability by the teacher is kept: more are truer and take 6 bytes of disk each
+# Tokens per position for which the teacher's probability is kept. More are more exact and need 6 bytes of
+# disk each.
 TEACHER_TOP_K = 64
 Method = Literal["sft", "distill", "dpo", "ipo", "kto", "orpo", "simpo", "grpo"]
 
 
 @dataclass(frozen=True)
 class Learning:
-    """What a method learns from.
+    """The properties of one method.
 
     `rows` are the kinds of rows (`pipeline.chat.rows.Kind`) that are trained. `settings` are the settings
-    that not every method reads. `answers` says in words what is done with entire answers, of whose
-    likelihoods it learns; empty if it learns tokens. `pairs` says that they are compared in pairs,
-    `reference` that they are also scored by the model without its adapter, `others` that other prompts'
-    answers are scored too, `beta` and `dropout` are the defaults of `train.preference.beta` and
-    `train.lora_dropout`. `loss` says in words what is made smaller, `measures` what a sweep can go by.
-    `prompts` says that the model gives its own answers and is only shown what stands before the last one,
-    `teacher` that it learns how the file that its base was made from answers. `keeps` are the folders beside
-    the checkpoints that a start from nothing leaves: they know what they are of.
-    `learner` is its module below `pipeline.stages.train`.
+    that not every method reads. `answers` describes in words what a method does that learns from the
+    likelihoods of entire answers; empty if it learns tokens. With `pairs` they are compared in pairs. With
+    `reference` they are also scored by the model without its adapter. With `others` answers to other prompts
+    are scored too. `beta` and `dropout` are the defaults of `train.preference.beta` and `train.lora_dropout`.
+    `loss` names in words what is minimized. `measures` are the measures that a sweep can use. With `prompts`
+    the model generates its own answers and is only given the part before the last one. With `teacher` it
+    learns to answer like the file that its base was made from. `keeps` are the folders next to the
+    checkpoints that stay when a run starts from nothing, because they record what they belong to. `learner`
+    is its module below `pipeline.stages.train`.
     """
 
     rows: tuple[str, ...]
@@ -58,7 +59,7 @@ _judged = partial(
     learner="preference.learner",
 )
 _paired = partial(_judged, ("preference",), pairs=True)
-_pulled = partial(_paired, settings=(*OF_JUDGED, SFT_WEIGHT))  # towards the chosen answers too
+_pulled = partial(_paired, settings=(*OF_JUDGED, SFT_WEIGHT))  # These can also train on the chosen answers.
 
 METHODS: Mapping[Method, Learning] = {
     "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards", (REWARD,)),
@@ -90,18 +91,20 @@ METHODS: Mapping[Method, Learning] = {
 
 
 def methods_reading(setting: str) -> list[Method]:
-    """The methods that read one of the `settings`."""
+    """Return the methods that read one of the `settings`."""
     return [method for method, learning in METHODS.items() if setting in learning.settings]
 
 
 def learners(kind: str) -> list[Method]:
-    """The methods that learn from rows of a kind."""
+    """Return the methods that learn from rows of a kind."""
     return [method for method, learning in METHODS.items() if kind in learning.rows]
 
 
 def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
-    """What must be set for rows other than chats and text to be trained, and for rewards to count: a sentence
-    each. `kinds` has rows by kind, `scored` the chats with a reward.
+    """Return a sentence on each setting that rows other than chats and text need to be trained, and that
+    rewards need to count.
+
+    `kinds` has rows by kind, `scored` the chats with a reward.
     """
     sentences = [
         f"{plural(rows, 'row')} of kind {kind}: trained by train.method {listed(learners(kind), 'or')} only."
@@ -117,7 +120,9 @@ def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
 
 
 def unused_sentences(kinds: Mapping[str, int], method: Method) -> list[str]:
-    """The rows, by kind, that `method` doesn't learn from: one sentence, none if there are no such rows."""
+    """Return one sentence on the rows, by kind, that `method` doesn't learn from; empty if there are no such
+    rows.
+    """
     if not (rows := sum(kinds.values())):
         return []
     others = sorted({other for kind, number in kinds.items() if number for other in learners(kind)})

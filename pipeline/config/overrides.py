@@ -1,7 +1,7 @@
 """Settings from a command line: `quench run train train.r=8`, `snakemake train --config 'train={r: 8}'`.
 
-They are written into `params.yaml`, as `dvc exp run -S train.r=8` does it: every stage reads that file and
-DVC records it, so what a run was made with can be seen, compared and put back.
+They are written into `params.yaml`, as `dvc exp run -S train.r=8` does. Every stage reads that file and DVC
+records it, so the settings of a run can be seen, compared and restored.
 """
 
 import shutil
@@ -29,7 +29,7 @@ Given = Mapping[Key, Any]
 
 
 class _Representer(RoundTripRepresenter):
-    """Writes null where the library would leave nothing."""
+    """A representer that writes null where the library would write nothing."""
 
 
 _Representer.add_representer(
@@ -38,8 +38,9 @@ _Representer.add_representer(
 
 
 def from_words(words: Sequence[str]) -> Given:
-    """The settings of `train.r=8` and the like, whose values are YAML. Raises `ConfigError` for a key that
-    there is not, or a value that can't be read.
+    """Return the settings of `train.r=8` and the like, with YAML values.
+
+    Raises `ConfigError` for an unknown key, or a value that can't be read.
     """
     settings = {}
     for word in words:
@@ -50,18 +51,21 @@ def from_words(words: Sequence[str]) -> Given:
 
 
 def from_sections(config: Mapping[str, Any]) -> Given:
-    """The settings of Snakemake's `--config 'train={r: 8}'`. Raises `ConfigError` as `from_words` does.
+    """Return the settings of Snakemake's `--config 'train={r: 8}'`. Raises `ConfigError` as `from_words`
+    does.
 
-    Snakemake leaves every value inside of braces a text, so texts are read once more.
+    Snakemake leaves every value inside of braces a text, so texts are parsed here.
     """
     return {place_of(name): _read_again(value, name) for name, value in _flat(config, "")}
 
 
 def override(file: Path, given: Given) -> list[str]:
-    """Write settings into a `params.yaml`, whose other text stays; a line on each that changed: "train.r: 16
-    → 8". Raises `ConfigError` where the settings then would be wrong.
+    """Write settings into a `params.yaml` and keep its other text. Return a line on each change: "train.r: 16
+    → 8".
+
+    Raises `ConfigError` if the settings would then be invalid.
     """
-    file = file.resolve()  # a link stays one
+    file = file.resolve()  # a link stays a link
     read = read_params(file)
     before, values = read.params.model_dump(mode="json"), _values_with(read, given)
     wanted = Read(checked(file, values, {}), read.values, read.lines)
@@ -72,14 +76,15 @@ def override(file: Path, given: Given) -> list[str]:
         problem = f"{names} can't be put into the text of {file}: edit it"
         try:
             _write(file, completed(text, wanted, set(given), anew=True), values, problem)
-        except ConfigError:  # keys share lines
+        except ConfigError:  # several keys are in one line
             _write(file, _with(text, given), values, problem)
     return [change(place, before, after) for place in changed]
 
 
 def settings_with(given: Given, read: Read, file: Path) -> Params:
-    """Return the settings of the `params.yaml` that was `read`, with the `given` ones in it. Raises
-    `ConfigError` if they would be wrong.
+    """Return the settings of the `params.yaml` that was `read`, updated with the `given` ones.
+
+    Raises `ConfigError` if they would be invalid.
     """
     return checked(file, _values_with(read, given), {})
 
@@ -97,7 +102,9 @@ def _fields() -> Mapping[str, FieldInfo]:
 
 
 def place_of(name: str) -> Key:
-    """The place of a key, "train.r". Raises `ConfigError` for none, with the nearest that there is."""
+    """Return the place of a key, "train.r". Raises `ConfigError`, with the closest key, if there is no such
+    key.
+    """
     fields = _fields()
     if name not in fields:
         remedy = nearest(name, list(fields))
@@ -111,12 +118,12 @@ def place_of(name: str) -> Key:
 
 
 def _flat(config: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of each key, sections opened."""
+    """Yield (dotted name, value) of each key, with sections flattened."""
     fields = _fields()
     for key, value in config.items():
         name = f"{section}{key}"
         is_section = name in fields and group_of(fields[name])
-        # what is wrong in a section that there is not is named by its first key, if it has one
+        # A fault in an unknown section is reported with the section's first key, if it has one.
         if isinstance(value, Mapping) and (is_section or (value and not section)):
             yield from _flat(value, f"{name}.")
         else:
@@ -135,7 +142,7 @@ def _read_again(value: Any, name: str) -> Any:
 
 
 def put(values: Any, place: Key, value: Any) -> None:
-    """Have `value` at a place of nested mappings, which are made where they are missing."""
+    """Set `value` at a place of nested mappings, which are created if missing."""
     for name in place[:-1]:
         if not isinstance(values.get(name), dict):
             values[name] = type(values)()
@@ -144,12 +151,12 @@ def put(values: Any, place: Key, value: Any) -> None:
 
 
 def _text(file: Path) -> str:
-    """The file's text with the ends of its lines."""
+    """Return the file's text with its original line ends."""
     return file.read_bytes().decode("utf-8")
 
 
 def _with(text: str, given: Given) -> str:
-    """`text` with the settings `given`."""
+    """Return `text` with the settings `given`."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.preserve_quotes, yaml.width = True, 1 << 16
@@ -162,7 +169,9 @@ def _with(text: str, given: Given) -> str:
 
 
 def _write(file: Path, text: str, values: Any, problem: str) -> None:
-    """Replace the file with `text`, whole. Raises `ConfigError` (`problem`) if it doesn't hold `values`."""
+    """Replace the entire file with `text`. Raises `ConfigError` (`problem`) if it would not
+    contain `values`.
+    """
     with publishing(file) as aside:
         aside.write_text(text, encoding="utf-8", newline="")
         shutil.copymode(file, aside)
@@ -171,7 +180,7 @@ def _write(file: Path, text: str, values: Any, problem: str) -> None:
 
 
 def _holds(file: Path, values: Any) -> bool:
-    """Whether the file can be read and holds these values."""
+    """Return True if the file can be read and contains these values."""
     try:
         return bool(read_strict(file)[0] == values)
     except ConfigError:

@@ -1,5 +1,5 @@
-"""`params.yaml`, read strictly: what it leaves out has its default, unknown keys are forbidden, and all
-errors are reported at once.
+"""`params.yaml`, read strictly: a missing key has its default, an unknown key is an error, and all errors are
+reported at once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import Place, read_strict
 
-# where train.optim is auto: 8-bit states, which leave a small card when it is full, only a GPU has
+# Optimizers for train.optim auto. Only a GPU has 8-bit states, which move off a small card when it is full.
 OPTIMIZER: Mapping[Device, str] = {"cpu": "adamw_torch", "cuda": "paged_adamw_8bit"}
 
 
@@ -54,12 +54,12 @@ class Params(sections.Section):
 
     @property
     def curating(self) -> sections.Curate:
-        """Section `curate` with the rows' length."""
+        """Section `curate` with the maximal length of rows."""
         return sections.Curate(**self.curate.model_dump(), max_tokens=self.preprocess.max_length)
 
     @property
     def evaluating(self) -> sections.Evaluate:
-        """Section `evaluate` with the machine's threads and layers, and the rows' length."""
+        """Section `evaluate` with the machine's threads and layers, and the maximal length of rows."""
         length = {"ctx_size": self.preprocess.max_length}
         return sections.Evaluate(**(self.evaluate.model_dump() | self._llama | length))
 
@@ -74,11 +74,13 @@ class Params(sections.Section):
 
     @property
     def training(self) -> sections.Training:
-        """`training_on` what torch, which this imports, trains on here."""
+        """`training_on` the device that torch trains on here. Imports torch."""
         return self.training_on(training_device(self.train.device))
 
     def training_on(self, device: Device) -> sections.Training:
-        """Section `train` with `base.quantization`; `auto` type and optimizer become those for `device`."""
+        """Return section `train` with `base.quantization`; `auto` type and optimizer become those for
+        `device`.
+        """
         fit = {"bnb_4bit_compute_dtype": fast_dtype(device), "optim": OPTIMIZER[device]}
         decided = {key: value for key, value in fit.items() if getattr(self.train, key) == "auto"}
         return sections.Training(
@@ -90,20 +92,24 @@ class Params(sections.Section):
 
     @property
     def graph(self) -> sections.Graph:
-        """Which graph of stages these settings need: a merged model and its levels, an adapter beside the
-        base's own GGUF, or that GGUF with trained scales.
+        """The graph of stages that these settings need.
+
+        It makes a merged model and its levels, an adapter for the base's own GGUF, or that GGUF with trained
+        scales.
         """
         return self.train.gguf_graph if self.base.quantization == "gguf" else "merged"
 
     @property
     def product(self) -> Product:
-        """What that graph makes to be served."""
+        """The artifact of that graph that is served."""
         return PRODUCTS[self.graph]
 
     @property
     def base_gguf(self) -> bool:
-        """Whether the untuned base's 16-bit GGUF is made, 15 GB at 7B: only for what was forgotten
-        (evaluate), levels of the base, the comparison of strategies, or parity in full.
+        """True if the untuned base's 16-bit GGUF is made, 15 GB at 7B.
+
+        It is needed only to measure forgetting (evaluate), for levels of the base, for the comparison of
+        strategies, and for parity in full.
         """
         named = [*self.evaluate.models, *self.quantize.levels]
         needed = any(ModelName(model).untuned for model in named)
@@ -111,8 +117,10 @@ class Params(sections.Section):
 
     @property
     def derived(self) -> Mapping[str, Any]:
-        """What stages take that follows from settings of which they read nothing else. `params.lock.yaml` has
-        it, so that these stages run again only if it changes: another level needs no new merge.
+        """Values computed from settings that a stage does not read otherwise.
+
+        `params.lock.yaml` contains them, so that these stages run again only if a value changes: another
+        level needs no new merge.
         """
         return {
             "base_gguf": self.base_gguf,
@@ -123,18 +131,20 @@ class Params(sections.Section):
 
     @property
     def _rollout_type(self) -> sections.SixteenBit | None:
-        """llama-server draws with the type that is served; a base that is a GGUF is drawn with itself. Asks
-        nothing of section `grpo`: every method's training would run again with its code.
+        """The 16-bit type of the GGUF with which llama-server draws: the type that is served.
+
+        A base that is a GGUF draws with itself. Nothing is read from section `grpo`, because every method's
+        training would run again with its code.
         """
         draws = METHODS[self.train.method].prompts and self.base.quantization != "gguf"
         return self.convert.type if draws else None
 
     def files(self, root: Path, model: str) -> ModelFiles:
-        """The files of `model` below the project's folder `root`, whether they are there or not."""
+        """Return the paths of the files of `model` below the project's folder `root`, existing or not."""
         return self.product.files(root, self.convert.name, model)
 
     def problems(self) -> Iterator[str]:
-        """Sentences on settings of different sections that don't fit together."""
+        """Yield sentences on settings of different sections that don't fit together."""
         yield from refused(self)
         yield from training_problems(
             self.train,
@@ -190,7 +200,7 @@ class Params(sections.Section):
 
 
 class Read(NamedTuple):
-    """A `params.yaml`: its settings with defaults filled in, the values that it holds, and their lines."""
+    """A `params.yaml`: its settings with defaults filled in, the values in the file, and their lines."""
 
     params: Params
     values: dict[str, Any]
@@ -198,12 +208,15 @@ class Read(NamedTuple):
 
 
 def load_params(path: Path) -> Params:
-    """The settings in `params.yaml`; one `ConfigError` names every error with its key path and line."""
+    """Return the settings in `params.yaml`.
+
+    Raises one `ConfigError` that names every error with its key path and line.
+    """
     return read_params(path).params
 
 
 def read_params(path: Path) -> Read:
-    """`load_params`, with what the file itself holds."""
+    """Return the settings like `load_params`, with the file's own values and lines."""
     values, lines = read_strict(path)
     if values is None:
         raise ConfigError("Q-CONFIG-001", f"{path} is empty: `quench config use demo` writes a recipe there")
@@ -211,7 +224,7 @@ def read_params(path: Path) -> Read:
 
 
 def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> Params:
-    """The settings that `path` holds or would hold; every error is named in one `ConfigError`."""
+    """Return the settings of the `values` for `path`. Raises one `ConfigError` that names every error."""
     try:
         return Params.model_validate(values)
     except ValidationError as error:
@@ -220,7 +233,9 @@ def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> P
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """What a `params.yaml` holds, plus the defaults it leaves out, unchecked; unknown sections stay."""
+    """Return the values of a `params.yaml` plus the defaults it leaves out, unchecked; unknown
+    sections stay.
+    """
     given = {name: value for name, value in values.items() if value is not None}
     defaults = Params().model_dump(mode="json")
     filled = {

@@ -1,5 +1,5 @@
-"""What each graph of stages makes to be served, a row each: levels of a merged model, the base's own GGUF
-with an adapter's GGUF on it, or that GGUF with trained scales. Callers ask the row instead of the graph.
+"""The artifact that each graph of stages makes for serving, a row each: levels of a merged model, the base's
+own GGUF with an adapter's GGUF, or that GGUF with trained scales. Callers read the row instead of the graph.
 """
 
 from collections.abc import Container, Mapping
@@ -16,7 +16,7 @@ SERVED_CHECK = "outputs_served"  # parity compares training's forward with llama
 
 
 class ModelFiles(NamedTuple):
-    """A model's GGUF, and the adapter's GGUF that is put on it (None: there is none)."""
+    """A model's GGUF, and the adapter's GGUF that is applied to it (None if there is none)."""
 
     gguf: Path
     lora: Path | None = None
@@ -24,12 +24,13 @@ class ModelFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Product:
-    """What one graph makes. `served` is the one model that is served, None where each level of a merged
-    model can be; `made_by` is the stage that only this graph has, and that makes it.
+    """The artifact of one graph.
 
-    `plural`, `called`, `beside` (what the base's GGUF is served with), `whole` and `subject` are its names in
-    sentences. `with_lora`: it is two files, the second an adapter's. `checks` are the parity checks that must
-    have passed for it, with what each measures.
+    `served` is the one model that is served, None if each level of a merged model can be. `made_by` is the
+    stage that only this graph has, and that makes it. `plural`, `called`, `beside` (the file with which the
+    base's GGUF is served), `whole` and `subject` are its names in sentences. With `with_lora` it is two
+    files, the second an adapter's. `checks` are the parity checks that must have passed for it, with what
+    each measures.
     """
 
     graph: Graph
@@ -45,24 +46,26 @@ class Product:
 
     @property
     def holds_scales(self) -> bool:
-        """Whether it is the base's file with trained scales, so that there is no adapter."""
+        """True if it is the base's file with trained scales, without an adapter."""
         return bool(self.served) and not self.with_lora
 
     def reference(self, models: Container[str]) -> str:
-        """Which of the evaluated `models` the tuned ones are compared with: the 16-bit model, or the base's
-        file alone."""
+        """Return the one of the evaluated `models` that the tuned ones are compared with.
+
+        It is the 16-bit model, or only the base's file.
+        """
         return BASE if self.served else next(name for name in REFERENCES if name in models)
 
     def untuned(self, models: Container[str]) -> str:
-        """The untuned model that what was forgotten is measured from."""
+        """Return the untuned model from which forgetting is measured."""
         return BASE if self.served else UNTUNED + self.reference(models)
 
     def files(self, root: Path, name: str, model: str) -> ModelFiles:
-        """The files of `model` below the project's folder `root`, whether they are there or not; `name` is
-        that of the GGUFs (`convert.name`).
+        """Return the paths of the files of `model` below the project's folder `root`, existing or not.
 
-        Without a merge "base" and "adapter" are one GGUF, the second with the adapter's beside it; "tuned" is
-        that GGUF with trained scales, a file of its own.
+        `name` is that of the GGUFs (`convert.name`). Without a merge "base" and "adapter" are one GGUF, the
+        second with the adapter's GGUF next to it; "tuned" is that GGUF with trained scales, a file of its
+        own.
         """
         ggufs = root / "models/gguf"
         if not self.served or model == TUNED:
@@ -71,8 +74,11 @@ class Product:
         return ModelFiles(root / (ORIGINAL_FILE if model == ORIGINAL else BASE_FILE), lora)
 
     def needed_checks(self, model: str, sixteen: str) -> Mapping[str, str]:
-        """The parity checks, by key, that must have passed before `model` is served, with what each measures;
-        `sixteen` is the name of the 16-bit model."""
+        """Return the parity checks, by key, that must have passed before `model` is served, with what each
+        measures.
+
+        `sixteen` is the name of the 16-bit model.
+        """
         if self.served == model:
             return dict(self.checks)
         key = "weights_gguf" if model == sixteen else level_key("weights", model)
@@ -117,11 +123,11 @@ PRODUCTS: Mapping[Graph, Product] = {
 
 
 def product_of(models: Container[str]) -> Product:
-    """The product whose models these of `evaluate.models` are."""
+    """Return the product to which these models of `evaluate.models` belong."""
     unmerged = (product for product in PRODUCTS.values() if product.served and product.served in models)
     return next(unmerged, PRODUCTS["merged"])
 
 
 def is_base(model: str) -> bool:
-    """Whether a model of `evaluate.models` is untuned."""
+    """Return True if a model of `evaluate.models` is untuned."""
     return ModelName(model).untuned or model in (BASE, ORIGINAL)

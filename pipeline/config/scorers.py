@@ -1,4 +1,4 @@
-"""How a scorer is spelled in `evaluate.scorers`; what each does is in `pipeline.metrics.scorers`."""
+"""The spelling of scorers in `evaluate.scorers`. They are implemented in `pipeline.metrics.scorers`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from math import prod
 
 from pipeline.core.text import safe
 
-PLAIN = {  # take nothing after their name; in words, beside the setting
+PLAIN = {  # These have no argument. The words appear next to the setting.
     "exact_match": "",
     "json_fields": "share of fields equal",
     "rouge_l": "words in the same order: for chats whose answers can be put in other words",
@@ -21,15 +21,17 @@ WORDS = PLAIN | {
     "judge": "a model gives marks, see evaluate.judge",
 }
 SPELLINGS = ", ".join(WORDS).replace(", judge", " or judge")
-TOOL_CALLS = "tool_calls"  # scores turns that call tools, all others turns in words
-MOST_REPEATS = 100_000  # of a pattern's {n} multiplied: 0.2 s to compile
-# can't lead out of the folder
+TOOL_CALLS = "tool_calls"  # scores turns that call tools, and all others by words
+MOST_REPEATS = 100_000  # product of a pattern's {n}: 0.2 s to compile
+# The path can't leave the folder.
 NAME = re.compile(r"(?P<file>[^./\\:][^/\\:]*(?:/[^./\\:][^/\\:]*)*\.py):(?P<function>[^\W\d]\w*)")
 
 
 def scorer_problems(spellings: Sequence[str], has_judge: bool, has_external: bool = False) -> Iterator[str]:
-    """A sentence for each thing that can't be in a list of scorers; `has_judge`, `has_external`:
-    evaluate.judge, evaluate.external is set. No file is opened.
+    """Yield a sentence for each fault in a list of scorers.
+
+    `has_judge` and `has_external` are True if evaluate.judge and evaluate.external are set. No file is
+    opened.
     """
     for spelling in spellings:
         kind, colon, argument = spelling.partition(":")
@@ -58,13 +60,13 @@ def scorer_problems(spellings: Sequence[str], has_judge: bool, has_external: boo
 
 
 def _pattern_problems(pattern: str) -> Iterator[str]:
-    """Why `pattern` is empty or can't be read."""
+    """Yield the reasons why `pattern` is empty or can't be read."""
     import regex  # type: ignore[import-untyped]
 
     if not pattern:
         yield "'regex:' names no pattern: write one after the colon"
     counts = [int(number[-10:]) for number in re.findall(r"(\d+)\s*,?\s*\}", pattern)]
-    if prod(max(1, count) for count in counts) > MOST_REPEATS:  # the library writes them out, in memory
+    if prod(max(1, count) for count in counts) > MOST_REPEATS:  # the library expands them in memory
         yield (
             f"regex:{safe(pattern, 80)} repeats more than {MOST_REPEATS:,} times in all: write + or * "
             f"for large numbers in {{}}"

@@ -20,13 +20,14 @@ MERGED_16 = "merged_16"
 class Strategy(NamedTuple):
     """One strategy; `{level}` in its texts is the level's name.
 
-    `on_nf4`: what ships is made of an adapter trained on NF4, which all such strategies have in common, and
-    nothing else is trained. `merge_base` is what such an adapter is merged into, if it is. `beside`: the
-    adapter is put on the level. `taught_by`: the 16-bit model whose answers the level's scales learn, if any.
+    With `on_nf4`, the product is made from an adapter trained on NF4, which all such strategies share, and
+    nothing else is trained. `merge_base` is what such an adapter is merged into, if it is. With `beside`, the
+    adapter is applied to the level. `taught_by` is the 16-bit model whose answers the level's scales learn,
+    if any.
     """
 
     title: str
-    remedy: str  # what takes a user there
+    remedy: str  # settings with which a user gets it
     on_nf4: bool = False
     merge_base: Literal["16-bit", "nf4"] = "16-bit"
     beside: bool = False
@@ -80,31 +81,31 @@ class Job(NamedTuple):
     strategy: str
     level: str
     seed: int
-    is_reference: bool = False  # the merged model in 16 bits, of which there is one for each seed
+    is_reference: bool = False  # the merged model in 16 bits, one for each seed
 
     @classmethod
     def of(cls, item: str) -> "Job":
-        """The job that Snakemake and DVC call `item`, "lora_level-Q4_K_M-42"."""
+        """Return the job that Snakemake and DVC call `item`, "lora_level-Q4_K_M-42"."""
         strategy, level, seed = item.split("-")
         return cls(strategy, level, int(seed))
 
     @property
     def name(self) -> str:
-        """Of the job's files: "lora_level-Q4_K_M-42", "merged_16-42" of the reference."""
+        """The name of the job's files: "lora_level-Q4_K_M-42", or "merged_16-42" for the reference."""
         places = (self.strategy, self.seed) if self.is_reference else (self.strategy, self.level, self.seed)
         return "-".join(map(str, places))
 
     @property
     def on_nf4(self) -> str:
-        """What the training on NF4 with its seed is called: "nf4-42"."""
+        """The name of the training on NF4 with its seed: "nf4-42"."""
         return f"nf4-{self.seed}"
 
     @property
     def training(self) -> str:
-        """What its own training is called: "nf4-42" or "lora_level-Q4_K_M-42"."""
+        """The name of its own training: "nf4-42" or "lora_level-Q4_K_M-42"."""
         return self.on_nf4 if STRATEGIES[self.strategy].on_nf4 else self.name
 
 
 def title(strategy: str, level: str) -> str:
-    """What a strategy is called: "train on Q4_K_M itself, put the adapter on it"."""
+    """Return a strategy's title: "train on Q4_K_M itself, put the adapter on it"."""
     return STRATEGIES[strategy].title.format(level=level)

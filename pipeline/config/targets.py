@@ -1,8 +1,8 @@
-"""Which linears train, and how: by name or pattern, by layer, with which rank and scale (section `train`).
+"""The linears that train: by name or pattern, by layer, with their rank and scale (section `train`).
 
-The one place that decides it: the adapter is made, proven and planned by these. A linear's path is its name
-in transformers' model, `model.layers.3.self_attn.q_proj`. Patterns are PEFT's: `target_modules` as a text has
-to match the entire path, a key of `rank_pattern` its end.
+Only this module decides it: the adapter is made, checked and planned by these functions. A linear's path is
+its name in transformers' model, `model.layers.3.self_attn.q_proj`. Patterns are PEFT's: `target_modules` as a
+text has to match the entire path, a key of `rank_pattern` its end.
 """
 
 import re
@@ -15,31 +15,31 @@ from pipeline.config.sections.training import Train
 from pipeline.core.text import plural
 
 PLACE = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-ROUTED = re.compile(r"\.experts\.\d+\.")  # in the path of a routed expert's linear
+ROUTED = re.compile(r"\.experts\.\d+\.")  # part of the path of a routed expert's linear
 GATE = "gate"
-ROUTER = re.compile(rf"(?:.*\.)?mlp\.{GATE}")  # the path of what chooses a token's experts
-PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
+ROUTER = re.compile(rf"(?:.*\.)?mlp\.{GATE}")  # the path of the router, which chooses a token's experts
+PARTS = ("gate_proj", "up_proj", "down_proj")  # linears of an expert
 Settings = TypeVar("Settings", bound=Train)
 
 
 def layer_of(path: str) -> int | None:
-    """The number of the layer that a path leads into; None outside the layers."""
+    """Return the number of the layer that contains a path; None outside the layers."""
     match = PLACE.search(path)
     return int(match[1]) if match else None
 
 
 def frozen_layers(train: Train) -> int:
-    """How many layers come before those of a `train.layers` like `20-`."""
+    """Return the number of layers before those of a `train.layers` like `20-`."""
     return int(train.layers.removesuffix("-")) if isinstance(train.layers, str) else 0
 
 
 def trains_in(layer: int, train: Train) -> bool:
-    """Whether targets of this layer train: whether it is one of `train.layers`."""
+    """Return True if targets of this layer train, which means that it is one of `train.layers`."""
     return layer in train.layers if isinstance(train.layers, list) else layer >= frozen_layers(train)
 
 
 def is_target(path: str, train: Train) -> bool:
-    """Whether the linear at `path` trains."""
+    """Return True if the linear at `path` trains."""
     layer = layer_of(path)
     if layer is None or not trains_in(layer, train) or "target_modules" not in train.tuning.settings:
         return False
@@ -52,57 +52,60 @@ def is_target(path: str, train: Train) -> bool:
 
 
 def is_routed(name: str) -> bool:
-    """Whether this is the name of a routed expert's linear or of something in it."""
+    """Return True if this is the name of a routed expert's linear or of something in it."""
     return ROUTED.search(name) is not None
 
 
 def is_router(path: str) -> bool:
-    """Whether this is the path of a mixture's router, which `train.experts` alone speaks of."""
+    """Return True if this is the path of a mixture's router, which only `train.experts` can name."""
     return ROUTER.fullmatch(path) is not None
 
 
 def together(name: str) -> str:
-    """A name without the expert's number: the same for all experts of a layer."""
+    """Return a name without the expert's number: the same for all experts of a layer."""
     return ROUTED.sub(".experts.", name)
 
 
 def part_of(name: str) -> int | None:
-    """Which part of `together` a name is, by its expert's number; None outside of routed experts."""
+    """Return the index of a name within `together`, its expert's number; None outside of routed experts."""
     match = ROUTED.search(name)
     return int(match[0].split(".")[2]) if match else None
 
 
 def tells_experts_apart(train: Train) -> bool:
-    """Whether patterns of `train` could treat the experts of a layer differently; names can't."""
+    """Return True if patterns of `train` could treat the experts of a layer differently. Names can't."""
     return isinstance(train.target_modules, str) or bool(train.rank_pattern)
 
 
 def expert_parts(train: Train) -> list[str]:
-    """The routed experts' matrices that train, where targets are named; where nothing is said of experts,
-    those among `target_modules`.
+    """Return the routed experts' matrices that train if targets are named.
+
+    They are those among `target_modules` if `train.experts` is null.
     """
     names = train.target_modules if train.experts is None else train.experts
     return [part for part in PARTS if part in names]
 
 
 def rank_of(path: str, train: Train) -> int:
-    """The adapter's rank on the linear at `path`."""
+    """Return the adapter's rank on the linear at `path`."""
     return int(by_pattern(train.rank_pattern, path, train.r))
 
 
 def scale_of(path: str, train: Train) -> float:
-    """α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
+    """Return the LoRA scale: α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
     rank = rank_of(path, train)
     return train.lora_alpha / (sqrt(rank) if "rslora" in train.lora_variants else rank)
 
 
 def by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
-    """The value of the first pattern that matches the end of `path`, as PEFT looks for it."""
+    """Return the value of the first pattern that matches the end of `path`, as PEFT looks for it."""
     return next((value for pattern, value in (patterns or {}).items() if _ends_in(pattern, path)), default)
 
 
 def left_out(train: Train) -> str | None:
-    """A pattern, for PEFT's `exclude_modules`, of all modules in layers that don't train; None if all do."""
+    """Return a pattern, for PEFT's `exclude_modules`, of all modules in layers that don't train; None if all
+    do.
+    """
     if isinstance(train.layers, list):
         kept = "|".join(map(str, sorted(set(train.layers))))
         return rf".*\.layers\.(?!(?:{kept})\.).*"
@@ -111,7 +114,8 @@ def left_out(train: Train) -> str | None:
 
 
 def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
-    """What of `train` doesn't fit a model of `layers` layers with linears at `paths`, a sentence each.
+    """Yield a sentence on each setting of `train` that doesn't fit a model of `layers` layers with linears at
+    `paths`.
 
     Of routed experts, the first of each layer is enough unless `tells_experts_apart`.
     """
@@ -166,8 +170,9 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
 
 
 def with_own_targets(train: Settings, paths: Iterable[str]) -> Settings:
-    """Return the settings for a dense model with linears at `paths`: as they are, or, if they are the
-    default's, with the targets that the default stands for there.
+    """Return the settings for a dense model with linears at `paths`.
+
+    They are unchanged unless they contain the default targets, which are replaced by `own_targets`.
     """
     if train.target_modules != DEFAULT_TARGETS:
         return train
@@ -175,9 +180,11 @@ def with_own_targets(train: Settings, paths: Iterable[str]) -> Settings:
 
 
 def own_targets(paths: Iterable[str]) -> list[str] | str:
-    """Return what the default of `train.target_modules` stands for on a dense model with linears at `paths`:
-    itself, or, if its layers have not all of it (fused projections, layers of several types), all linears:
-    their names if each layer has all of them, else a pattern of their paths in the layers.
+    """Return what the default of `train.target_modules` means for a dense model with linears at `paths`.
+
+    It is the default itself if each layer has all of it. Otherwise (fused projections, layers of several
+    types) it is all linears: their names if each layer has all of them, or a pattern of their paths in the
+    layers.
     """
     paths = list(paths)
     if _has_all(DEFAULT_TARGETS, paths):
@@ -198,10 +205,11 @@ def _has_all(names: Iterable[str], paths: Iterable[str]) -> bool:
 
 
 def merged_only(config: Mapping[str, Any]) -> str | None:
-    """Why an adapter of these settings (section `train`, or adapter_config.json) can't be a GGUF of its own,
-    in half a sentence; None if it can.
+    """Return the reason why an adapter of these settings can't be a GGUF of its own, in half a sentence; None
+    if it can.
 
-    llama.cpp adds (α ÷ r)·B·A with one α a file and r the matrices' own (`llama-adapter.h`).
+    The settings are section `train` or adapter_config.json. llama.cpp adds (α ÷ r)·B·A with one α a file and
+    r the matrices' own (`llama-adapter.h`).
     """
     variants = {name: f"use_{name} is on" for name in ("dora", "rslora") if config.get(f"use_{name}")}
     variants |= {name: f"lora_variants names {name}" for name in config.get("lora_variants", ())}
@@ -217,15 +225,18 @@ def merged_only(config: Mapping[str, Any]) -> str | None:
 
 
 def alpha_alone(config: Mapping[str, Any]) -> float:
-    """The alpha of an adapter's GGUF, by its adapter_config.json: llama.cpp divides it by r, so that of
-    rank-stabilized LoRA is α·√r.
+    """Return the alpha of an adapter's GGUF, by its adapter_config.json.
+
+    llama.cpp divides it by r, so that of rank-stabilized LoRA is α·√r.
     """
     alpha = float(config["lora_alpha"])
     return alpha * sqrt(config["r"]) if config.get("use_rslora") else alpha
 
 
 def _unlike(train: Train, paths: Iterable[str]) -> str | None:
-    """The first routed expert's linear that trains otherwise than the same one of the experts before it."""
+    """Return the first routed expert's linear that trains differently from the same one of
+    earlier experts.
+    """
     seen: dict[str, tuple[int, float] | None] = {}
     for path in filter(is_routed, paths):
         how = (rank_of(path, train), scale_of(path, train)) if is_target(path, train) else None

@@ -1,4 +1,6 @@
-"""Settings as text: all of them, a new `params.yaml`'s, or a file's own text with some added or removed."""
+"""Settings as text: all of them, those of a new `params.yaml`, or a file's own text with some added or
+removed.
+"""
 
 import json
 import re
@@ -15,13 +17,13 @@ from pipeline.core.strict_yaml import Place
 from pipeline.core.yaml_readers import is_plain_text
 
 COLUMNS = 100
-SMALL = 0.01  # numbers below are written with an exponent: 2.0e-4
+SMALL = 0.01  # smaller numbers are written with an exponent: 2.0e-4
 INDENT = "  "
-BEHIND = "  # "  # before a comment behind a value
+BEHIND = "  # "  # separates a value from a comment in its line
 
 
 def full_text(params: Params, header: list[str]) -> str:
-    """Every key with its value in `params`, a line each, and `header` as the first comment."""
+    """Return every key with its value in `params`, a line each, and `header` as the first comment."""
     values = params.model_dump(mode="json")
     lines = [line for text in header for line in _comment(text, "")]
     lines += [_line(place, field, values) for place, field in keys_of(Params)]
@@ -29,8 +31,9 @@ def full_text(params: Params, header: list[str]) -> str:
 
 
 def short_text(params: Params, header: list[str], places: Set[Key]) -> str:
-    """A `params.yaml` of these keys, each with what its comment says first: behind it if there is room, else
-    above it.
+    """Return a `params.yaml` of these keys, each with the first words of its comment.
+
+    The comment follows the value if there is room, and is above the line otherwise.
     """
     values = params.model_dump(mode="json")
     lines = [line for text in header for line in _comment(text, "")]
@@ -46,8 +49,9 @@ def short_text(params: Params, header: list[str], places: Set[Key]) -> str:
 
 
 def _first_words(comment: str, room: int) -> tuple[str, bool]:
-    """Return as many whole clauses of a comment as fit into `room` characters, at least one, without what is
-    in brackets; and whether they fit.
+    """Return as many whole clauses of a comment as fit into `room` characters, and True if they fit.
+
+    It is at least one clause. Text in brackets is left out.
     """
     first, *clauses = re.sub(r" \([^()]*\)", "", comment).split("; ")
     for clause in clauses:
@@ -58,14 +62,16 @@ def _first_words(comment: str, room: int) -> tuple[str, bool]:
 
 
 def _with_sections(places: Set[Key] | None) -> Iterator[tuple[Key, FieldInfo]]:
-    """These keys and the sections that they are in, in the schema's order; all if `places` is None."""
+    """Return these keys and the sections that they are in, in the schema's order; all if `places` is None."""
     inside = {place[:end] for place in places or () for end in range(1, len(place) + 1)}
     return ((place, field) for place, field in keys_of(Params) if places is None or place in inside)
 
 
 def left_out(values: Any, needed: Set[Key] | None = None) -> list[Key]:
-    """The places (of the keys `needed` and their sections, if these are given) that a file's `values` lack,
-    the outermost only: a section, not its keys too.
+    """Return the places (of the keys `needed` and their sections, if these are given) that a file's `values`
+    lack.
+
+    Only the outermost are listed: a section, not its keys too.
     """
     places: list[Key] = []
     for place, _ in _with_sections(needed):
@@ -76,8 +82,9 @@ def left_out(values: Any, needed: Set[Key] | None = None) -> list[Key]:
 
 
 class _Edit(NamedTuple):
-    """Rows instead of those from `first` up to `last` (from 0, without it). Of edits at the same row that of
-    the smaller `order` comes to stand before the others.
+    """A replacement of the rows from `first` up to, but without, `last` (from 0).
+
+    Of edits at the same row the one with the smaller `order` comes before the others.
     """
 
     first: int
@@ -87,11 +94,12 @@ class _Edit(NamedTuple):
 
 
 def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bool = False) -> str:
-    """`text`, from which `read` was read, with what it leaves out (of the keys `needed`, if they are given)
-    put in; the rest stays as it was. With `anew` the needed keys that are there get the values of
-    `read.params` too; those that share a line with others are left to the caller to find.
+    """Return `text`, from which `read` was read, with the missing keys added (of `needed`, if given).
+
+    The rest is unchanged. With `anew` the needed keys that are there get the values of `read.params` too. The
+    caller has to handle keys that share a line with others.
     """
-    end, rows = line_end(text), text.splitlines()  # every end counts as a line's, as YAML has it
+    end, rows = line_end(text), text.splitlines()  # YAML, too, accepts every kind of line end
     kept = (text if text.endswith(("\n", "\r")) else text + end).splitlines(keepends=True)
     lines, values, edits = read.lines, read.params.model_dump(mode="json"), list[_Edit]()
     for place in needed & lines.keys() if needed and anew else ():
@@ -105,28 +113,28 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bo
             for line in _entry(below, field, values)
         ]
         after = _end_of_sibling(place, rows, lines)
-        # a section's own keys come before the next section
+        # A section's own keys come before the next section.
         order = -len(place), number
         edits.append(_Edit(after, order, after, ["", *block] if len(place) == 1 else block))
-    for edit in sorted(edits, reverse=True):  # from the end, so that line numbers hold
+    for edit in sorted(edits, reverse=True):  # from the end, so that line numbers stay valid
         kept[edit.first : edit.last] = [row + end for row in edit.rows]
     return "".join(kept)
 
 
 def line_end(text: str) -> str:
-    """What ends the lines of a file's `text`."""
+    """Return the line end that a file's `text` uses."""
     return "\r\n" if "\r\n" in text else "\n"
 
 
 def value_at(values: Any, place: Key) -> Any:
-    """What stands at a place, None for nothing."""
+    """Return the value at a place; None if it is missing."""
     for name in place:
         values = values.get(name) if isinstance(values, dict) else None
     return values
 
 
 def _behind(place: Key, value: Any, rows: list[str], lines: Mapping[Place, int]) -> _Edit:
-    """What puts a value behind a key, before the comment in the key's line."""
+    """Return the edit that puts a value behind a key, before the comment in the key's line."""
     name, _, rest = rows[lines[place] - 1].partition(":")
     comment = re.search(r"(\s+#.*)?$", rest)
     row = f"{name}: {as_yaml(value)}{comment[0] if comment else ''}"
@@ -134,7 +142,9 @@ def _behind(place: Key, value: Any, rows: list[str], lines: Mapping[Place, int])
 
 
 def _last_line(place: Key, rows: Sequence[str], lines: Mapping[Place, int]) -> int:
-    """The number of the last line of what stands at a place: what follows are comments of the next key."""
+    """Return the number of the last line of the value at a place. Comments of the next key are not part of
+    it.
+    """
     later = (line for other, line in lines.items() if line > lines[place] and other[: len(place)] != place)
     last = min(later, default=len(rows) + 1) - 1
     while last > lines[place] and (not rows[last - 1].strip() or rows[last - 1].lstrip().startswith("#")):
@@ -143,8 +153,8 @@ def _last_line(place: Key, rows: Sequence[str], lines: Mapping[Place, int]) -> i
 
 
 def _end_of_sibling(place: Key, rows: list[str], lines: dict[Place, int]) -> int:
-    """The number of lines up to the end of what stands before `place` in the schema: the nearest key of the
-    same section that is there.
+    """Return the number of lines up to the end of the nearest earlier key of the same section
+    that is there.
     """
     siblings = _siblings(place)
     before = [other for other in siblings[: siblings.index(place)] if other in lines]
@@ -158,14 +168,14 @@ def _siblings(place: Key) -> list[Key]:
 
 
 def _more_indent(place: Key, rows: list[str], lines: dict[Place, int]) -> str:
-    """What the keys beside `place` are indented with beyond what we write."""
+    """Return the indent of the keys in the section of `place` beyond the one that we write."""
     for row in (rows[lines[other] - 1] for other in _siblings(place) if other in lines):
         return " " * (len(row) - len(row.lstrip(" ")) - len(INDENT) * (len(place) - 1))
     return ""
 
 
 def _entry(place: Key, field: FieldInfo, values: Any) -> list[str]:
-    """A key with its comment, or the first line of a section."""
+    """Return a key with its comment, or the first line of a section."""
     indent = INDENT * (len(place) - 1)
     return [*_comment(field.description or "", indent), _line(place, field, values)]
 
@@ -176,7 +186,7 @@ def _line(place: Key, field: FieldInfo, values: Any) -> str:
 
 
 def comment_of(place: Key) -> list[str]:
-    """The lines of a key's comment, indented."""
+    """Return the lines of a key's comment, indented."""
     return _comment(dict(keys_of(Params))[place].description or "", INDENT)
 
 
@@ -193,12 +203,12 @@ def _comment(text: str, indent: str) -> list[str]:
 
 
 def change(place: Key, before: Any, after: Any) -> str:
-    """A setting's values in two files: "train.r: 16 → 8"."""
+    """Return a setting's values in two files: "train.r: 16 → 8"."""
     return f"{'.'.join(place)}: {as_yaml(value_at(before, place))} → {as_yaml(value_at(after, place))}"
 
 
 def as_yaml(value: Any) -> str:
-    """A value on one line, the same to every reader of YAML."""
+    """Return a value on one line that every YAML reader reads the same way."""
     if isinstance(value, str):
         return value if is_plain_text(value) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Settings of section `train` that don't fit together, or don't fit what the trained model becomes."""
+"""Settings of section `train` that don't fit together, or don't fit the product of the training."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,10 @@ from pipeline.core.text import listed, quoted
 def training_problems(
     train: Train, base: Base, graph: Graph, *, full_parity: bool, compared: Sequence[str]
 ) -> Iterator[str]:
-    """A sentence on each; `full_parity`: base levels get the adapter; `compared`: the compared strategies."""
+    """Yield a sentence on each problem.
+
+    With `full_parity` base levels get the adapter. `compared` are the compared strategies.
+    """
     learning = METHODS[train.method]
     if (trained := train.tuning.inside) and base.quantization != "gguf":
         yield (
@@ -86,7 +89,7 @@ def training_problems(
 
 
 def _problems_of_shards(train: Train) -> Iterator[str]:
-    """What keeps a base from being shared out among processes."""
+    """Yield sentences on what keeps a base from being shared out among processes."""
     if not train.shares_base:
         return
     if METHODS[train.method].prompts:
@@ -102,7 +105,7 @@ def _problems_of_shards(train: Train) -> Iterator[str]:
 
 
 def _of_one_gguf(train: Train, compared: Sequence[str]) -> Iterator[str]:
-    """What is only where the base is not quantized already."""
+    """Yield sentences on settings that need a base that is not quantized already."""
     if train.offload == "embeddings":
         yield (
             "train.offload is embeddings, but a GGUF's embeddings stay quantized and small: set it to none"

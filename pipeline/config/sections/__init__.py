@@ -1,8 +1,8 @@
-"""The sections of `params.yaml` as typed, frozen models, one per stage; `pipeline.config.params` reads the
+"""The sections of `params.yaml` as typed, frozen models, one per stage. `pipeline.config.params` reads the
 file.
 
-A key's default and its comment stand here and nowhere else: `quench config use` writes `params.yaml` from
-them and a recipe.
+A key's default and its comment are here and nowhere else: `quench config use` writes `params.yaml` from them
+and a recipe.
 """
 
 # mypy: implicit-reexport

@@ -1,6 +1,6 @@
-"""What keys of an adapter may hold: linears by a list of names, by a regular expression, or with a number
-each; how LoRA may vary (`train.lora_variants`), what may train whole beside it
-(`train.modules_to_save`), and why the rest of what PEFT offers is refused.
+"""Values for the keys of an adapter: linears by a list of names, by a regular expression, or with a number
+each; the variants of LoRA (`train.lora_variants`); modules that train fully in addition
+(`train.modules_to_save`); and the reasons why PEFT's other options are refused.
 """
 
 import re
@@ -12,14 +12,14 @@ from pipeline.config.sections.values import ONCE
 from pipeline.core.text import quoted
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-LONGEST, MOST = 500, 1000  # characters of a pattern, names or patterns of one key
+LONGEST, MOST = 500, 1000  # characters of a pattern, and names or patterns of one key
 MOST_RANK, MOST_LAYERS = 4096, 10_000
 FROM = re.compile(r"[0-9]{1,5}-")  # this layer and all after it
 CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def pattern_problem(pattern: str) -> str | None:
-    """Why a text is not a regular expression here, as a sentence; None if it is one."""
+    """Return a sentence on why a text is not a valid regular expression here; None if it is."""
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -77,7 +77,7 @@ def _variants(value: Any) -> Any:
 
 
 Targets = Annotated[list[str] | str, PlainValidator(_targets)]
-# Llama's linears, which most architectures since have
+# Llama's linears, which most later architectures have
 DEFAULT_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Ranks = Annotated[dict[str, int], PlainValidator(_ranks)]
 TrainedLayers = Annotated[list[int] | str | None, PlainValidator(_layers)]

@@ -1,4 +1,4 @@
-"""Rows that a model writes to the project's own: section `augment`."""
+"""Section `augment`: rows that a model adds to the project's own."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -23,7 +23,9 @@ AugmentKind = Literal["questions", "rejected", "answers"]
 
 
 def _check_address(text: str) -> str:
-    """Return an address that a key and rows may be sent to: this machine's, or one over https."""
+    """Return an address that a key and rows may be sent to: this machine's, or one over https. Raises
+    `ValueError` for others.
+    """
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -79,7 +81,7 @@ class Augment(Section):
     seed: Seed = key(42, "another seed draws other rows and other texts")
 
     def problems(self) -> Iterator[str]:
-        """Yield what is missing before anything can be written."""
+        """Yield what is missing before any row can be written."""
         if self.kinds and not self.model:
             yield (
                 "augment.kinds asks for rows and augment.model is null: name a GGUF file, or with "

@@ -1,4 +1,4 @@
-"""Where the base comes from: section `base`."""
+"""Section `base`: the origin of the base model."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from pipeline.config.sections.values import (
 )
 from pipeline.core.text import quoted
 
-# the base of recipe demo: Qwen's own file, and packages with its parts for machines that don't reach the hub
+# The base of recipe demo: Qwen's own file, and packages with its parts for machines that can't reach the hub.
 DEMO: dict[str, Any] = {
     "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
     "revision": "ebb2015119c907b064c512bf053e945850b5875f",
@@ -32,19 +32,22 @@ DEMO: dict[str, Any] = {
 
 
 def _of_the_demo(name: str, otherwise: Any = None) -> Callable[[dict[str, Any]], Any]:
-    """What makes a default: the demo's value while all keys above are the demo's too, for what holds of its
-    file holds of no other.
+    """Return the factory of a default: the demo's value while all keys above have the demo's values too.
+
+    A property of the demo's file does not apply to any other file.
     """
     above = list(DEMO)[: list(DEMO).index(name)]
     return lambda given: DEMO[name] if all(given.get(key) == DEMO[key] for key in above) else otherwise
 
 
-# the name of a Python package (packaging.python.org, names and normalization)
+# The name of a Python package (packaging.python.org, names and normalization).
 PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 def _check_date(value: object) -> str:
-    """Return an ISO date as text. YAML makes a date of one without quotes."""
+    """Return an ISO date as text. YAML parses an unquoted one as a date. Raises `ValueError` if it is not a
+    date.
+    """
     day = value.isoformat() if isinstance(value, date) else value
     try:
         if isinstance(day, str) and date.fromisoformat(day).isoformat() == day:
@@ -147,7 +150,9 @@ class Base(Section):
 
     @property
     def source(self) -> Literal["hub", "package", "gguf", "path"]:
-        """What `model` names: hub with commit, package with a file inside, GGUF by ending, else a folder."""
+        """The kind of `model`: hub with a commit, package with a file inside, GGUF by its ending, otherwise a
+        folder.
+        """
         if self.revision is not None:
             return "hub"
         if self.file is not None:
@@ -156,11 +161,11 @@ class Base(Section):
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the model's own name is that of a GGUF."""
+        """True if the model's own name is that of a GGUF."""
         return self.model.lower().endswith(".gguf")
 
     def problems(self) -> Iterator[str]:
-        """What the model lacks, or has and can't use."""
+        """Yield sentences on what is missing for the model, or is set and can't be used."""
         if self.source == "package" and (self.is_gguf or not PACKAGE.fullmatch(self.model)):
             yield (
                 f"file {self.file!r} without a revision is inside a package, and {self.model!r} is not the "
@@ -221,14 +226,16 @@ class Base(Section):
 
 
 def keys_of_file(file: Path) -> dict[str, Any]:
-    """The keys of a base that is the GGUF `file` and is trained on as it is, whatever base a project has."""
+    """Return the keys of a base that is the GGUF `file`, trained on unchanged, whatever base a
+    project has.
+    """
     return {
-        # not resolved: DVC's copy, which a link leads to, doesn't end in .gguf
+        # It is not resolved, because DVC's copy, to which a link leads, doesn't end in .gguf.
         "model": str(file.absolute()),
         "revision": None,
         "file": None,
         "sha256": None,
         "places": [],
         "quantization": "gguf",
-        "new_tokens": [],  # the file has them
+        "new_tokens": [],  # the file has them already
     }

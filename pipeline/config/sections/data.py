@@ -1,4 +1,4 @@
-"""How chats become rows and tokens: sections `curate` and `preprocess`."""
+"""Sections `curate` and `preprocess`: the way from chats to rows and tokens."""
 
 from typing import Annotated, Any, Literal
 
@@ -146,12 +146,15 @@ class CurateKeys(Section):
 
 
 class Curate(CurateKeys):
-    """Section `curate` with what no key of it says; `max_tokens` is `preprocess.max_length`."""
+    """Section `curate` with values that none of its keys contains. `max_tokens` is
+    `preprocess.max_length`.
+    """
 
     max_tokens: Tokens = 1024
-    # of a line or record that is read: rows have some kB, and memory takes several times this by process
+    # Bytes of a line or record that is read. Rows have some kB, and each process needs several times this
+    # memory.
     max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)] = 4 << 20
-    # least Jaccard similarity of two near duplicates' shingles; 0.8 is usual for MinHash
+    # Least Jaccard similarity of the shingles of two near duplicates. 0.8 is usual for MinHash.
     near_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.8
 
 

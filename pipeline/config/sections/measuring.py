@@ -1,4 +1,4 @@
-"""What is measured of the models: sections `compare`, `parity`, `evaluate`."""
+"""Sections `compare`, `parity` and `evaluate`: the measurements of the models."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -53,7 +53,7 @@ class Compare(Section):
     )
 
 
-Depth = Literal["quick", "standard", "full"]  # how much is measured, the least first
+Depth = Literal["quick", "standard", "full"]  # amount of measurement, the least first
 
 
 class Parity(Section):
@@ -87,12 +87,14 @@ class Parity(Section):
 
     @property
     def strings(self) -> int:
-        """How many strings are tokenized twice: by default 100,000, all tokens and all of Unicode."""
+        """The number of strings that are tokenized twice: by default 100,000, all tokens and all
+        of Unicode.
+        """
         return 500 * self.conversations
 
 
 class Judge(Section):
-    """A grading model at any OpenAI-compatible address; its key is in `key_file` below the project folder."""
+    """A grading model at any OpenAI-compatible address. Its key is in `key_file` below the project folder."""
 
     url: Annotated[str, fits(r"https?://.{0,490}", "an address: it begins with http:// or https://")]
     model: Location
@@ -100,8 +102,10 @@ class Judge(Section):
 
 
 class External(Section):
-    """A program that scores, in any language (docs/rewards.md): its arguments, never a shell's line; seconds
-    for an answer, and until it has started.
+    """A program that scores, in any language (docs/rewards.md).
+
+    `command` contains its arguments, never a line for a shell. The times are in seconds: for an answer, and
+    until the program has started.
     """
 
     command: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(min_length=1, max_length=1000)]
@@ -155,18 +159,19 @@ class EvaluateKeys(Section):
     )
 
     def problems(self) -> Iterator[str]:
-        """What can't be a list of scorers."""
+        """Yield sentences on what can't be in a list of scorers."""
         return scorer_problems(self.scorers, self.judge is not None, self.external is not None)
 
     @property
     def scorer(self) -> str:
-        """The scorer that decides, "none" where nothing is scored."""
+        """The scorer that decides; "none" if nothing is scored."""
         return self.scorers[0] if self.scorers else "none"
 
 
 class Evaluate(EvaluateKeys):
-    """Section `evaluate` with what it needs of section `machine`; `ctx_size` is `preprocess.max_length`, the
-    context of a row that is read.
+    """Section `evaluate` with what it needs of section `machine`.
+
+    `ctx_size` is `preprocess.max_length`, the context for a row that is read.
     """
 
     threads: Threads = 2

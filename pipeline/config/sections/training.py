@@ -1,4 +1,4 @@
-"""How the adapter is trained: section `train`."""
+"""Section `train`: the training of the adapter."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -197,7 +197,7 @@ class Train(Section):
 
     @property
     def tuning(self) -> Tuning:
-        """What trains."""
+        """The properties of the tuner, which decides what trains."""
         return TUNERS[self.tuner]
 
     @property
@@ -212,32 +212,35 @@ class Train(Section):
 
     @property
     def use_dora(self) -> bool:
-        """Whether the lengths of rows train too."""
+        """True if the lengths of rows train too."""
         return "dora" in self.lora_variants
 
     @property
     def offloaded_layers(self) -> int:
-        """How many layers, from the first on, have their frozen weights in main memory."""
+        """The number of layers, from the first on, with their frozen weights in main memory."""
         return self.offload if isinstance(self.offload, int) else 0
 
     @property
     def shares_base(self) -> bool:
-        """Whether each of several processes keeps a part of the frozen weights."""
+        """True if each of several processes keeps a part of the frozen weights."""
         return self.offload == "shared"
 
     @property
     def embeddings_in_ram(self) -> bool:
-        """Whether the embeddings lie in main memory, unless they are the head too, or a GGUF's."""
+        """True if the embeddings are in main memory, unless they are also the head, or a GGUF's."""
         return self.offload != "none"
 
     @property
     def dropout(self) -> float:
-        """`lora_dropout`, or the method's own; 0 where the tuner has none."""
+        """`lora_dropout`, or the method's own; 0 if the tuner has none."""
         share = METHODS[self.method].dropout if self.lora_dropout is None else self.lora_dropout
         return share if "lora_dropout" in self.tuning.settings else 0.0
 
     def problems(self) -> Iterator[str]:
-        """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
+        """Yield sentences on keys that don't fit together.
+
+        The best adapter can only be kept if it is saved. Noise would be in only one of two likelihoods.
+        """
         learning = METHODS[self.method]
         if learning.teacher and self.sft_weight > 1:
             yield f"sft_weight is {self.sft_weight:g}, of method {self.method} a share: set it to 0 to 1"
@@ -254,9 +257,11 @@ class Train(Section):
 
 
 class Training(Train):
-    """Section `train` with what it needs of section `base`, how its linears are held (`base.quantization`),
-    and of section `machine`, and with the type computed in decided. `rollout_type` is that of the GGUF which
-    GRPO's llama-server draws with, None for other methods and if the base is a GGUF itself.
+    """Section `train` with what it needs of sections `base` and `machine`.
+
+    `quantization` is the format of its linears (`base.quantization`). `bnb_4bit_compute_dtype` is no longer
+    auto. `rollout_type` is that of the GGUF with which GRPO's llama-server draws; None for other methods and
+    if the base is a GGUF itself.
     """
 
     bnb_4bit_compute_dtype: ComputeDtype
@@ -266,11 +271,11 @@ class Training(Train):
 
     @property
     def rollout_layers(self) -> int:
-        """The layers of GRPO's llama-server on the GPU: a number that is asked for, else none."""
+        """The layers of GRPO's llama-server on the GPU: the number in the settings, otherwise none."""
         layers = self.machine.n_gpu_layers
         return layers if isinstance(layers, int) else 0
 
     @property
     def makes_nf4_in_ram(self) -> bool:
-        """Whether NF4 is made in main memory, where parts of a base are that is shared out."""
+        """True if NF4 is made in main memory, which contains the parts of a base that is shared out."""
         return self.shares_base and self.quantization == "nf4"

@@ -1,4 +1,4 @@
-"""The kinds of values that `params.yaml` keys take, with their bounds, and what all sections share."""
+"""The kinds of values for keys of `params.yaml`, with their bounds, and what all sections share."""
 
 import math
 import re
@@ -20,7 +20,7 @@ def _check_text(pattern: str, needed: str, text: str) -> str:
 
 
 def fits(pattern: str, needed: str) -> AfterValidator:
-    """A check that a text fits `pattern`; the message says in words what is `needed`."""
+    """Return a check that a text matches `pattern`. Its message says in words what is `needed`."""
     return AfterValidator(partial(_check_text, pattern, needed))
 
 
@@ -30,8 +30,8 @@ def _each_once(values: list[Any] | None) -> list[Any] | None:
     return values
 
 
-ONCE = AfterValidator(_each_once)  # a list in which nothing is twice
-# bounds beyond which a number is a slip of the keyboard, or what it would make fits no machine
+ONCE = AfterValidator(_each_once)  # a list without duplicates
+# A number outside these bounds is a typing error, or its result fits no machine.
 Fraction = Annotated[float, Field(ge=0, le=1)]
 SplitFraction = Annotated[float, Field(ge=0, le=0.5)]
 Count = Annotated[int, Field(ge=1, le=10**9)]  # rows, steps, tokens
@@ -40,10 +40,10 @@ Threads = Annotated[int, Field(ge=1, le=4096)]
 Slots = Annotated[int, Field(ge=1, le=1024)]
 Divergence = Annotated[float, Field(gt=0, le=1000)]  # nats
 Points = Annotated[float, Field(ge=0, le=100)]
-# a limit that follows from the level and the model's size: `pipeline.metrics.level_limits`
+# A limit that is computed from the level and the model's size: `pipeline.metrics.level_limits`.
 AUTO: Literal["auto"] = "auto"
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
-ALL_LAYERS = 99  # what llama.cpp takes for all of them
+ALL_LAYERS = 99  # llama.cpp's number for all layers
 Optimizer = Literal[
     "auto",
     "adamw_torch",
@@ -75,13 +75,13 @@ Format = Literal[
     "kto",
     "prompt",
 ]
-# models of the graphs without a merge: the base's GGUF alone, the same with the adapter's GGUF on it or with
-# trained scales, and the file that base.level was made from
+# Models of the graphs without a merge: only the base's GGUF, the same with the adapter's GGUF or with trained
+# scales, and the file that base.level was made from.
 BASE, BASE_WITH_ADAPTER, TUNED, ORIGINAL = "base", "adapter", "tuned", "source"
 Graph = Literal["merged", "adapter", "tuned"]
-NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # of a path, not hidden
+NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # a part of a path, not hidden
 INSIDE = rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*"
-# a file below data/guard or data/evaluation, which the graph watches; so it can't lead out of there
+# A file below data/guard or data/evaluation. The graph watches these, so the path can't leave them.
 GuardFile = Annotated[
     str,
     fits(
@@ -91,7 +91,7 @@ GuardFile = Annotated[
     ),
 ]
 Location = Annotated[str, Field(min_length=1, max_length=500)]  # a path, or a name on the hub
-THIS_MACHINE = ("127.0.0.1", "localhost", "::1")  # hosts of addresses that lead back to this machine
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")  # hosts in addresses of this machine
 
 
 def _check_number(kinds: Any, least: float, most: float, needed: str, value: Any) -> Any:
@@ -102,7 +102,7 @@ def _check_number(kinds: Any, least: float, most: float, needed: str, value: Any
 
 
 def _or_auto(kinds: Any, least: float, most: float, needed: str) -> PlainValidator:
-    """One validator for both kinds of value, so that a wrong one is one error."""
+    """Return one validator for both kinds of value, so that a wrong value is one error."""
     return PlainValidator(partial(_check_number, kinds, least, most, needed))
 
 
@@ -139,12 +139,12 @@ Offload = Annotated[int | str, PlainValidator(_kept_elsewhere)]
 
 
 class Section(BaseModel):
-    """One section of `params.yaml`: frozen, typed strictly, unknown keys are errors."""
+    """One section of `params.yaml`: frozen and strictly typed. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def problems(self) -> Iterator[str]:
-        """Sentences on keys that don't fit together; a section with such rules yields them."""
+        """Yield sentences on keys that don't fit together. A section with such rules overrides this."""
         yield from ()
 
     @model_validator(mode="after")
@@ -155,14 +155,14 @@ class Section(BaseModel):
 
 
 def key(default: Any, comment: str) -> Any:
-    """A key with its default (or a factory from the keys above) and the comment above it in `params.yaml`."""
+    """Return a key with its default (or a factory from the keys above) and its comment for `params.yaml`."""
     if callable(default):
         return Field(default_factory=default, description=comment)
     return Field(default, description=comment)
 
 
 def group(section: type[Section], comment: str | None = None) -> Any:
-    """A section, or a group of keys in one, that may be left out."""
+    """Return a section, or a group of keys in one, that may be left out."""
     return Field(default_factory=section, description=comment)
 
 
@@ -174,7 +174,7 @@ Key = tuple[str, ...]  # the names of a section and of what is below it
 
 
 def keys_of(model: type[Section], above: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
-    """Every section, group and key below `model` in order, by its place."""
+    """Yield every section, group and key below `model` in order, by its place."""
     for name, field in model.model_fields.items():
         yield (*above, name), field
         if inner := group_of(field):
@@ -182,13 +182,13 @@ def keys_of(model: type[Section], above: Key = ()) -> Iterator[tuple[Key, FieldI
 
 
 def group_of(field: FieldInfo) -> type[Section] | None:
-    """The keys below a section or a group; None for a key."""
+    """Return the section class below a section or a group; None for a key."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 def _check_levels(levels: list[str]) -> list[str]:
-    # kept as spelled: DVC and Snakemake make file names from the same text
+    # The spelling is kept, because DVC and Snakemake make file names from the same text.
     if problems := [problem for level in levels if (problem := level_problem(level))]:
         raise ValueError("; ".join(problems))
     if len({level.upper() for level in levels}) < len(levels):
@@ -213,8 +213,8 @@ def _check_model_levels(levels: list[str]) -> list[str]:
 
 
 def _check_plain_levels(levels: list[str]) -> list[str]:
-    # the matrix is measured on the merged model, which is made later or (compare) in half of the strategies
-    # never
+    # The matrix is measured on the merged model, which is made later or (compare) never, in half of the
+    # strategies.
     if with_imatrix := [level for level in levels if ModelName(level).imatrix]:
         raise ValueError(
             f"{', '.join(with_imatrix)}: these levels are compared without an importance matrix: leave "
