@@ -1,1 +1,1 @@
-"""Snakemake executes, DVC remembers: what keeps the two agreed."""
+"""Snakemake and DVC: Snakemake executes, DVC records, and this package keeps the two consistent."""

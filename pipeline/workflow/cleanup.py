@@ -1,15 +1,14 @@
-"""Removes what is of no more use: temporary files of killed runs, and results that the settings no longer ask
-for.
+"""Removal of obsolete files: temporary files of killed runs, and results that the settings no longer need.
 
-Every process that writes below a project's folder shares a lock (`working`). One that gets it alone knows
-that the owners of all temporary files are dead, and removes these. What a later run resumes from stays:
-downloads (`models/.base.download`), checkpoints, those of jobs that work apart too
+Every process that writes below a project's folder shares a lock (`working`). A process that gets the lock
+exclusively knows that the owners of all temporary files are dead, and removes these. Files from which a later
+run resumes stay: downloads (`models/.base.download`) and checkpoints, also those of jobs in scratch folders
 (`pipeline.core.places.scratch`).
 
-Results of compare's jobs for seeds and levels that `params.yaml` no longer asks for are removed when compare
-is done, with the scratch of all of them; so is what other stages left of jobs that they no longer have.
-Results leave the disk only if DVC's cache can bring them back: those of another `--params` file, or of a
-project without DVC, are nowhere else.
+Results of compare's jobs for seeds and levels that are no longer in `params.yaml` are removed when compare is
+done, with the scratch of all of them. So are the files that other stages left for jobs that they no longer
+have. Results are deleted only if DVC's cache can restore them: those of another `--params` file, or of a
+project without DVC, exist nowhere else.
 """
 
 import fcntl
@@ -36,24 +35,24 @@ from pipeline.workflow.ledger import digest_of
 from pipeline.workflow.stages import Stage, filled, items_of, table, users, values_of
 
 TOPS = ("data", "models", "reports")
-# folders that are published whole, besides the outputs of stages
+# Folders that are published as one, in addition to the outputs of stages.
 BESIDE = ("models/bundle/*/", "models/checkpoints/*/")
 
 
 @contextmanager
 def working(root: Path) -> Iterator[None]:
-    """Write below `root`: temporary files of killed runs are removed first if no other process writes there,
-    and none is as long as this lasts.
+    """Write below `root` while the body runs.
 
-    A job on another machine removes nothing: its lock doesn't show which others are at work; nor does any
-    process while a cluster has such jobs.
+    Temporary files of killed runs are removed first if no other process writes there, and none is removed
+    while the body runs. A job on another machine removes nothing, because its lock doesn't show which others
+    are at work. Nor does any process while a cluster has such jobs.
     """
     if is_remote():
         yield
         return
     try:
         file = lock_file(WORK, root).open("a")
-    except OSError:  # a folder that can only be read: no run leaves a file there
+    except OSError:  # a read-only folder: no run leaves a file there
         yield
         return
     with file as lock:
@@ -62,14 +61,15 @@ def working(root: Path) -> Iterator[None]:
             if not _jobs_may_write(root):
                 sweep(root)
         except BlockingIOError:
-            pass  # they may be another's
+            pass  # the files may belong to another process
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
 def share(root: Path) -> IO[str]:
-    """The lock of `working`, so that no process sweeps until the file is closed: for a Snakemake that has
-    jobs on other machines, which write without it.
+    """Return the lock of `working`, so that no process sweeps until the file is closed.
+
+    It is for a Snakemake with jobs on other machines, which write without the lock.
     """
     lock = lock_file(WORK, root).open("a")
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -77,7 +77,7 @@ def share(root: Path) -> IO[str]:
 
 
 def _jobs_may_write(root: Path) -> bool:
-    """Whether a cluster has jobs of the project, which hold no lock, or doesn't say so."""
+    """Return True if a cluster has jobs of the project, which have no lock, or doesn't answer."""
     try:
         return bool(jobs_at_work(root))
     except ToolError:
@@ -85,8 +85,9 @@ def _jobs_may_write(root: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Remove temporary files below `root`, put back what a kill moved away, and say so on stderr; for the
-    process that has the lock of `working` alone.
+    """Remove temporary files below `root`, restore what a kill moved away, and report it on stderr.
+
+    Only the process that has the lock of `working` exclusively may call it.
     """
     done = [_clear(path, root) for path in list(_temporary_files(root))]
     if done:
@@ -98,7 +99,7 @@ def sweep(root: Path) -> None:
 
 
 def _scratch() -> dict[Path, Stage]:
-    """The folders in which stages work, and whose they are."""
+    """Return the folders in which stages work, with their stages."""
     return {scratch(name): stage for name, stage in table().stages.items() if stage.scratch}
 
 
@@ -117,27 +118,29 @@ def _temporary_files(root: Path) -> Iterator[Path]:
 
 
 def _is_users(folder: Path, root: Path) -> bool:
-    """Whether a folder is named as one that `publishing` moves away, but `NAME` is nothing that it does."""
+    """Return True if a folder has a name that `publishing` uses for old folders, but `publishing` never
+    writes `NAME`.
+    """
     if not folder.name.endswith(OLD):
         return False
     return not _published().fullmatch(f"{_moved(folder).relative_to(root).as_posix()}/")
 
 
 def _moved(path: Path) -> Path:
-    """Where what is now `.NAME.old` was."""
+    """Return the original path of what is now `.NAME.old`."""
     return path.with_name(path.name[1 : -len(OLD)])
 
 
 @cache
 def _published() -> re.Pattern[str]:
-    """The folders that are published whole; what params.yaml fills in may have been anything."""
+    """Return a pattern of the folders that are published as one. A value from params.yaml may be anything."""
     outputs = (path for stage in table().stages.values() for path in stage.written if path.endswith("/"))
     patterns = {re.sub(r"\$\{[^}]*\}", "*", path) for path in (*outputs, *BESIDE)}
     return re.compile("|".join(sorted(re.escape(path).replace(r"\*", "[^/]+") for path in patterns)))
 
 
 def _clear(path: Path, root: Path) -> str:
-    """Remove `path`, or put it back if it is the only copy of an artifact; words on what was done."""
+    """Remove `path`, or restore it if it is the only copy of an artifact. Return words on what was done."""
     name, size = path.relative_to(root), _size(path)
     try:
         if path.name.endswith(OLD):
@@ -151,14 +154,16 @@ def _clear(path: Path, root: Path) -> str:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder; a link's own."""
+    """Return the bytes of a file, or of all files in a folder; for a link its own."""
     files = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
     return sum(file.lstat().st_size for file in files if file.is_symlink() or file.is_file())
 
 
 def remove_obsolete(root: Path, params: Params) -> None:
-    """Remove results that `params`, the project's own, do not ask for, and scratch; nothing while one of the
-    jobs is at work. What can't be removed is named on stderr.
+    """Remove results that `params`, the project's own, do not need, and scratch. Remove nothing while one of
+    the jobs is at work.
+
+    A file that can't be removed is named on stderr.
     """
     if any(stage.startswith("compare_") for stage in stages_at_work(root)):
         return
@@ -175,12 +180,14 @@ def remove_obsolete(root: Path, params: Params) -> None:
     for folder, stage in _scratch().items():
         asked = {item for item, _ in items_of(stage.each, values)}  # a killed run of one of them can resume
         projects = [path for path in (root / folder).glob("*") if path.name not in asked]
-        # the training of a job that was killed may still save its work
+        # The training of a killed job may still be saving its work.
         _remove([project for project in projects if not stages_at_work(project)])
 
 
 def _is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:
-    """Whether DVC's cache has a file or a folder as it is on disk, to the byte; its objects are read too."""
+    """Return True if DVC's cache has a file or a folder exactly as it is on disk. The cached objects are read
+    too.
+    """
     digests = hashes.md5s([file for file in files_below(path) if file.name not in NO_PART])
     objects = {place(cache, md5): md5 for md5 in (*digests.values(), digest_of(path, digests) or "")}
     content = hashes.md5s(path for path in objects if path.is_file())

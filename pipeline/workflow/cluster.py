@@ -1,8 +1,8 @@
-"""Jobs of a project on other machines: those that a cluster still has, and what they leave for the machine
-on which Snakemake runs.
+"""Jobs of a project on other machines: those that a cluster still has, and the records that they leave for
+the machine on which Snakemake runs.
 
-Nothing is planned beside jobs of a Snakemake that was killed. They are identified by their working directory,
-which is the project's folder. Snakemake ends its jobs when it is signalled; they continue only if it was
+Nothing is planned while jobs of a killed Snakemake exist. They are identified by their working directory,
+which is the project's folder. Snakemake stops its jobs when it is signalled; they continue only if it was
 killed or its machine was lost.
 
 DVC's locks and `flock` mean nothing to another machine, so a job on a cluster's node neither records with DVC
@@ -33,11 +33,12 @@ UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 class Scheduler(NamedTuple):
-    """A cluster's scheduler, as Snakemake's plugin for it submits jobs.
+    """A cluster's scheduler, with the way in which Snakemake's plugin for it submits jobs.
 
-    The plugin makes the folder `submitted` before its first job. `command` prints the user's jobs, a line for
-    each; `job` finds in it those of a plugin, whose names have a UUID (others are a shell or an allocation of
-    the user's), with the groups id, state, rule and folder. A job's own id is in the variable `variable`.
+    The plugin creates the folder `submitted` before its first job. `command` prints the user's jobs, a line
+    each. `job` matches the lines of a plugin's jobs, whose names contain a UUID (others are a shell or an
+    allocation of the user's), with the groups id, state, rule and folder. The environment variable `variable`
+    contains a job's own id.
     """
 
     name: str
@@ -59,7 +60,7 @@ SCHEDULERS = (
 
 
 def wait_for_jobs(root: Path, *, is_dry_run: bool) -> None:
-    """Return when no cluster has a job of the project any more; says which ones it waits for.
+    """Wait until no cluster has a job of the project any more, and report the jobs that it waits for.
 
     Raises `MachineError` instead of waiting in a dry run, `ToolError` if a scheduler doesn't answer.
     """
@@ -80,7 +81,7 @@ def wait_for_jobs(root: Path, *, is_dry_run: bool) -> None:
 
 
 def jobs_at_work(root: Path) -> list[str]:
-    """What clusters have queued or running below `root`, in words."""
+    """Return the jobs that clusters have queued or running below `root`, in words."""
     return [job for scheduler in SCHEDULERS for job in _jobs_of(scheduler, root)]
 
 
@@ -110,16 +111,18 @@ def _jobs_of(scheduler: Scheduler, root: Path) -> list[str]:
 
 
 class Receipt(NamedTuple):
-    """A stage that is done; {path relative to the project: md5 as DVC has it} of what it read and wrote."""
+    """The record of a finished stage; {path relative to the project: md5 as DVC has it} of what it read and
+    wrote.
+    """
 
     stage: str
-    settings: str  # a hash of its parameters and its code
+    settings: str  # hash of its parameters and its code
     inputs: dict[str, str]
     outputs: dict[str, str]
 
 
 class Failure(NamedTuple):
-    """A stage that failed: its error as the user is to read it, and its exit code."""
+    """The record of a failed stage: its error as the user is to read it, and its exit code."""
 
     stage: str
     error: str
@@ -127,35 +130,35 @@ class Failure(NamedTuple):
 
 
 def is_remote() -> bool:
-    """Whether this process is a job on another machine than Snakemake's main process."""
+    """Return True if this process is a job on another machine than Snakemake's main process."""
     return os.environ.get(REMOTE) == "1"
 
 
 def leave(left: Receipt | Failure, root: Path) -> None:
-    """Write what a job leaves. Raises `MachineError` if the disk doesn't take it."""
+    """Write the record of a job. Raises `MachineError` if the disk is full or not writable."""
     write_json(_file(left.stage, root), left._asdict())
 
 
 def leave_failure(stage: str, error: str, exit_code: int, root: Path) -> None:
-    """Have Snakemake show this error of its job at the end. A stage that is run by hand leaves nothing."""
+    """Make Snakemake show this error of its job at the end. A stage that is run by hand leaves nothing."""
     if (is_remote() or RUN in os.environ) and (root / ".dvc").is_dir():
-        with suppress(QuenchError):  # the disk is full: the log may have it
+        with suppress(QuenchError):  # the disk is full; the log may contain it
             leave(Failure(stage, error, exit_code), root)
 
 
 def forget(stage: str, root: Path) -> None:
-    """Remove what an earlier job of this stage left."""
-    with suppress(OSError):  # a folder that can only be read has nothing new
+    """Remove the record of an earlier job of this stage."""
+    with suppress(OSError):  # a read-only folder has no new record
         remove(_file(stage, root))
 
 
 def receipts(root: Path) -> list[Receipt]:
-    """The stages that are done and not recorded yet, by name."""
+    """Return the stages that are done and not recorded yet, by name."""
     return [record for record in _records(root) if isinstance(record, Receipt)]
 
 
 def take_failures(root: Path) -> list[Failure]:
-    """The stages that failed, by name; what their jobs left is removed."""
+    """Return the stages that failed, by name, and remove their records."""
     failures = [record for record in _records(root) if isinstance(record, Failure)]
     for failure in failures:
         forget(failure.stage, root)
@@ -165,7 +168,7 @@ def take_failures(root: Path) -> list[Failure]:
 def _records(root: Path) -> list[Receipt | Failure]:
     results: list[Receipt | Failure] = []
     for file in sorted((root / FINISHED).glob("[!.]*.json")):
-        # one that is incomplete, or of another version, is as good as none: the stage runs again
+        # An incomplete record, or one of another version, is ignored: the stage runs again.
         with suppress(OSError, ValueError, TypeError):
             values = json.loads(file.read_text(encoding="utf-8"))
             results.append(Failure(**values) if "error" in values else Receipt(**values))

@@ -1,15 +1,15 @@
-"""The key of a stage's code: what rules and DVC's stages depend on instead of a list of modules.
+"""The key of a stage's code, on which rules and DVC's stages depend instead of a list of modules.
 
     python -m pipeline code       writes .quench/code/STAGE.key for every stage
 
 A key has a line for each file of which the stage's own module reaches a definition (`Package`): a hash of
 those that it reaches. A definition's hash is that of its syntax tree: comments, docstrings and layout change
-no key, and no stage runs again. What a method of training does its own way has keys of its own: the key that
-`train.method` chooses is beside train's, so an edit of GRPO's code, or of `train.grpo`, trains no supervised
-run again.
+no key, and no stage runs again. The code that only one method of training uses has a key of its own: the key
+that `train.method` chooses is next to train's, so an edit of GRPO's code, or of `train.grpo`, makes no
+supervised training run again.
 
-No check of `params.yaml` is in a key: a file that it refuses runs nothing. What is: each section that a stage
-takes something from, for that makes the values.
+No check of `params.yaml` is in a key, because nothing runs with a file that it refuses. Each section from
+which a stage reads a value is in it, because the section computes the values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,35 +22,42 @@ from pipeline.workflow.sources import write_whole
 from pipeline.workflow.syntax import ROOT
 
 CODE = "code"  # DVC's first stage, which writes the keys
-FOLDER = f".quench/{CODE}"  # its output
+FOLDER = f".quench/{CODE}"  # output of stage code
 SETTINGS = "settings"  # the stage that writes the settings in effect
-SETTINGS_MODULE = f"{ROOT}.config.params"  # all that it writes is there: the keys and their defaults
-LOCK = "params.lock.yaml"  # its output
+SETTINGS_MODULE = f"{ROOT}.config.params"  # defines all that it writes: the keys and their defaults
+LOCK = "params.lock.yaml"  # output of stage settings
 
 
 def stage_module(stage: str) -> str:
-    """The module whose `main` is the stage ("compare_nf4": `compare.nf4`); the rest is found from there."""
+    """Return the module whose `main` is the stage ("compare_nf4": `compare.nf4`). The rest is found from
+    there.
+    """
     package, _, part = stage.partition("_")
     return f"{ROOT}.stages.{package}.{part or 'stage'}"
 
 
 def method_module(method: Method) -> str:
-    """The module of what a method of training does its own way, which stage train imports by name."""
+    """Return the module of a method's own part of training, which stage train imports by name."""
     return f"{ROOT}.stages.train.{METHODS[method].learner}"
 
 
 def key_file(name: str) -> str:
-    """The file, relative to the project, that changes when a stage's or method's ("train.grpo") code does."""
+    """Return the file, relative to the project, that changes when a stage's or method's ("train.grpo") code
+    does.
+    """
     return f"{FOLDER}/{name}.key"
 
 
 def key_files(stage: str, methods: Iterable[str]) -> list[str]:
-    """Files that change when a stage's code does, as in dvc.yaml: the stage's and one per training method."""
+    """Return the files that change when a stage's code does, as in dvc.yaml: the stage's and one per training
+    method.
+    """
     return [key_file(stage), *(key_file(f"train.{method}") for method in methods)]
 
 
 def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
-    """Write each key below `root`, given the modules that it starts from; the names of those that changed.
+    """Write each key below `root`, given the modules that it starts from. Return the names of those that
+    changed.
 
     Raises `MachineError` if a key can't be written.
     """
@@ -64,7 +71,7 @@ def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
                 changed.append(name)
         for file in (root / FOLDER).glob("*.key"):
             if file.stem not in modules:
-                file.unlink(missing_ok=True)  # of a stage that is no more
+                file.unlink(missing_ok=True)  # of a stage that no longer exists
     except OSError as error:
         raise MachineError(
             "Q-WORKFLOW-001",

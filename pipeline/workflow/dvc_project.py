@@ -1,4 +1,4 @@
-"""A project's DVC: one process at a time writes its record, what is damaged in its cache is put aside, and
+"""A project's DVC: one process at a time writes its record, damaged objects in its cache are quarantined, and
 its state, keyed by inode, size and date, gets our hashes.
 """
 
@@ -22,20 +22,25 @@ from pipeline.workflow.cluster import is_remote
 from pipeline.workflow.hashes import Digests, Hashes, files_below
 
 RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
-QUARANTINE = "rotten"  # folder in DVC's cache for objects that are not what their names say
-FOLDER_ENDING = ".dir"  # of a folder's hash; nothing else tells it from a file's
+QUARANTINE = "rotten"  # folder in DVC's cache for objects that don't match their names
+FOLDER_ENDING = ".dir"  # suffix of a folder's hash; nothing else distinguishes it from a file's
 RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
 
 
 def lock_record(root: Path) -> AbstractContextManager[IO[str]]:
-    """Wait until no stage below `root` is being recorded, and keep others from it; gives the lock's file."""
+    """Wait until no stage below `root` is being recorded, and block other recordings. Give the
+    lock's file.
+    """
     return locked(root / RECORD_LOCK, fcntl.LOCK_EX)
 
 
 def share_record(root: Path) -> AbstractContextManager[object]:
-    """The same for reading only, shared with others. If nothing can be written, nothing is being recorded."""
+    """Return the lock of `lock_record` for reading only, shared with others.
+
+    If nothing can be written, nothing is being recorded.
+    """
     path = root / RECORD_LOCK
-    if is_remote():  # recording happens when no job runs, and its lock would mean nothing here
+    if is_remote():  # Recording happens when no job runs, and its lock would mean nothing here.
         return nullcontext()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,10 +52,11 @@ def share_record(root: Path) -> AbstractContextManager[object]:
 
 @contextmanager
 def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Iterator[Any]:
-    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its
-    lock, or give up soon.
+    """Give the DVC project at `root` while no stage is being recorded, with DVC's errors in plain words.
 
-    Who isn't `alone` lets others read meanwhile.
+    With `wait` it waits for its lock; otherwise it gives up soon. A caller that isn't `alone` lets others
+    read meanwhile. Raises `MachineError` if DVC is at work here or can't write, `ToolError` if it can't read
+    the project.
     """
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
@@ -69,7 +75,7 @@ def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Itera
         raise ToolError(
             "Q-WORKFLOW-016", f"DVC can't read this project ({_sentence(error)}): fix that, then run again"
         ) from error
-    except OSError as error:  # a full disk, a folder that is not ours
+    except OSError as error:  # a full disk, or a folder of another user
         raise MachineError(
             "Q-WORKFLOW-017", f"DVC can't work in this folder ({_sentence(error)}): fix that, then run again"
         ) from error
@@ -80,15 +86,17 @@ def _sentence(error: Exception) -> str:
 
 
 def check_record(repo: Any) -> None:
-    """Raise `MachineError` if a `dvc repro` that is alive writes outputs; set a `dvc.lock` aside that a kill
-    cut short. The caller holds `repo.lock`.
+    """Raise `MachineError` if a separate `dvc repro` writes outputs. Set a `dvc.lock` aside that a kill cut
+    short.
+
+    The caller has `repo.lock`.
     """
     _check_no_writer(Path(repo.tmp_dir, "rwlock"))
     _set_aside_if_cut(Path(repo.root_dir, "dvc.lock"))
 
 
 def _check_no_writer(rwlock: Path) -> None:
-    """The lock file is dropped if a kill cut it short."""
+    """Raise `MachineError` if DVC writes here. Delete the lock file if a kill cut it short."""
     import psutil
 
     try:
@@ -109,9 +117,10 @@ def _check_no_writer(rwlock: Path) -> None:
 
 
 def _set_aside_if_cut(file: Path) -> None:
-    """DVC writes `dvc.lock` in place; stages whose record is lost run again.
+    """Rename a `dvc.lock` that was cut short, because DVC writes it in place. Stages without a record run
+    again.
 
-    Raises `DataError` if it is Git's that is not merged yet: setting that aside would train again.
+    Raises `DataError` if it is an unmerged file of Git's: setting that aside would train again.
     """
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
     from voluptuous import Invalid
@@ -130,7 +139,7 @@ def _set_aside_if_cut(file: Path) -> None:
 
 
 def need_merged(lock: Path) -> None:
-    """Raise `DataError` if Git left the marks of a conflict in `lock`, a dvc.lock that can't be read."""
+    """Raise `DataError` if Git left conflict markers in `lock`, a dvc.lock that can't be read."""
     if any(line.startswith(b"<<<<<<< ") for line in lock.read_bytes().splitlines()):
         raise DataError(
             "Q-WORKFLOW-018",
@@ -140,8 +149,10 @@ def need_merged(lock: Path) -> None:
 
 
 def update_dvc_state(repo: Any, hashes: Hashes) -> None:
-    """Give DVC's state the hashes that were read, or whose files were dated: its keys are inode, size, date,
-    and would keep what it had of a damaged file, and read a dated one again.
+    """Write into DVC's state the hashes of files that were read or dated.
+
+    Its keys are inode, size and date. It would keep the old hash of a damaged file, and read a dated one
+    again.
     """
     from dvc_data.hashfile.hash_info import HashInfo
 
@@ -152,7 +163,9 @@ def update_dvc_state(repo: Any, hashes: Hashes) -> None:
 
 
 def quarantine_damaged(out: Any, hashes: Hashes) -> None:
-    """Put aside and report DVC's cached objects of `out` that don't match their names: missing for DVC."""
+    """Quarantine and report DVC's cached objects of `out` that don't match their names: DVC then counts them
+    as missing.
+    """
     if out.use_cache and out.hash_info:
         cache, md5 = Path(out.cache.path), out.hash_info.value
         quarantine(cache, hashes.md5s([place(cache, md5)]))
@@ -160,7 +173,9 @@ def quarantine_damaged(out: Any, hashes: Hashes) -> None:
 
 
 def quarantine(cache: Path, digests: Digests) -> list[str]:
-    """Put aside each object of DVC's cache (of `digests`, by path) that doesn't match its name; the names."""
+    """Quarantine each object of DVC's cache (of `digests`, by path) that doesn't match its name. Return the
+    names.
+    """
     names = {path: path.parent.name + path.name for path in digests}
     return [
         _move(path, cache, name)
@@ -170,8 +185,8 @@ def quarantine(cache: Path, digests: Digests) -> list[str]:
 
 
 def remove_dead_links(repo: Any) -> None:
-    """Remove links of stages' outputs into DVC's cache (its cache type may be symlink) that lead to nothing
-    since; DVC fails on them.
+    """Remove dead links of stages' outputs into DVC's cache (its cache type may be symlink), on which DVC
+    fails.
 
     Raw data without a file would look like an edit: its links stay, and are refused.
     """
@@ -188,7 +203,7 @@ def remove_dead_links(repo: Any) -> None:
 
 
 def quarantine_runs(repo: Any) -> list[str]:
-    """The same of what DVC's cache remembers of runs (`dvc repro` uses that)."""
+    """Quarantine the damaged records of runs in DVC's cache, which `dvc repro` uses. Return their names."""
     from dvc.exceptions import DvcException
     from dvc.utils import dict_sha256
     from dvc.utils.serialize import load_yaml
@@ -212,15 +227,15 @@ def _move(path: Path, cache: Path, name: str) -> str:
 
 
 def place(cache: Path, md5: str) -> Path:
-    """Where DVC's cache keeps an object."""
+    """Return the path of an object in DVC's cache."""
     return cache / md5[:2] / md5[2:]
 
 
 def listing(cache: Path, md5: str) -> list[dict[str, str]]:
-    """Return the files of a folder that is in DVC's cache; none if `md5` is a file's.
+    """Return the files of a folder that is in DVC's cache; empty if `md5` is a file's.
 
-    A folder has none either if their list is not there, or is not what its name says: of a folder that is
-    not cached, DVC keeps a list all the same, which nothing puts aside.
+    It is also empty if their list is missing, or doesn't match its name. DVC keeps a list even of a folder
+    that is not cached, and nothing quarantines that.
     """
     path = place(cache, md5)
     if not md5.endswith(FOLDER_ENDING) or not path.is_file():

@@ -1,7 +1,7 @@
 """dvc.yaml, written from the table of stages (`pipeline.workflow.stages`): the graph of merged models, or a
 shorter one of a base's own GGUF, which is served with an adapter or with trained scales.
 
-Snakemake asks `params.yaml` for the graph that it needs (`Snakefile`). DVC can't: `quench config use` and
+Snakemake reads in `params.yaml` which graph it needs (`Snakefile`). DVC can't: `quench config use` and
 `quench config graph` write `dvc.yaml`, and every stage refuses one of another graph.
 """
 
@@ -36,8 +36,9 @@ OF_PROJECT = """the installed version's, as they are for Snakemake.
 
 @cache
 def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False) -> str:
-    """dvc.yaml of `graph`, for a checkout or for a project, which holds no code; `cache_base`: DVC keeps the
-    base's weights too (`uncached` in the table).
+    """Return dvc.yaml of `graph`, for a checkout or for a project, which contains no code.
+
+    With `cache_base` DVC keeps the base's weights too (`uncached` in the table).
     """
     import ruamel.yaml
 
@@ -100,7 +101,9 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
 
 
 def _keys(param: str) -> list[str]:
-    """What DVC gets for a stage's `param`: itself, or for "train -seed -r" all keys of train but these."""
+    """Return what DVC gets for a stage's `param`: itself, or for "train -seed -r" all keys of train except
+    these.
+    """
     section, *left_out = param.split(" -")
     if not left_out:
         return [param]
@@ -114,7 +117,7 @@ def _short(plot: Plot) -> dict[str, Any]:
 
 
 def _in_brackets(value: Any) -> Any:
-    """A list or a dict that is written on one line, if it fits."""
+    """Return a list or a dict that is written on one line, if it fits."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
     flow = CommentedMap(value) if isinstance(value, dict) else CommentedSeq(value)
@@ -123,7 +126,9 @@ def _in_brackets(value: Any) -> Any:
 
 
 def need_graph(root: Path, graph: Graph) -> None:
-    """Raise `ConfigError` if `root`/dvc.yaml is another graph than `graph`; a file of no graph is ignored."""
+    """Raise `ConfigError` if `root`/dvc.yaml is of another graph than `graph`. A file of no graph
+    is ignored.
+    """
     file = root / "dvc.yaml"
     if _graph_of(file) not in (None, graph):
         raise ConfigError(
@@ -134,7 +139,9 @@ def need_graph(root: Path, graph: Graph) -> None:
 
 
 def _stages(file: Path) -> dict[str, Any]:
-    """The stages in a dvc.yaml; none where it can't be read: DVC says what is wrong with it."""
+    """Return the stages in a dvc.yaml; empty if it can't be read, because DVC reports what is
+    wrong with it.
+    """
     try:
         return graph_stages(file)
     except ToolError:
@@ -142,14 +149,18 @@ def _stages(file: Path) -> dict[str, Any]:
 
 
 def _graph_of(file: Path) -> Graph | None:
-    """The graph whose distinctive stage a dvc.yaml has, if only one; user stages may stand beside it."""
+    """Return the graph whose distinctive stage a dvc.yaml has, if only one. It may also contain
+    user stages.
+    """
     stages = _stages(file)
     graphs = [graph for graph, product in PRODUCTS.items() if product.made_by in stages]
     return graphs[0] if len(graphs) == 1 else None
 
 
 def _keeps_base(file: Path) -> bool:
-    """Whether a dvc.yaml has DVC keep the base's weights, as `quench config graph --cache-base` writes it."""
+    """Return True if DVC keeps the base's weights by this dvc.yaml, as `quench config graph --cache-base`
+    writes it.
+    """
     base = _stages(file).get("base")
     outs = base.get("outs") if isinstance(base, dict) else None
     weights = [path.rstrip("/") for path in table().stages["base"].uncached]
@@ -157,8 +168,9 @@ def _keeps_base(file: Path) -> bool:
 
 
 def wanted_text(root: Path, graph: Graph, *, cache_base: bool | None = None) -> str:
-    """What this version writes as `root`/dvc.yaml for `graph`. Whether DVC keeps the base's weights
-    (`cache_base`) stays as it is there, unless that is given.
+    """Return what this version writes as `root`/dvc.yaml for `graph`.
+
+    `cache_base` (DVC keeps the base's weights) stays as it is there, unless it is given.
     """
     if cache_base is None:
         cache_base = _keeps_base(root / "dvc.yaml")
@@ -166,14 +178,15 @@ def wanted_text(root: Path, graph: Graph, *, cache_base: bool | None = None) -> 
 
 
 def put_graph(root: Path, graph: Graph, *, cache_base: bool | None = None) -> bool:
-    """Make `root`/dvc.yaml the graph `graph`, whatever it is now; whether that changed it. Whether DVC keeps
-    the base's weights (`cache_base`) stays as it is, unless that is given.
+    """Make `root`/dvc.yaml the graph `graph`, whatever it is now. Return True if that changed it.
+
+    `cache_base` (DVC keeps the base's weights) stays as it is there, unless it is given.
     """
     target = root / "dvc.yaml"
     expected = wanted_text(root, graph, cache_base=cache_base)
     if target.is_file() and target.read_bytes() == expected.encode():
         return False
     write_text(target, expected)
-    # DVC wants every folder that a stage names, and projects that are older than stage augment lack this one
+    # DVC needs every folder that a stage names, and projects that are older than stage augment lack this one.
     (root / "data/augmented").mkdir(parents=True, exist_ok=True)
     return True

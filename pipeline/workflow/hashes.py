@@ -1,9 +1,9 @@
-"""md5 of files, as DVC records it, remembered so that an unchanged file is never read twice.
+"""The md5 of files, as DVC records it, cached so that an unchanged file is never read twice.
 
-DVC remembers by inode, size and modification date, so bytes that change without a new date (a failing disk, a
-tool that keeps dates) go unseen. This memory also compares the change time (ctime), which no ordinary program
-can set. It lies in `.quench/hashes.db` and may be deleted at any time. A job on another machine has one of
-its own, for SQLite's locks need not reach other machines.
+DVC caches by inode, size and modification date, so bytes that change without a new date (a failing disk, a
+tool that keeps dates) go unseen. This cache also compares the change time (ctime), which no ordinary program
+can set. It is in `.quench/hashes.db` and may be deleted at any time. A job on another machine has its own,
+because SQLite's locks need not reach other machines.
 """
 
 import atexit
@@ -24,14 +24,14 @@ from pipeline.core.progress import progress
 from pipeline.workflow.cluster import is_remote
 
 CHUNK = 2**20  # bytes
-SHOWN = 2**28  # bytes to read from which on progress is shown
-# nanoseconds: a file changed so recently may change once more with the same ctime, so it is not remembered
-# yet
+SHOWN = 2**28  # number of bytes from which on progress is shown
+# Nanoseconds. A file that changed so recently may change once more with the same ctime, so it is not cached
+# yet.
 YOUNG = 100_000_000
 SAVED_EVERY = 1.0  # seconds
-INT64 = 2**63 - 1  # the largest number that SQLite keeps
+INT64 = 2**63 - 1  # the largest number that SQLite can store
 NEVER = -1  # instead of a change time: matches no file
-UNREADABLE = "0" * 32  # stands for the md5 of a file that the disk does not give back
+UNREADABLE = "0" * 32  # instead of the md5 of a file that the disk can't read
 
 Digests = Mapping[Path, str]  # md5 of files
 State = tuple[int, int, int, int]  # inode, size, modification time, change time; both in nanoseconds
@@ -42,8 +42,8 @@ class Hashes:
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
-        self.unreported: dict[Path, str] = {}  # read or dated by this object, so DVC may not know them
-        # other bytes than remembered, though inode, size and date are the same
+        self.unreported: dict[Path, str] = {}  # files read or dated by this object, which DVC may not know
+        # Files with other bytes than cached, though inode, size and date are the same.
         self.suspects: set[Path] = set()
         self._unsaved: dict[bytes, tuple[State, str]] = {}
         self._saved_at = time.monotonic()
@@ -58,11 +58,11 @@ class Hashes:
         self._database.close()
 
     def md5(self, path: Path, *, again: bool = False) -> str | None:
-        """The md5 of one file, None if it is missing; `again` reads it whatever is remembered."""
+        """Return the md5 of one file, None if it is missing. `again` reads it even if it is cached."""
         return self.md5s([path], again=again).get(path)
 
     def md5s(self, paths: Iterable[Path], *, again: bool = False) -> dict[Path, str]:
-        """The md5 of each file that is there; one that can't be read has `UNREADABLE`."""
+        """Return the md5 of each file that exists; one that can't be read has `UNREADABLE`."""
         digests = {path: None if again else self._recall(path) for path in paths}
         unknown = [path for path, digest in digests.items() if digest is None and path.is_file()]
         size = sum(path.stat().st_size for path in unknown)
@@ -77,7 +77,7 @@ class Hashes:
         return {path: digest for path, digest in digests.items() if digest is not None}
 
     def date(self, path: Path, date: int) -> None:
-        """Date `path` (nanoseconds). That changes its ctime: what was known to be unchanged stays known."""
+        """Set the date of `path` (nanoseconds). This changes its ctime, so a cached hash is stored again."""
         digest = self._recall(path)
         os.utime(path, ns=(date, date))
         if digest is not None:
@@ -93,9 +93,9 @@ class Hashes:
     def _take_in(self, path: Path, digest: str, before: State, after: State, started: int) -> str:
         entry = self._known.get(self._name(path))
         if digest == UNREADABLE:
-            pass  # it may be read another time
+            pass  # it may be readable another time
         elif entry and entry[0][:3] == after[:3] and entry[1] != digest:
-            self.suspects.add(path)  # and stays one until it is another file, or has another date
+            self.suspects.add(path)  # It stays one until it is another file, or has another date.
             self._remember(path, (*after[:3], NEVER), entry[1])
         elif before == after and after[3] < started - YOUNG:
             self._remember(path, after, digest)
@@ -111,24 +111,24 @@ class Hashes:
     def _save(self) -> None:
         rows = [(name, *state, digest) for name, (state, digest) in self._unsaved.items()]
         self._unsaved, self._saved_at = {}, time.monotonic()
-        with suppress(sqlite3.Error), self._database:  # what is not remembered is read again
+        with suppress(sqlite3.Error), self._database:  # a file that is not cached is read again
             self._database.executemany("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def _name(self, path: Path) -> bytes:
-        """A file's name in the memory: it stays right if the project is moved."""
+        """Return a file's name in the cache. It stays valid if the project is moved."""
         return os.fsencode(os.path.relpath(path, self._root))
 
 
 @cache
 def _own_folder() -> Path:
-    """A folder that is gone when this process ends."""
+    """Return a folder that is deleted when this process exits."""
     folder = tempfile.mkdtemp(prefix="quench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def files_below(path: Path) -> list[Path]:
-    """`path` if it is a file, else all files below it; pipes and devices are none."""
+    """Return `path` if it is a file, otherwise all files below it, without pipes and devices."""
     files = (
         [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
         if path.is_dir()
@@ -138,16 +138,18 @@ def files_below(path: Path) -> list[Path]:
 
 
 def stamps(paths: Iterable[Path], root: Path) -> dict[str, list[int]]:
-    """{file relative to `root`: its size and date} of these files, and of all below these folders: by that an
-    edit of the user's files shows without reading them.
+    """Return {file relative to `root`: its size and date} of these files, and of all below these folders.
+
+    They show an edit of the user's files without reading them.
     """
     files = {os.path.relpath(file, root): file.stat() for path in paths for file in files_below(path)}
     return {name: [state.st_size, state.st_mtime_ns] for name, state in files.items()}
 
 
 def _look(path: Path, advance: Callable[[int], None]) -> tuple[str, State, State, int] | None:
-    """Read a file: its md5, its state before and after, and when that began (nanoseconds since 1970); None
-    where it is gone.
+    """Read a file. Return its md5, its state before and after, and when that began (nanoseconds since 1970).
+
+    Return None if it is missing.
     """
     try:
         before, started = _state(path), time.time_ns()
@@ -175,8 +177,9 @@ def _md5(path: Path, advance: Callable[[int], None]) -> str:
 
 
 def _open(file: Path) -> tuple[sqlite3.Connection, list[Any]]:
-    """The database and its rows; one that is damaged starts empty, and where none can be written it lives for
-    this process only.
+    """Return the database and its rows.
+
+    A damaged one starts empty. If none can be written, it exists for this process only.
     """
     for attempt in (1, 2):
         try:
@@ -189,7 +192,7 @@ def _open(file: Path) -> tuple[sqlite3.Connection, list[Any]]:
 
 
 def _with_rows(database: sqlite3.Connection) -> tuple[sqlite3.Connection, list[Any]]:
-    database.execute("PRAGMA synchronous = OFF")  # a memory: a power cut may cost it
+    database.execute("PRAGMA synchronous = OFF")  # a cache, which a power cut may destroy
     database.execute(
         "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, inode INTEGER, size INTEGER, mtime "
         "INTEGER, ctime INTEGER, md5 TEXT)"

@@ -1,11 +1,11 @@
-"""Are the bytes on disk those that `dvc.lock` records? Asked before they are read, restored, served or
-shipped.
+"""Comparison of the bytes on disk with those that `dvc.lock` records, before they are read, restored, served
+or shipped.
 
 - `verify_inputs("quantize@Q4_K_M", root)`: what a stage is about to read; a file that is known to be
   unchanged is not read again.
-- `verify_outputs([root / "models/gguf/demo-Q4_K_M.gguf"], root)`: what leaves the house; always read.
+- `verify_outputs([root / "models/gguf/demo-Q4_K_M.gguf"], root)`: what is served or shipped; always read.
 
-Both raise `DataError`, and both say nothing about a file that no stage of a DVC project recorded.
+Both raise `DataError`, and both ignore a file that no stage of a DVC project recorded.
 """
 
 import os
@@ -25,8 +25,8 @@ NAMED = 3  # files of a folder that a sentence names
 
 
 def verify_inputs(stage: str, root: Path) -> None:
-    """Raise `DataError` where an input of `stage` is not what the stage that wrote it recorded, or raw data
-    changed though its date did not.
+    """Raise `DataError` if an input of `stage` differs from its record, or if raw data changed without a new
+    date.
     """
     root = root.resolve()
     inputs = inputs_of(stage, root) if (root / ".dvc").is_dir() else []
@@ -39,13 +39,12 @@ def verify_inputs(stage: str, root: Path) -> None:
 def verify_outputs(
     paths: Iterable[Path], root: Path, *, again: bool = True, params: Path | None = None
 ) -> None:
-    """Raise `DataError` where one of `paths` (files, or folders of them) is not what its stage recorded;
-    `again`: read also what seems unchanged.
+    """Raise `DataError` if one of `paths` (files, or folders of them) differs from what its stage recorded.
 
-    With another `params` file than the project's it is said and not refused: what was made by that is in no
-    record.
+    With `again`, files that seem unchanged are read too. With a `params` file other than the project's the
+    difference is reported and not refused, because no record contains the outputs of such a file.
     """
-    # a file that is a link is not followed: it leads into DVC's cache
+    # A link is not resolved, because it leads into DVC's cache.
     inside = [os.path.relpath(path, root) for path in paths]
     try:
         with Hashes(root) as hashes:
@@ -79,10 +78,11 @@ def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, again: bool) ->
 
 
 def damage_sentences(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[str]:
-    """A sentence with a remedy for each output of a stage among `paths` that DVC, with the true hashes before
-    it, finds changed; and for raw data.
+    """Return a sentence with a remedy for each output of a stage among `paths`, and for raw data, that DVC
+    finds changed.
 
-    Objects of DVC's cache that would bring damage back are put aside, so that the remedy works.
+    DVC gets the true hashes first. Objects of its cache that would restore damage are quarantined, so that
+    the remedy works.
     """
     update_dvc_state(repo, hashes)
     checked, sentences = set(paths), []
@@ -105,10 +105,10 @@ def _refuse_damage(repo: Any, hashes: Hashes, paths: Iterable[Path] = ()) -> Non
 
 
 def scan_outputs(repo: Any, hashes: Hashes) -> list[str]:
-    """Read every output that is not known to be unchanged, and tell DVC; the files that changed though their
-    dates did not, relative to the project.
+    """Read every output that is not known to be unchanged, and give DVC the hashes.
 
-    Raises `DataError` where such a file is raw data: nothing but its owner can tell damage from an edit.
+    Return the files that changed though their dates did not, relative to the project. Raises `DataError` if
+    such a file is raw data: only its owner can distinguish damage from an edit.
     """
     changed = changed_paths({Path(out.fs_path): out.hash_info.value for out in repo.index.outs}, hashes)
     _refuse_damage(repo, hashes)
@@ -120,7 +120,7 @@ def scan_outputs(repo: Any, hashes: Hashes) -> list[str]:
 
 
 def changed_files(out: Any, hashes: Hashes) -> list[str]:
-    """Which files of a folder changed, where DVC's cache knows them."""
+    """Return the files of a folder that changed, if DVC's cache knows them."""
     folder = Path(out.fs_path)
     entries = listing(Path(out.cache.path), out.hash_info.value)
     return [entry["relpath"] for entry in entries if hashes.md5(folder / entry["relpath"]) != entry["md5"]]

@@ -1,6 +1,6 @@
-"""What dvc.yaml and dvc.lock say of the stages, and which files and folders differ from that.
+"""The stages by dvc.yaml and dvc.lock, and the files and folders that differ from these records.
 
-Nothing here starts DVC. Hashes are our own (`pipeline.workflow.hashes`), which also see bytes that changed
+Nothing here starts DVC. Hashes are our own (`pipeline.workflow.hashes`), which also detect bytes that changed
 without a new date.
 """
 
@@ -31,16 +31,17 @@ RAW = "data/raw"
 
 
 class Entry(NamedTuple):
-    """What a stage reads and writes, relative to the project's folder."""
+    """The paths that a stage reads and writes, relative to the project's folder."""
 
     deps: list[str]
     outs: list[str]
 
 
 def seems_unchanged(stage: str, root: Path) -> bool:
-    """Whether `stage` may be as `dvc.lock` recorded it: a look of milliseconds at parameters, sizes and code.
+    """Return True if `stage` may match its record in `dvc.lock`, after a check of parameters, sizes and code
+    in milliseconds.
 
-    False is certain; True is for DVC to confirm, by the content of large files and folders.
+    False is certain. True is for DVC to confirm, by the content of large files and folders.
     """
     entry = recorded_stages(root).get(stage)
     if entry is None:
@@ -56,9 +57,10 @@ def seems_unchanged(stage: str, root: Path) -> bool:
 
 
 def recorded_outputs(root: Path) -> dict[Path, str]:
-    """{path: md5, of a folder "….dir"} of every output that a stage of `dvc.yaml` has in `dvc.lock`, or in
-    the receipt of a job that is still to be recorded, but for keys of code and the settings; {} where `root`
-    is not a DVC project that has run.
+    """Return {path: md5, of a folder "….dir"} of every recorded output of a stage in `dvc.yaml`.
+
+    Records are in `dvc.lock`, or in the receipt of a job that is still to be recorded. Keys of code and the
+    settings are left out. It is empty if `root` is not a DVC project that has run.
     """
     stages = stages_of(root)
     written = {
@@ -74,8 +76,9 @@ def recorded_outputs(root: Path) -> dict[Path, str]:
 
 
 def recorded_stages(root: Path) -> dict[str, Any]:
-    """What `dvc.lock` holds of each stage. Raises `DataError` where it is damaged: by a kill, or by a merge
-    with marks of conflicts in it.
+    """Return the entries of `dvc.lock` by stage.
+
+    Raises `DataError` if it is damaged: by a kill, or by a merge with conflict markers.
     """
     lock = root / "dvc.lock"
     if not (root / ".dvc").is_dir() or not lock.is_file():
@@ -98,10 +101,11 @@ def recorded_stages(root: Path) -> dict[str, Any]:
 
 
 def stages_of(root: Path) -> dict[str, Entry]:
-    """The stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or model.
+    """Return the stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or
+    model.
 
-    Those that can't be read are left out (a user's own may stand beside ours); DVC says what is wrong
-    with them.
+    Those that can't be read are left out (the file may also contain a user's own), because DVC reports what
+    is wrong with them.
     """
     jobs: dict[str, Entry] = {}
     with suppress(OSError, ToolError, *UNREADABLE, KeyError, TypeError, AttributeError):
@@ -113,7 +117,9 @@ def stages_of(root: Path) -> dict[str, Entry]:
 
 
 def graph_stages(file: Path) -> dict[str, Any]:
-    """The stages in a dvc.yaml as they are written there. Raises `ToolError` where it is no such file."""
+    """Return the stages in a dvc.yaml as they are written there. Raises `ToolError` if it is not
+    such a file.
+    """
     try:
         stages = (read_fast(file) or {}).get("stages") or {} if file.is_file() else {}
         return {name: dict(stage) for name, stage in stages.items()}
@@ -125,16 +131,16 @@ def graph_stages(file: Path) -> dict[str, Any]:
 
 
 def inputs_of(stage: str, root: Path) -> list[str]:
-    """The paths that `stage` reads, by `dvc.yaml`; none if it doesn't name the stage."""
+    """Return the paths that `stage` reads, by `dvc.yaml`; empty if it doesn't contain the stage."""
     return stages_of(root).get(stage, Entry([], [])).deps
 
 
 def need_inputs(stage: str, root: Path) -> None:
-    """Raise `DataError` if an input of `stage` is missing, with what makes it, before the work that DVC could
-    not record without that input.
+    """Raise `DataError` if an input of `stage` is missing, with the stage that makes it.
 
-    What is missing of data/raw, the stage that reads it says itself. Keys of code and settings are made by
-    the command that runs the stage, or by Snakemake before its jobs.
+    It comes before the work, which DVC could not record without that input. The stage that reads data/raw
+    reports missing data itself. Keys of code and settings are made by the command that runs the stage, or by
+    Snakemake before its jobs.
     """
     if not (root / ".dvc").is_dir():
         return
@@ -170,7 +176,7 @@ def _path(entry: str | dict[str, Any]) -> str:
 
 
 def entry_of(stage: str, root: Path) -> dict[str, Any] | None:
-    """The stage's entry in `dvc.yaml`, or None where DVC does not know it."""
+    """Return the stage's entry in `dvc.yaml`; None if DVC does not know it."""
     if not (root / ".dvc").is_dir():
         return None
     name, _, item = stage.partition("@")
@@ -179,14 +185,15 @@ def entry_of(stage: str, root: Path) -> dict[str, Any] | None:
 
 
 def params_of(entry: Mapping[str, Any]) -> list[str]:
-    """The keys that a stage of `dvc.yaml` depends on, in whichever file of settings."""
+    """Return the keys that a stage of `dvc.yaml` depends on, in any file of settings."""
     files = [{"": [key]} if isinstance(key, str) else key for key in entry.get("params", [])]
     return [key for file in files for keys in file.values() for key in keys or []]
 
 
 def _surely_differs(path: Path, size: int | None, md5: str | None, is_folder: bool) -> bool:
-    """Whether an input can't be the recorded one; a folder's and a large file's content are left to DVC,
-    which remembers hashes.
+    """Return True if an input can't be the recorded one.
+
+    The content of folders and large files is left to DVC, which caches hashes.
     """
     if not path.is_file():
         return not path.is_dir() or not is_folder
@@ -197,8 +204,9 @@ def _surely_differs(path: Path, size: int | None, md5: str | None, is_folder: bo
 
 
 def changed_paths(records: Mapping[Path, str], hashes: Hashes, *, again: bool = False) -> list[Path]:
-    """Which files and folders of `records` ({path: md5}) have other bytes; `hashes` has them for DVC's state,
-    also if another process read them.
+    """Return the files and folders of `records` ({path: md5}) that have other bytes.
+
+    Their hashes are added to those in `hashes` for DVC's state, even if another process read them.
     """
     digests = hashes.md5s([file for path in records for file in files_below(path)], again=again)
     changed = [path for path, md5 in records.items() if path.exists() and digest_of(path, digests) != md5]
@@ -209,15 +217,16 @@ def changed_paths(records: Mapping[Path, str], hashes: Hashes, *, again: bool = 
 
 
 def md5s_of(paths: Iterable[str], root: Path, hashes: Hashes) -> dict[str, str]:
-    """{path: md5} of those files and folders, relative to `root`, that are there."""
+    """Return {path: md5} of those files and folders, relative to `root`, that exist."""
     present = [path for path in paths if (root / path).exists()]
     digests = hashes.md5s([file for path in present for file in files_below(root / path)])
     return {path: digest for path in present if (digest := digest_of(root / path, digests))}
 
 
 def digest_of(path: Path, digests: Digests) -> str | None:
-    """The md5 as DVC records it; of a folder that of a list of its files (those that `.dvcignore` names would
-    count: DVC itself is asked then).
+    """Return the md5 as DVC records it, for a folder that of a list of its files; None if it is unknown.
+
+    Files that `.dvcignore` names count here. DVC itself decides in that case.
     """
     if not path.is_dir():
         return digests.get(path)
@@ -231,5 +240,5 @@ def digest_of(path: Path, digests: Digests) -> str | None:
 
 
 def overlap(path: Path, other: Path) -> bool:
-    """Whether one of two paths is, or lies in, the other."""
+    """Return True if one of two paths is, or is inside, the other."""
     return path.is_relative_to(other) or other.is_relative_to(path)

@@ -1,10 +1,11 @@
-"""The files of the package, and which parts of them a module reaches: the definitions that it uses at any
+"""The files of the package, and the parts of them that a module reaches: the definitions that it uses at any
 depth, also inside functions, and the data files (templates, questions) that these name.
 
-A name of the package that stands in a definition counts as used. A method counts with its class, a module
-that is imported with what it does then, and one that is started as a program, or handed on as such, with all
-that it has. So too much may count, and nothing that Python finds by its name is left out; what is put
-together while it runs (`importlib`, a method of training) has to be named as a start of its own.
+Any name of the package in a definition counts as used. A method counts with its class. An imported module
+counts with the code that runs on import, and a module that is started as a program, or passed on as such,
+with all of its parts. So more may count than is needed, and nothing that Python finds by its name is left
+out. A name that is computed at run time (`importlib`, a method of training) has to be given as a start of its
+own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,24 +16,28 @@ from pipeline.workflow.sources import BODY, MEMORY, Source, read_sources
 from pipeline.workflow.syntax import ALL, ANYTHING, HEAD, ROOT, SETTINGS, content_hash
 
 CATALOG = "core/catalog/"  # sentences that explain errors: no product depends on them
-Node = tuple[str, str]  # a file and one of its parts; `BODY` of a module: that it is imported
+Node = tuple[str, str]  # a file and one of its parts; `BODY` of a module means that it is imported
 
 
 class Package:
-    """The package of these files, by path; as it is now if none are given."""
+    """The package of these files, by path; its current files if none are given."""
 
     def __init__(self, sources: Mapping[str, Source] | None = None) -> None:
         self.sources = read_sources(PACKAGE, MEMORY) if sources is None else sources
         self._edges: dict[Node, set[Node]] = {}
 
     def key(self, *modules: str) -> str:
-        """A line for each file that `modules` reach: the hash of what they reach of it, and its path."""
+        """Return a line for each file that `modules` reach: the hash of the parts that they reach, and its
+        path.
+        """
         reached = sorted(self.closure(*modules).items())
         return "".join(f"{self._digest(path, parts)} {path}\n" for path, parts in reached)
 
     def closure(self, *modules: str) -> dict[str, set[str]]:
-        """{file, relative to the package's folder: its parts} that `modules` reach, and their own. Raises
-        `KeyError` for a module that is not there.
+        """Return {file, relative to the package's folder: its parts} that `modules` reach, their own
+        included.
+
+        Raises `KeyError` for a missing module.
         """
         waiting = {node for module in modules for node in self._whole(self.modules[module])}
         reached: set[Node] = set()
@@ -40,7 +45,7 @@ class Package:
             node = waiting.pop()
             reached.add(node)
             waiting |= self.edges(node) - reached
-            if not waiting:  # but what two nodes lead to together
+            if not waiting:  # only what two nodes lead to together
                 waiting = {member for member, pair in self.members.items() if pair <= reached} - reached
         files: dict[str, set[str]] = {}
         for path, part in reached:
@@ -51,7 +56,7 @@ class Package:
         return files
 
     def edges(self, node: Node) -> set[Node]:
-        """What a part of a file leads to."""
+        """Return the parts that a part of a file leads to."""
         if node not in self._edges:
             self._edges[node] = set(self._led_to(*node)) - {node}
         return self._edges[node]
@@ -80,14 +85,14 @@ class Package:
         return any(part is not None and part.takes for part in parts)
 
     def _imported(self, name: str) -> Iterator[Node]:
-        """The module that `name` is or lies in, and the packages around it, as imported."""
+        """Yield the module that `name` is or is in, and the packages around it, as imported."""
         parts = name.split(".")
         for end in range(2, len(parts) + 1):
             if path := self.modules.get(".".join(parts[:end])):
                 yield path, BODY
 
     def _used(self, name: str, path: str) -> Iterator[Node]:
-        """The parts that a dotted name stands for in the module `path` (".name": one of its own)."""
+        """Yield the parts that a dotted name means in the module `path` (".name": one of its own)."""
         if name == ".":
             yield from self._whole(path)
         elif name.startswith(f"{ANYTHING}."):
@@ -105,11 +110,11 @@ class Package:
 
     def _in_module(self, path: str, names: list[str]) -> Iterator[Node]:
         parts, imports = self.sources[path].parts, self.sources[path].imports
-        if not names:  # the module as such, of which anything may be taken
+        if not names:  # the module itself, of which anything may be used
             yield from self._whole(path)
             for origin in imports.values():
                 yield from self._used(origin, path)
-        elif names[1:] and ".".join(names[:2]) in parts:  # of a class of settings
+        elif names[1:] and ".".join(names[:2]) in parts:  # a member of a class of settings
             yield from ((path, part) for part in (names[0], ".".join(names[:2])))
         elif names[0] in parts:
             yield path, names[0]
@@ -125,7 +130,7 @@ class Package:
         yield from ((path, part) for part in self.sources[path].parts)
 
     def _named(self, text: str, folder: str) -> Iterator[Node]:
-        """What a text stands for in a file of `folder`: a module, a program beside it, data files."""
+        """Yield what a text means in a file of `folder`: a module, a program next to it, data files."""
         if module := self.modules.get(text):
             yield from self._imported(text)
             yield from self._whole(module)
@@ -143,7 +148,7 @@ class Package:
 
     @cached_property
     def modules(self) -> dict[str, str]:
-        """{dotted name: path}; without the package's `__init__`, which holds the version number alone."""
+        """{dotted name: path}; without the package's `__init__`, which contains only the version number."""
         paths = [path for path in self.sources if path.endswith(".py") and path != "__init__.py"]
         return {
             ".".join([ROOT, *path.removesuffix(".py").removesuffix("/__init__").split("/")]): path
@@ -152,7 +157,7 @@ class Package:
 
     @cached_property
     def members(self) -> dict[Node, set[Node]]:
-        """{group or property of a section: the section, and that an attribute of that name is taken}."""
+        """{group or property of a section: the section, and an access to an attribute of that name}."""
         return {
             (path, part): {(path, owner), (ANYTHING, name)}
             for path, source in self.sources.items()
@@ -163,13 +168,14 @@ class Package:
 
     @cached_property
     def attributes(self) -> set[Node]:
-        """Those of `members`."""
+        """The accesses to attributes in `members`."""
         return set().union(*self.members.values())
 
     @cached_property
     def aliases(self) -> dict[str, set[str]]:
-        """{what a data file, or its folder ("index/"), may be called: its path}; of two in one package that
-        share a name, the outer one.
+        """{possible name of a data file, or of its folder ("index/"): its path}.
+
+        If two in one package share a name, the outer one has it.
         """
         aliases: dict[str, set[str]] = {}
         taken: dict[tuple[str, str], int] = {}
@@ -198,7 +204,7 @@ class Package:
         return unnamed
 
     def _package(self, path: str) -> str:
-        """The folder of the package that `path` belongs to."""
+        """Return the folder of the package that `path` belongs to."""
         folder = path.rpartition("/")[0]
         while folder and f"{folder}/__init__.py" not in self.sources:
             folder = folder.rpartition("/")[0]

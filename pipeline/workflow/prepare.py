@@ -1,8 +1,8 @@
-"""What Snakemake does before it plans: check `params.yaml` and `data/raw`, let one run in at a time, write
-the code's keys, settle dates.
+"""Preparation before Snakemake plans: check `params.yaml` and `data/raw`, allow one run at a time, write the
+code's keys, set dates.
 
-Called by the first lines of the Snakefile, in its main process only. Messages go to stderr: stdout belongs to
-`snakemake --rulegraph` and the like.
+The first lines of the Snakefile call it, in its main process only. Messages go to stderr, because stdout
+belongs to `snakemake --rulegraph` and the like.
 """
 
 import os
@@ -32,9 +32,9 @@ from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.shards import drop_stale
 from pipeline.workflow.stages import users
 
-RECORDS = 1 << 20  # bytes of what Snakemake itself writes: its log, its records of stages
-PATIENCE = 3.0  # seconds in which the stages of a killed run end
-# Snakemake has no better sign, before it plans, that it will run nothing
+RECORDS = 1 << 20  # bytes that Snakemake itself writes: its log, its records of stages
+PATIENCE = 3.0  # seconds in which the stages of a killed run exit
+# Before it plans, Snakemake has no better sign that it will run nothing.
 DRY_RUN = {
     "--dry-run",
     "--dryrun",
@@ -46,19 +46,19 @@ DRY_RUN = {
     "--lint",
     "--unlock",
 }
-# flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force,
-# --forceall, --forcerun=train
+# Flags that mean "run it, whatever its record says", also among others: -f, -F, -R, -pF, -Rtrain, --force,
+# --forceall, --forcerun=train.
 FORCED = re.compile(r"-[nktplDS]*[fFR].*|--force(?!-).*")
-_held: list[IO[str]] = []  # the locks' open files: they last as long as the process
+_held: list[IO[str]] = []  # the locks' open files, kept as long as the process
 
 
 @screen()
 def prepare(given: Any = None, root: Path = Path()) -> Params:
-    """Make the folder ready for a plan and give its settings; a user's mistake ends the process with one
-    sentence and its exit code.
+    """Make the folder ready for a plan and return its settings. A user's mistake exits with one sentence and
+    its code.
 
-    `given` is what Snakemake was given by `--config` and `--configfile` (`workflow.config_settings`): the
-    first is written into params.yaml, which every stage reads.
+    `given` contains Snakemake's `--config` and `--configfile` (`workflow.config_settings`). The first is
+    written into params.yaml, which every stage reads.
     """
     use_this_python()
     try:
@@ -78,22 +78,22 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         need_settings(root, read)
         for setting in idle(params):
             print(f"{root / 'params.yaml'}: {setting}", file=sys.stderr)
-        with working(root):  # what killed runs left is swept
+        with working(root):  # what killed runs left is removed
             if not is_dry_run(sys.argv[1:]):
                 drop_stale(root, params.curating)
         _held.append(share(root))
-        # what DVC would open and wait for without end, and names that it can't record
+        # Files that DVC would open and wait for without end, and names that it can't record.
         need_plain_files(*(root / folder for folder in users()), recorded=(root / ".dvc").is_dir())
-        _empty(root / ".snakemake" / "locks")  # their owners are dead: the project's lock is ours
+        _empty(root / ".snakemake" / "locks")  # their owners are dead, because we have the project's lock
         _allow_reuse(sys.argv[1:])
         refresh_keys(root)
         if (root / ".dvc").is_dir():
             record_finished(root)
-            take_failures(root)  # of jobs without a waiting parent: what failed is planned again
+            take_failures(root)  # of jobs without a waiting parent: failed jobs are planned again
             settled = settle(root)
             _report(settled)
             _refetch(settled.refetch, root)
-            # DVC's verdict outdoes Snakemake's memory of jobs cut short
+            # DVC's verdict has priority over Snakemake's record of incomplete jobs.
             _empty(root / ".snakemake" / "incomplete")
         _need_raw_data(root)
     except QuenchError as error:
@@ -103,8 +103,10 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
 
 
 def _settings(given: Any) -> Given:
-    """What was given by `--config`. Raises `ConfigError` for an unknown key, for `--configfile`, and
-    in a dry run, whose plan would be one for a params.yaml that it must not write.
+    """Return the settings of `--config`.
+
+    Raises `ConfigError` for an unknown key, for `--configfile`, and in a dry run, whose plan would need a
+    params.yaml that it must not write.
     """
     if files := [f"--configfile {file}" for file in getattr(given, "configfiles", ())]:
         raise ConfigError(
@@ -123,7 +125,7 @@ def _settings(given: Any) -> Given:
 
 
 def is_dry_run(words: list[str]) -> bool:
-    """Whether a Snakemake that is given these words runs nothing."""
+    """Return True if a Snakemake with these arguments runs nothing."""
     return any(word in DRY_RUN or re.fullmatch(r"-[npkfFiqt]*n[npkfFiqt]*", word) for word in words)
 
 
@@ -131,9 +133,9 @@ def _allow_reuse(words: list[str]) -> None:
     """Set `QUENCH_REUSE=1` for this run's jobs, which inherit it, unless the command line forces stages to
     run.
 
-    Snakemake plans once. Where a stage then writes what was there before, those that follow are run all the
-    same; with this variable they look first whether DVC's cache has what they would make
-    (`pipeline.workflow.settle.reuse`). It is not set where a user runs a stage by hand.
+    Snakemake plans once. If a stage then writes the same bytes as before, its followers are run all the same.
+    With this variable they check first if DVC's cache has what they would make
+    (`pipeline.workflow.settle.reuse`). It is not set if a user runs a stage by hand.
     """
     os.environ.pop(REUSE, None)
     if not any(FORCED.fullmatch(word) for word in words):
@@ -141,14 +143,15 @@ def _allow_reuse(words: list[str]) -> None:
 
 
 def be_the_only_one(root: Path) -> None:
-    """Take the project's lock until this process ends, and have its jobs end with it."""
+    """Take the project's lock until this process exits, and make its jobs stop with it."""
     _held.append(take_run_lock(root))
     mark_run()
 
 
 def take_run_lock(root: Path) -> IO[str]:
-    """The lock of the process that runs or changes the project `root`, held until the file is closed. Raises
-    `MachineError` where another process has it.
+    """Return the lock of the process that runs or changes the project `root`, kept until the file is closed.
+
+    Raises `MachineError` if another process has it.
     """
     try:
         return take(lock_file(RUN, root))
@@ -162,7 +165,7 @@ def take_run_lock(root: Path) -> IO[str]:
 
 
 def no_stage_at_work(root: Path) -> None:
-    """Raise `MachineError` if a stage runs here: started by hand, or of a killed run and still saving."""
+    """Raise `MachineError` if a stage runs here: started by hand, or from a killed run and still saving."""
     deadline = time.monotonic() + PATIENCE
     while at_work := stages_at_work(root):
         if time.monotonic() > deadline:
@@ -177,7 +180,9 @@ def no_stage_at_work(root: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the marks in a Snakemake folder; the folder stays (else Snakemake would migrate its records)."""
+    """Remove the marks in a Snakemake folder. The folder stays; otherwise Snakemake would migrate its
+    records.
+    """
     for mark in folder.glob("*"):
         remove(mark)
 
@@ -197,7 +202,9 @@ def _report(settled: Settled) -> None:
 
 
 def _refetch(stages: list[str], root: Path) -> None:
-    """Have DVC rerun what it records but doesn't keep (base weights), resettle; a dry run only says so."""
+    """Make DVC rerun what it records but doesn't keep (base weights), and set dates again. A dry run only
+    reports it.
+    """
     if not stages:
         return
     print(

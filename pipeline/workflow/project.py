@@ -1,7 +1,7 @@
-"""A project: a folder of data and settings that holds no code; `quench new` makes it.
+"""A project: a folder of data and settings that contains no code, created by `quench new`.
 
 Its stages are the installed Quench's. The keys of their code, and the version that wrote them, are in the
-project's Git: another version runs nothing there until `quench doctor upgrade` has taken its keys over. A
+project's Git: another version runs nothing there until `quench doctor upgrade` has updated the keys. A
 checkout of Quench's repository is not a project in this sense: there, keys follow the code at every start.
 """
 
@@ -18,7 +18,7 @@ from pipeline.workflow.package import Package
 from pipeline.workflow.stages import code_of_stages
 
 VERSION_FILE = f"{FOLDER}/version"
-# DVC puts the path into a template for `str.format`, and into files in UTF-8
+# DVC puts the path into a template for `str.format`, and into files in UTF-8.
 UNUSABLE = re.compile(r"[{}\udc80-\udcff]")
 
 
@@ -40,13 +40,14 @@ def check_path(folder: Path) -> None:
 
 
 def is_project(root: Path) -> bool:
-    """Whether `quench new` made `root`."""
+    """Return True if `quench new` created `root`."""
     return (root / VERSION_FILE).is_file()
 
 
 def refresh_keys(root: Path) -> list[str]:
-    """Write the keys of the code as it is now, the stages whose key changed; in a project, where only an
-    upgrade does that, raise `ConfigError` if they differ.
+    """Write the keys of the current code. Return the stages with changed keys.
+
+    Raises `ConfigError` in a project if they differ, because only an upgrade may write them there.
     """
     if not is_project(root):
         return write_keys(root, code_of_stages())
@@ -68,8 +69,10 @@ def write_code(root: Path) -> None:
 
 
 def read_settings(root: Path) -> Read:
-    """`root`/params.yaml. Raises `ConfigError`, which says so where the project is of another version: that
-    one may have keys that this one doesn't know.
+    """Return `root`/params.yaml.
+
+    Raises `ConfigError`. It mentions if the project has another version, which may have keys that this one
+    doesn't know.
     """
     try:
         return read_params(root / "params.yaml")
@@ -84,16 +87,15 @@ def read_settings(root: Path) -> Read:
 
 
 def take_over(root: Path) -> None:
-    """Make the keys of `root` those of the installed code, and its version the installed one."""
+    """Write the keys of the installed code into `root`, and the installed version."""
     write_keys(root, code_of_stages())
     write_text(root / VERSION_FILE, f"{installed_version()}\n")
 
 
 def changed_code(root: Path) -> dict[str, list[str]]:
-    """{stage: files of the package} in which the installed code differs from what the keys of `root` say; a
-    new stage has all its files.
+    """Return {stage: files of the package} in which the installed code differs from the keys of `root`.
 
-    Raises `DataError` if a key can't be read.
+    A new stage has all its files. Raises `DataError` if a key can't be read.
     """
     package, changed = Package(), {}
     for stage, modules in code_of_stages().items():
@@ -112,10 +114,10 @@ def changed_code(root: Path) -> dict[str, list[str]]:
 
 
 def version_of(root: Path) -> str:
-    """The version that `root` was made or last upgraded with."""
+    """Return the version with which `root` was created or last upgraded."""
     return (root / VERSION_FILE).read_text(encoding="utf-8").strip()
 
 
 def installed_version() -> str:
-    """This Quench's version."""
+    """Return this Quench's version."""
     return version("quench")

@@ -1,7 +1,7 @@
-"""Record a finished stage with DVC: its outputs go to the cache, their hashes and its inputs' into
+"""Recording of a finished stage with DVC: its outputs go to the cache, their hashes and its inputs' into
 `dvc.lock`.
 
-Called by the stage runner (`python -m pipeline STAGE`), so that `dvc status` is clean after Snakemake ran a
+The stage runner (`python -m pipeline STAGE`) calls it, so that `dvc status` is clean after Snakemake ran a
 stage.
 """
 
@@ -31,17 +31,16 @@ from pipeline.workflow.stages import Values, code_of_stages, users
 
 
 def record(stage: str, root: Path) -> None:
-    """Have DVC record `stage` ("train", "quantize@Q4_K_M") as it now lies below `root`.
+    """Make DVC record `stage` ("train", "quantize@Q4_K_M") as it now is below `root`.
 
-    Does nothing where DVC itself runs the stage, or where `root` is not a DVC project that knows it. The raw
-    data that the stage read is recorded with it, as `dvc repro` does. Raises `ToolError` with DVC's own
-    words.
+    Does nothing if DVC itself runs the stage, or if `root` is not a DVC project that knows it. The raw data
+    that the stage read is recorded with it, as `dvc repro` does. Raises `ToolError` with DVC's own words.
     """
     record_all([stage], root)
 
 
 def record_all(stages: Iterable[str], root: Path) -> None:
-    """The same of several stages, by one start of DVC, which takes seconds."""
+    """Make DVC record several stages like `record`, with one start of DVC, which takes seconds."""
     entries = {stage: entry for stage in stages if (entry := entry_of(stage, root)) is not None}
     if not entries or "DVC_STAGE" in os.environ:
         return
@@ -49,7 +48,7 @@ def record_all(stages: Iterable[str], root: Path) -> None:
     sources = sorted(f"{dep}.dvc" for dep in deps if (root / f"{dep}.dvc").is_file())
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", *entries, *sources]
     with lock_record(root) as lock:
-        # a session of its own, and the lock with it: killing the run can't leave half a dvc.lock
+        # It has a session of its own, and the lock is passed on: killing the run can't leave half a dvc.lock.
         done = subprocess.run(
             command,
             cwd=root,
@@ -72,20 +71,19 @@ def record_all(stages: Iterable[str], root: Path) -> None:
 
 
 def inputs_state(stage: str, root: Path) -> Any:
-    """What a user may edit while `stage` runs: its parameters, its code and the raw data; None where nothing
-    is recorded.
+    """Return what a user may edit while `stage` runs: its parameters, its code and the raw data.
 
-    DVC hashes these when a stage ends. Compared from before and after, they keep `dvc.lock` from naming what
-    the stage never read.
+    Return None if nothing is recorded. DVC hashes these when a stage is done. Comparing the state before and
+    after keeps `dvc.lock` from recording what the stage never read.
     """
     entry = entry_of(stage, root)
     if entry is None:
         return None
-    # unchecked: an edit of another section, unfinished as it may be, costs this stage nothing
+    # The settings are not checked: an unfinished edit of another section must not stop this stage.
     read, recorded, roots = read_strict(root / "params.yaml")[0], lock_values(root), code_of_stages()
     params = with_defaults(read if isinstance(read, dict) else {})
     sections = {key.partition(".")[0] for key in params_of(entry)}
-    # what the stage takes from params.yaml, and what DVC will record
+    # Values that the stage reads from params.yaml, and those that DVC will record.
     tracked = {name: (params.get(name), recorded.get(name)) for name in sorted(sections)}
     edited = [root / dep for dep in entry.get("deps", []) if dep.startswith(users())]
     keys = [Path(Values(params).fill(dep)).stem for dep in entry.get("deps", []) if dep.startswith(FOLDER)]
@@ -94,24 +92,28 @@ def inputs_state(stage: str, root: Path) -> Any:
 
 
 def refresh_keys_for(stage: str, root: Path) -> None:
-    """Write the keys of the code that `stage` is about to run, where this folder has them: a stage that is
-    started by hand may be of newer code. Raises `ConfigError` where only an upgrade may do so.
+    """Write the keys of the code that `stage` is about to run, if this folder has them.
+
+    A stage that is started by hand may have newer code. Raises `ConfigError` if only an upgrade may write
+    them.
     """
     if (root / FOLDER).is_dir() or key_file(stage.partition("@")[0]) in inputs_of(stage, root):
         project.refresh_keys(root)
 
 
 def is_project_config(params: Path | None, root: Path) -> bool:
-    """Whether dvc.lock is about these settings: it is about those of the project's params.yaml alone."""
+    """Return True if dvc.lock describes these settings. It describes only those of the project's
+    params.yaml.
+    """
     return params is None or params.resolve() == (root / "params.yaml").resolve()
 
 
 @contextmanager
 def running(stage: str, root: Path) -> Iterator[None]:
-    """Run `stage` below `root` in this process: no other runs it meanwhile, and it ends with the run that
-    started it.
+    """Run `stage` below `root` in this process, and stop with the run that started it.
 
-    What killed runs left is swept first. Raises `MachineError` if another process runs the stage.
+    No other process runs it meanwhile. What killed runs left is removed first. Raises `MachineError` if
+    another process runs the stage.
     """
     end_with_owner(stage)
     lock: AbstractContextManager[object]

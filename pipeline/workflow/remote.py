@@ -1,8 +1,8 @@
-"""Stages that Snakemake runs as jobs on other machines, on a cluster's nodes for example: only the machine on
+"""Stages that Snakemake runs as jobs on other machines, on a cluster's nodes for example. Only the machine on
 which Snakemake itself runs records them with DVC.
 
-A job leaves a receipt (`pipeline.workflow.cluster`). Receipts are recorded when the workflow ends, and
-before the next one is planned, so that a Snakemake that was killed costs no finished stage.
+A job leaves a receipt (`pipeline.workflow.cluster`). Receipts are recorded when the workflow is done, and
+before the next one is planned, so that no finished stage is lost if Snakemake was killed.
 """
 
 import hashlib
@@ -26,15 +26,17 @@ from pipeline.workflow.record import inputs_state, record, record_all, refresh_k
 from pipeline.workflow.settle import REUSE
 
 # Ctrl-C sends SIGINT, and SLURM SIGTERM, to every process of a job. The shell and `tee` wait for the stage,
-# which saves its work: if they ended first, its last words would be lost, and SLURM would kill the stage.
+# which saves its work. If they exited first, its last output would be lost, and SLURM would kill the stage.
 SHELL = """set -euo pipefail; trap : INT TERM; tee() ( trap "" INT TERM; exec tee "$@" ); """
 
 
 def job_settings(root: Path = Path(), *, remote: bool) -> Params:
-    """The project's settings for a process other than Snakemake's main one; `remote`: on another machine."""
+    """Return the project's settings for a process other than Snakemake's main one; `remote`: on another
+    machine.
+    """
     if remote:
         os.environ[REMOTE] = "1"
-        # a scheduler copies the environment of the machine that submits
+        # A scheduler copies the environment of the machine that submits.
         os.environ.pop(RUN, None)
         os.environ.pop(REUSE, None)
         use_this_python()
@@ -42,12 +44,14 @@ def job_settings(root: Path = Path(), *, remote: bool) -> Params:
 
 
 def use_this_python() -> None:
-    """Rules say `python`: this one, also where the virtual environment is not activated."""
+    """Make `python` in rules mean this one, even if the virtual environment is not activated."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def inputs_read(stage: str, root: Path) -> dict[str, str]:
-    """{path: md5} of what `stage` is about to read, in a job on another machine; elsewhere DVC asks later."""
+    """Return {path: md5} of what `stage` is about to read in a job on another machine; empty elsewhere,
+    because DVC hashes it later.
+    """
     if not is_remote() or stage not in (stages := stages_of(root)):
         return {}
     with Hashes(root) as hashes:
@@ -56,9 +60,9 @@ def inputs_read(stage: str, root: Path) -> dict[str, str]:
 
 
 def finish(stage: str, root: Path, state: Any, read: dict[str, str]) -> None:
-    """Record a stage that has just run with DVC; in a job on another machine, leave a receipt instead.
+    """Record a stage that has just run with DVC. In a job on another machine, leave a receipt instead.
 
-    `state` and `read` are what `inputs_state` and `inputs_read` gave before it ran.
+    `state` and `read` are the results of `inputs_state` and `inputs_read` before it ran.
     """
     if not is_remote():
         record(stage, root)
@@ -69,8 +73,10 @@ def finish(stage: str, root: Path, state: Any, read: dict[str, str]) -> None:
 
 
 def record_finished(root: Path) -> None:
-    """Record with DVC what jobs on other machines finished. A stage whose settings, code, inputs or outputs
-    are others by now is not recorded, so it runs again. Raises `ToolError` with DVC's words.
+    """Record with DVC the stages that jobs on other machines finished.
+
+    A stage whose settings, code, inputs or outputs have changed since is not recorded, so it runs again.
+    Raises `ToolError` with DVC's words.
     """
     waiting = receipts(root)
     if not waiting:
@@ -93,8 +99,9 @@ def record_finished(root: Path) -> None:
 
 @screen()
 def finish_workflow(root: Path = Path(), *, failed: bool) -> None:
-    """What the machine on which Snakemake runs does when a workflow ends: record what jobs finished; if it
-    failed, show the sentences of those that did. The process ends with the exit code of the first of these.
+    """Record what jobs finished when a workflow is done, on the machine on which Snakemake runs.
+
+    If it failed, print the errors of the failed jobs and exit with the exit code of the first of these.
     """
     try:
         record_finished(root)
@@ -109,7 +116,7 @@ def finish_workflow(root: Path = Path(), *, failed: bool) -> None:
 
 
 def _changed(receipt: Receipt, root: Path, hashes: Hashes) -> str:
-    """What is not as `receipt` has it, in words; nothing if all is."""
+    """Return in words what differs from `receipt`; "" if nothing does."""
     if receipt.stage not in stages_of(root):
         return "dvc.yaml"
     if _settings(inputs_state(receipt.stage, root)) != receipt.settings:
@@ -121,6 +128,6 @@ def _changed(receipt: Receipt, root: Path, hashes: Hashes) -> str:
 
 
 def _settings(state: Any) -> str:
-    """A hash of the parameters and the code of a stage, of `inputs_state`."""
+    """Return a hash of a stage's parameters and code in the result of `inputs_state`."""
     tracked, code, _ = state
     return hashlib.sha256(json.dumps([tracked, code], sort_keys=True, default=str).encode()).hexdigest()

@@ -1,9 +1,9 @@
 """The settings in effect as DVC records them: `params.lock.yaml`, every key with its value, written from
 params.yaml and the defaults by whatever runs a stage, and by a stage of dvc.yaml for `dvc repro`.
 
-DVC knows no default, so its stages name the keys of that file. What dvc.yaml makes its stages and paths of
-(`${convert.name}`, the list of levels) DVC reads before it runs any stage, from params.yaml itself: what is
-left out of these keys is written there.
+DVC knows no default, so its stages name the keys of that file. Some keys (`${convert.name}`, the list of
+levels) define stages and paths in dvc.yaml. DVC reads these from params.yaml itself before it runs any stage,
+so they are added there if they are missing.
 """
 
 import os
@@ -32,15 +32,15 @@ HEADER = [
     "Every setting in effect: params.yaml and the defaults. DVC compares and records these values.",
     "Written again before each run: edit params.yaml instead.",
 ]
-SHOWN = {("base", "model")}  # in a new params.yaml, whatever it is
+SHOWN = {("base", "model")}  # always in a new params.yaml
 
 
 def need_settings(root: Path, read: Read, stage: str = "") -> None:
-    """Write what DVC needs to know of the settings of `root`, if DVC records this project: params.lock.yaml,
-    and into params.yaml the keys that dvc.yaml itself takes from there; `read` is what was read from it.
+    """Write what DVC needs to know of the settings of `root`, if DVC records this project.
 
-    Raises `ConfigError` where DVC itself runs `stage` and has read other values of its settings there, and
-    where params.yaml is of a shape that nothing can be put into.
+    That is params.lock.yaml, and in params.yaml the keys that dvc.yaml itself reads there. `read` is the
+    content of params.yaml. Raises `ConfigError` if DVC itself runs `stage` and has read other values of its
+    settings, and if the form of params.yaml allows no insertion.
     """
     if not (root / ".dvc").is_dir():
         return
@@ -59,19 +59,23 @@ def need_settings(root: Path, read: Read, stage: str = "") -> None:
 
 
 def write_settings(root: Path) -> None:
-    """Write params.lock.yaml and say what changed: a stage of dvc.yaml. Raises what `load_params` does."""
+    """Write params.lock.yaml and print what changed: a stage of dvc.yaml. Raises what `load_params` does."""
     changed = refresh_lock(root)
     print("\n".join(changed) if changed else f"{LOCK} is as it was")
 
 
 def refresh_lock(root: Path) -> list[str]:
-    """Write params.lock.yaml from params.yaml; changes as `write_lock` says them, errors as `load_params`."""
+    """Write params.lock.yaml from params.yaml. Return the changes like `write_lock`; raises what
+    `load_params` does.
+    """
     return write_lock(root, load_params(root / "params.yaml"))
 
 
 def write_lock(root: Path, params: Params) -> list[str]:
-    """Make `root`/params.lock.yaml hold `params`, if dvc.yaml has the stage that writes it; a line on each
-    setting that changed: "train.r: 16 → 8".
+    """Write `params` into `root`/params.lock.yaml, if dvc.yaml has the stage that writes it.
+
+    Return a line on each setting that changed: "train.r: 16 → 8". Raises `MachineError` if it can't be
+    written.
     """
     file = root / LOCK
     if not _differs(root, params):
@@ -86,13 +90,15 @@ def write_lock(root: Path, params: Params) -> list[str]:
 
 
 def lock_text(params: Params) -> str:
-    """What params.lock.yaml holds for these settings: they, and what follows from several of them."""
+    """Return the text of params.lock.yaml for these settings, with the values derived from
+    several of them.
+    """
     derived = [f"{INDENT}{name}: {as_yaml(value)}" for name, value in params.derived.items()]
     return full_text(params, HEADER) + "\n".join([f"{DERIVED}:", *derived, ""])
 
 
 def lock_values(root: Path) -> dict[str, Any]:
-    """The settings that `root`/params.lock.yaml holds; {} if it is not there, or damaged."""
+    """Return the settings in `root`/params.lock.yaml; {} if it is missing or damaged."""
     try:
         values = read_fast(root / LOCK)
     except (OSError, *UNREADABLE):
@@ -101,8 +107,9 @@ def lock_values(root: Path) -> dict[str, Any]:
 
 
 def differences(before: Any, after: Any) -> Iterator[str]:
-    """A line on each setting, and on what follows from several where `after` has it, whose value is another
-    one, or that `before` alone has: "train.r: 16 → 8".
+    """Yield a line on each setting with another value, or that only `before` has: "train.r: 16 → 8".
+
+    Values derived from several settings are compared if `after` has them.
     """
     for place, field in keys_of(Params):
         old, new = value_at(before, place), value_at(after, place)
@@ -117,8 +124,9 @@ def differences(before: Any, after: Any) -> Iterator[str]:
 
 
 def _differs(root: Path, params: Params) -> bool:
-    """Whether params.lock.yaml should be there and is not what `params` are written as; False where dvc.yaml
-    can't be read, and DVC says so.
+    """Return True if params.lock.yaml should exist and differs from the text of `params`.
+
+    Return False if dvc.yaml can't be read, because DVC reports that.
     """
     try:
         if entry_of(SETTINGS, root) is None:
@@ -132,7 +140,7 @@ def _differs(root: Path, params: Params) -> bool:
 
 
 def read_by_dvc(graph: Graph) -> set[Key]:
-    """The keys that dvc.yaml of `graph` takes from params.yaml: those in paths, and lists of jobs."""
+    """Return the keys that dvc.yaml of `graph` reads in params.yaml: those in paths, and lists of jobs."""
     names = set[str]()
     for stage in stages_in(graph).values():
         names |= set(re.findall(r"\$\{([\w.]+)\}", stage.model_dump_json()))
@@ -142,8 +150,10 @@ def read_by_dvc(graph: Graph) -> set[Key]:
 
 
 def starting_text(params: Params, header: list[str]) -> str:
-    """A new params.yaml: what differs from the defaults, what dvc.yaml reads there, and where the base comes
-    from; `header` as its first comment.
+    """Return a new params.yaml: what differs from the defaults, what dvc.yaml reads there, and the origin of
+    the base.
+
+    `header` is its first comment.
     """
     values, defaults = params.model_dump(mode="json"), Params().model_dump(mode="json")
     needed = read_by_dvc(params.graph) | SHOWN
@@ -156,13 +166,14 @@ def starting_text(params: Params, header: list[str]) -> str:
 
 
 def complete(file: Path, read: Read, needed: Set[Key] | None = None) -> None:
-    """Put what `file` leaves out (of the keys `needed`, if they are given) into it, with comments, and say
-    so; the rest of its text stays. Raises `ConfigError` if that can't be done.
+    """Add what `file` leaves out (of the keys `needed`, if they are given), with comments, and report it.
+
+    The rest of its text stays. Raises `ConfigError` if that can't be done.
     """
     missing = left_out(read.values, needed)
     if not missing:
         return
-    file = file.resolve()  # a link stays one
+    file = file.resolve()  # a link stays a link
     text = completed(file.read_bytes().decode("utf-8"), read, needed)
     names = [".".join(place) for place in missing]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -180,7 +191,7 @@ def complete(file: Path, read: Read, needed: Set[Key] | None = None) -> None:
 
 
 def _is_the_same(file: Path, read: Read, needed: Set[Key] | None) -> bool:
-    """Whether `file` says what was in effect, and leaves nothing out that is needed."""
+    """Return True if `file` contains the settings in effect, and no needed key is missing."""
     try:
         values, _ = read_strict(file)
         return not left_out(values, needed) and type(read.params).model_validate(values) == read.params

@@ -1,9 +1,9 @@
-"""Give Snakemake, which judges by dates, DVC's verdict on contents, so that both tools do the same work.
+"""Synchronization of dates: Snakemake, which judges by dates, gets DVC's verdict on contents, so that both
+tools do the same work.
 
-A stage is stale where its command, a parameter, an input or an output differs from what `dvc.lock` recorded,
-or where it follows a stale one. A fresh stage's outputs are dated no older than its inputs, a stale one's are
-dated `OLD`. A missing output is brought back from DVC's cache where it is there; where it isn't, Snakemake
-sees that itself.
+A stage is stale if its command, a parameter, an input or an output differs from what `dvc.lock` recorded, or
+if it follows a stale one. A fresh stage's outputs are dated no older than its inputs, a stale one's are dated
+`OLD`. A missing output is restored from DVC's cache if it is there; if it isn't, Snakemake sees that itself.
 
 That is before Snakemake plans. Stages run later, and one may write the bytes that were there before: `reuse`
 then spares those that follow it.
@@ -29,30 +29,30 @@ from pipeline.workflow.ledger import overlap, seems_unchanged
 from pipeline.workflow.project import refresh_keys
 from pipeline.workflow.settings import refresh_lock
 
-# "1" where Snakemake started the stage, and not by a user's --force (see pipeline/workflow/prepare.py)
+# "1" if Snakemake started the stage, and not by a user's --force (see pipeline/workflow/prepare.py).
 REUSE = "QUENCH_REUSE"
 OLD = 10**9  # nanoseconds since 1970: older than any input
-STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, where a folder holds it
+STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, if it contains one
 
 
 @dataclass
 class Settled:
-    """What settling found and did; paths are relative to the project's folder."""
+    """The findings and changes of `settle`; paths are relative to the project's folder."""
 
     damaged: list[str] = field(default_factory=list)  # other bytes than before, under the same date
-    restored: list[str] = field(default_factory=list)  # brought back from DVC's cache
+    restored: list[str] = field(default_factory=list)  # restored from DVC's cache
     absent: list[str] = field(default_factory=list)  # recorded in dvc.lock, but neither here nor in the cache
     stale: set[str] = field(default_factory=set)  # stages to run again
-    # fresh stages whose output DVC doesn't keep, and a stale one needs
+    # fresh stages with an output that DVC doesn't keep, and that a stale stage needs
     refetch: list[str] = field(default_factory=list)
-    dated: int = 0  # files and folders that got another date
+    dated: int = 0  # number of files and folders that got another date
 
 
 def settle(root: Path) -> Settled:
-    """Bring back missing outputs and settle all dates below `root`; a second call changes nothing.
+    """Restore missing outputs and set all dates below `root`. A second call changes nothing.
 
-    Raises `MachineError` where DVC is at work here, `ToolError` (with DVC's words) where DVC can't read the
-    project, `DataError` where raw data seems damaged.
+    Raises `MachineError` if DVC is at work here, `ToolError` (with DVC's words) if DVC can't read the
+    project, `DataError` if raw data seems damaged.
     """
     with open_project(root) as repo, Hashes(root) as hashes:
         with repo.lock:
@@ -69,11 +69,11 @@ def settle(root: Path) -> Settled:
 
 
 def reuse(stage: str, root: Path, *, allowed: bool = False) -> bool:
-    """Bring the outputs of `stage` ("train", "quantize@Q4_K_M") back from DVC's cache and say so; False where
-    it has to run.
+    """Restore the outputs of `stage` ("train", "quantize@Q4_K_M") from DVC's cache and report it. Return
+    False if it has to run.
 
-    It has to where anything that it depends on differs from its record, where the cache lacks an output, and
-    where reuse was not allowed (by `REUSE` or the caller; DVC itself does the same with its own runs). Raises
+    It has to if anything that it depends on differs from its record, if the cache lacks an output, and if
+    reuse was not allowed (by `REUSE` or the caller; DVC itself does the same with its own runs). Raises
     `ToolError` with DVC's words.
     """
     allowed = (allowed or os.environ.get(REUSE) == "1") and "DVC_STAGE" not in os.environ
@@ -84,13 +84,13 @@ def reuse(stage: str, root: Path, *, allowed: bool = False) -> bool:
         if _is_stale(recorded) or not _all_good(recorded.outs, root):
             return False
         for out in recorded.outs:
-            out.checkout(force=True)  # not repo.checkout: it reads every stage again, which doubles the time
+            out.checkout(force=True)  # Not repo.checkout, which reads every stage again and doubles the time.
     print(f"{stage}: nothing it depends on has changed: its outputs are back from DVC's cache")
     return True
 
 
 def _all_good(outs: list[Any], root: Path) -> bool:
-    """Whether DVC's cache has all outputs, undamaged."""
+    """Return True if DVC's cache has all outputs, undamaged."""
     with Hashes(root) as hashes:
         for out in outs:
             quarantine_damaged(out, hashes)
@@ -98,8 +98,9 @@ def _all_good(outs: list[Any], root: Path) -> bool:
 
 
 def _record_generated(repo: Any) -> None:
-    """Record the keys of the code and the settings in effect, which the caller has written: the stages that
-    write them need not run, and others are judged by them.
+    """Record the keys of the code and the settings in effect, which the caller has written.
+
+    The stages that write them need not run, and others are judged by them.
     """
     root = Path(repo.root_dir)
     for stage in repo.index.stages:
@@ -107,7 +108,7 @@ def _record_generated(repo: Any) -> None:
             continue
         if _is_stale(stage) or any(out.changed_cache() for out in stage.outs if out.use_cache):
             stage.save(run_cache=False)
-            # an edit came in between: what is written and what it is made of must be of one moment
+            # An edit came in between. The outputs and their sources must belong to one moment.
             if refresh_keys(root) if stage.name == CODE else refresh_lock(root):
                 stage.save(run_cache=False)
             stage.commit()
@@ -115,7 +116,9 @@ def _record_generated(repo: Any) -> None:
 
 
 def _sweep(repo: Any) -> None:
-    """Remove a killed checkout's leftovers beside and in outputs: they would count as content of a folder."""
+    """Remove a killed checkout's leftovers next to and in outputs: they would count as content of
+    a folder.
+    """
     name = f".{'?' * 22}.tmp"  # DVC's temporary name: 16 random bytes as text; .dvcignore has it too
     outs = [Path(out.fs_path) for out in repo.index.outs]
     for file in {file for path in outs for file in (*path.parent.glob(name), *path.rglob(name))}:
@@ -123,7 +126,9 @@ def _sweep(repo: Any) -> None:
 
 
 def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
-    """Check missing outputs out of the cache, unless it is damaged; name those that only a pull can bring."""
+    """Check missing outputs out of the cache, unless it is damaged. Record those that only a pull can
+    restore.
+    """
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
             quarantine_damaged(out, hashes)
@@ -135,7 +140,7 @@ def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
 
 
 def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
-    """Date every stage's outputs, first those that others follow."""
+    """Set the date of every stage's outputs, first of the stages that others follow."""
     import networkx  # type: ignore[import-untyped]
 
     now = time.time_ns()
@@ -143,7 +148,7 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
     stages = list(networkx.dfs_postorder_nodes(repo.index.graph))
     written = [path for stage in stages for path in _outputs(stage)]
     for stage in stages:
-        # of a folder that several stages write into, Snakemake sees the files
+        # Of a folder that several stages write into, Snakemake sees the files.
         inputs = [
             path
             for dep in _inputs(stage)
@@ -151,7 +156,7 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
             if path.exists()
         ]
         outputs = [path for path in _outputs(stage) if path.exists()]
-        # an input of tomorrow would make every output of today look stale
+        # An input with a date in the future would make every output of today look stale.
         settled.dated += sum(
             _set_date(path, now, hashes) for path in [*inputs, *outputs] if _get_date(path) > now
         )
@@ -163,7 +168,7 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
             settled.dated += sum(_set_date(path, OLD, hashes) for path in outputs)
         else:
             if any(out.use_cache and out.exists and out.changed_cache() for out in stage.outs):
-                # a kill or `dvc gc` took it from the cache: the content is the recorded one
+                # A kill or `dvc gc` removed it from the cache. The content is the recorded one.
                 stage.commit(allow_missing=True)
             newest = max((_get_date(path) for path in inputs), default=0)
             settled.dated += sum(
@@ -173,7 +178,9 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
 
 
 def _is_stale(stage: Any) -> bool:
-    """Whether anything of the stage differs from its record; what is merely missing is not different."""
+    """Return True if anything of the stage differs from its record. A missing file alone is not a
+    difference.
+    """
     verdicts = [
         verdict for entry in [*stage.deps, *stage.outs] for verdict in entry.workspace_status().values()
     ]
@@ -181,10 +188,10 @@ def _is_stale(stage: Any) -> bool:
 
 
 def _needs_refetch(stage: Any, stages: list[Any], stale: set[str]) -> bool:
-    """Whether a stage is fresh but its uncached output (the base's weights in a clone) is missing, and some
-    follower will run.
+    """Return True if a stage is fresh, its uncached output (the base's weights in a clone) is missing, and
+    only some of its followers will run.
 
-    Left to Snakemake, it would run again together with every follower, also those that are fresh.
+    Snakemake on its own would run it again together with every follower, also those that are fresh.
     """
     missing = {Path(out.fs_path) for out in stage.outs if not out.use_cache and not out.exists}
     if not missing or stage.is_data_source or stage.name in stale:
@@ -197,7 +204,7 @@ def _needs_refetch(stage: Any, stages: list[Any], stale: set[str]) -> bool:
 
 
 def _inputs(stage: Any) -> list[Path]:
-    # params.yaml is judged by key, not by date
+    # params.yaml is judged by key, not by date.
     return [Path(dep.fs_path) for dep in stage.deps if not hasattr(dep, "params")]
 
 
@@ -210,7 +217,7 @@ def _overlaps(path: Path, others: set[Path]) -> bool:
 
 
 def _carrier(path: Path) -> Path:
-    """The file whose date Snakemake reads for `path`: a folder's stamp, where it holds one."""
+    """Return the file whose date Snakemake reads for `path`: a folder's stamp, if it contains one."""
     stamp = path / STAMP
     return stamp if stamp.exists() else path
 
@@ -220,7 +227,7 @@ def _get_date(path: Path) -> int:
 
 
 def _set_date(path: Path, date: int, hashes: Hashes) -> bool:
-    """Date `path` (nanoseconds); True where that was a change."""
+    """Set the date of `path` (nanoseconds). Return True if that was a change."""
     if _get_date(path) == date:
         return False
     hashes.date(_carrier(path), date)

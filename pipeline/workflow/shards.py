@@ -1,9 +1,9 @@
-"""Stage curate as jobs: how `snakemake --set-scatter curate=7` divides it, and which intermediate results are
-still of use.
+"""Stage curate as jobs: the phases into which `snakemake --set-scatter curate=7` divides it, and the
+intermediate results that are still of use.
 
-The number of shards changes how curate runs and not a byte of what it makes, so DVC and params.yaml know
-nothing of it. What jobs leave lies below `FOLDER`, where a later run resumes from it; the run that completes
-curate removes it.
+The number of shards changes the way curate runs and not a byte of its result, so DVC and params.yaml know
+nothing of it. Jobs leave their results below `FOLDER`, where a later run resumes from them. The run that
+completes curate removes them.
 """
 
 import re
@@ -20,11 +20,11 @@ from pipeline.workflow.hashes import stamps
 from pipeline.workflow.package import Package
 
 FOLDER = "data/.shards"
-KEY = "key"  # a file in each folder: what it was made of
-MOST = 256  # shards: keys are joined by their first byte
+KEY = "key"  # a file in each folder: a hash of its sources
+MOST = 256  # most shards, because keys are joined by their first byte
 READ = ("data/raw", "data/guard")
 ITEM = re.compile(r"(?:([1-9]\d{0,3})-)?of-([1-9]\d{0,3})")
-# phase → is it a job for each shard, and the phases that it reads
+# {phase: (True if it has a job for each shard, the phases that it reads)}
 PHASES = {
     "plan": (False, ()),
     "clean": (True, ("plan",)),
@@ -34,12 +34,12 @@ PHASES = {
     "cluster": (False, ("plan", "clean", "sample", "sketch", "join")),
     "write": (True, ("plan", "clean", "cluster")),
 }
-PUBLISHED = ("plan", "clean", "cluster", "write")  # that the last job reads
+PUBLISHED = ("plan", "clean", "cluster", "write")  # phases that the last job reads
 DIVIDED = "curate"  # the stage
 
 
 class Job(NamedTuple):
-    """A phase as a rule of Snakemake's, with its wildcard for a shard; `job` is the command's argument."""
+    """A phase as a rule for Snakemake, with its wildcard for a shard. `job` is the command's argument."""
 
     name: str
     job: str
@@ -49,14 +49,16 @@ class Job(NamedTuple):
 
 
 class Before(Protocol):
-    """The rule of the stage: what it reads."""
+    """The rule of the stage: the files that it reads."""
 
     code: list[str]
     deps: list[str]
 
 
 def jobs(stage: Before, shards: Sequence[str]) -> Iterator[Job]:
-    """The phases for these shards (1-of-7 …); none for a single one, which the stage itself works on."""
+    """Yield the phases for these shards (1-of-7 …); none for a single shard, which the stage
+    itself works on.
+    """
     if len(shards) == 1:
         return
     read = [dep for dep in stage.deps if not dep.startswith(FOLDER)]
@@ -68,12 +70,12 @@ def jobs(stage: Before, shards: Sequence[str]) -> Iterator[Job]:
 
 
 def made_of(shards: Sequence[str]) -> list[str]:
-    """The folders that the stage publishes."""
+    """Return the folders that the stage publishes."""
     return _folders(PUBLISHED, shards) if len(shards) > 1 else []
 
 
 def option(shards: Sequence[str]) -> str:
-    """The option of the stage's command."""
+    """Return the option of the stage's command."""
     return f" --shards {len(shards)}" if len(shards) > 1 else ""
 
 
@@ -86,9 +88,10 @@ def _folders(phases: tuple[str, ...], shards: Sequence[str]) -> list[str]:
 
 
 def parse_item(phase: str, item: str) -> tuple[int | None, int]:
-    """(shard from 0, None for a phase that is one job; number of shards) of a job's name: 3-of-7, of-7.
+    """Return (shard from 0, None for a phase that is one job; number of shards) of a job's name: 3-of-7,
+    of-7.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` if it is not such a name.
     """
     scattered = PHASES[phase][0]
     match = ITEM.fullmatch(item)
@@ -100,8 +103,9 @@ def parse_item(phase: str, item: str) -> tuple[int | None, int]:
 
 
 def key_of_inputs(root: Path, settings: Curate, shards: int) -> str:
-    """Stands for all that curate reads, its settings and its code; the user's files by size and date, so that
-    no job reads them all again.
+    """Return a hash of all that curate reads, its settings and its code.
+
+    The user's files count by size and date, so that no job reads them all again.
     """
     base = root / "models/base.json"
     made_of_these = [
@@ -115,7 +119,7 @@ def key_of_inputs(root: Path, settings: Curate, shards: int) -> str:
 
 
 def drop_stale(root: Path, settings: Curate) -> None:
-    """Remove what jobs of curate left below `root` of other inputs, settings or code."""
+    """Remove what jobs of curate left below `root` for other inputs, settings or code."""
     for plan in (root / FOLDER).glob("plan-of-*"):
         _, shards = parse_item("plan", plan.name.removeprefix("plan-"))
         key = plan / KEY

@@ -1,5 +1,5 @@
-"""The files of the package as they are now: each module's definitions, with a hash of what they mean and the
-names that they use. A file that was seen before is not parsed again.
+"""The current files of the package: each module's definitions, with a hash of what they mean and the names
+that they use. A file that was seen before is not parsed again.
 """
 
 import ast
@@ -27,17 +27,18 @@ from pipeline.workflow.syntax import (
     tree_hash,
 )
 
-# what was parsed before, by content: may be deleted at any time
+# Parsed files by content; may be deleted at any time.
 MEMORY = own_folder() / ".quench" / "syntax.json"
-LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # of editors and merges
+LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # suffixes of files that editors and merges leave
 QUOTED = re.compile(rf"""["']({NAME.pattern})["']""")
-OF_ALL = f"{ALL}."  # before the members of the class of all settings
-BODY, PROGRAM = "", "__main__"  # parts of a module: what runs when it is imported, or started
+OF_ALL = f"{ALL}."  # prefix of the members of the class of all settings
+BODY, PROGRAM = "", "__main__"  # parts of a module: the code that runs when it is imported, or started
 
 
 class Source(NamedTuple):
-    """A file: the hash of what it means, every text in it that may name another file, and whether it is a
-    module. Of a module, its parts by name; where the names lead that it imports from the project; the modules
+    """A file: the hash of its meaning, and every text in it that may name another file.
+
+    For a module also its parts by name, the origins of the project's names that it imports, and the modules
     that are imported with it.
     """
 
@@ -50,8 +51,9 @@ class Source(NamedTuple):
 
 
 def read_source(content: bytes, *, is_python: bool) -> Source:
-    """What a file means and names. One that is not Python, though it should be, is taken as it stands:
-    importing it will fail.
+    """Return what a file means and names.
+
+    A file with invalid Python is read as a text, because importing it will fail.
     """
     if is_python:
         with suppress(SyntaxError, ValueError):
@@ -64,7 +66,7 @@ def read_source(content: bytes, *, is_python: bool) -> Source:
 
 
 def read_sources(folder: Path, memory: Path) -> dict[str, Source]:
-    """The files below `folder`, read; `memory` holds those that were seen before."""
+    """Return the files below `folder`, read. `memory` contains those that were seen before."""
     readers = (inspect.getsource(module) for module in (sys.modules[__name__], syntax))
     version = content_hash("".join(readers).encode())
     remembered = _recall(memory, version)
@@ -74,19 +76,21 @@ def read_sources(folder: Path, memory: Path) -> dict[str, Source]:
         try:
             content = (folder / path).read_bytes()
         except FileNotFoundError:
-            continue  # an editor replaces it at this moment, or it is a link to nowhere
+            continue  # an editor is replacing it, or it is a dead link
         name = f"{content_hash(content)}{Path(path).suffix}"
         seen[name] = remembered.get(name) or read_source(content, is_python=path.endswith(".py"))
         sources[path] = seen[name]
     if seen.keys() != remembered.keys():
-        with suppress(OSError):  # what is not remembered is parsed again
+        with suppress(OSError):  # a file that is not remembered is parsed again
             write_whole(memory, json.dumps({"version": version, "files": seen}))
     return sources
 
 
 def _files(folder: Path) -> list[str]:
-    """All files below `folder`, relative to it, but for caches, hidden files, what editors leave beside a
-    file, and what a wheel brings along, so that its keys are those of a checkout.
+    """Return all files below `folder`, relative to it.
+
+    Left out are caches, hidden files, what editors leave next to a file, and what only a wheel contains, so
+    that its keys are those of a checkout.
     """
     files: list[str] = []
     for place, folders, names in os.walk(folder):
@@ -114,7 +118,9 @@ def _recall(memory: Path, version: str) -> dict[str, Source]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write `file` in one rename, by a name of its own: jobs that run side by side may do so at once."""
+    """Write `file` in one rename, by a unique temporary name: jobs that run side by side may do
+    so at once.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f".{file.name}.{os.getpid()}.writing")
     aside.write_text(text, encoding="utf-8")
@@ -122,7 +128,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def module_of(tree: ast.Module) -> tuple[dict[str, Part], dict[str, str], list[str]]:
-    """The parts, imports and loads of a module (`Source`); comments go from `tree`."""
+    """Return the parts, imports and loads of a module (`Source`). Comments are removed from `tree`."""
     imports = dict(imported_in(tree.body))
     take_out_comments(tree, imports)
     nodes: dict[str, list[ast.AST]] = {}
@@ -139,7 +145,9 @@ def module_of(tree: ast.Module) -> tuple[dict[str, Part], dict[str, str], list[s
 
 
 def _definitions(statement: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
-    """The parts that a statement of a module belongs to; an import is part of whatever uses its name."""
+    """Yield the parts that a statement of a module belongs to. An import is part of whatever uses
+    its name.
+    """
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return
@@ -158,9 +166,11 @@ def _definitions(statement: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _members(settings: ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
-    """The parts of the class of all settings: each section, property and method, and under the class's own
-    name what belongs to every object (bases, the library's validators). Of a section: its groups and
-    properties, and what belongs to every object.
+    """Yield the parts of the class of all settings, or of a section.
+
+    Of the class of all settings: each section, property and method, and under the class's own name what
+    belongs to every object (bases, the library's validators). Of a section: its groups and properties, and
+    what belongs to every object.
     """
     head = ast.ClassDef(settings.name, settings.bases, settings.keywords, [], settings.decorator_list)
     is_all = settings.name == ALL
@@ -178,7 +188,7 @@ def _members(settings: ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _is_group(member: ast.stmt) -> bool:
-    """Whether it is a group of keys in a section, that a method has for itself."""
+    """Return True if it is a group of keys in a section that only one method uses."""
     match member:
         case ast.AnnAssign(value=ast.Call(func=ast.Name(id="group"))):
             return True
@@ -186,7 +196,7 @@ def _is_group(member: ast.stmt) -> bool:
 
 
 def _bound(targets: Iterable[ast.expr]) -> list[str]:
-    """The names that an assignment binds; none if it does anything else."""
+    """Return the names that an assignment binds; empty if it does anything else."""
     each = [name for to in targets for name in (to.elts if isinstance(to, ast.Tuple) else [to])]
     names = [name.id for name in each if isinstance(name, ast.Name)]
     return names if len(names) == len(each) else []

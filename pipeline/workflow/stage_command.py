@@ -1,4 +1,4 @@
-"""The command line of a stage: how a job of one is named, and the options."""
+"""The command line of a stage: the names of its jobs, and the options."""
 
 import argparse
 import difflib
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from pipeline.config.params import Params
 
 FIRST = "base"  # the stage that every graph begins with
-REPLAY = "replay"  # what is given as `resume` by --replay
+REPLAY = "replay"  # value of `resume` for --replay
 
 
 def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[str, str]:
-    """The stage's name, and the level or model after its "@" ("" without). Raises `ConfigError` for what is
-    no stage, or can't be resumed.
+    """Return the stage's name, and the level or model after its "@" ("" without).
+
+    Raises `ConfigError` if it is not a stage, or can't be resumed.
     """
     from pipeline.workflow.stages import table
 
@@ -32,7 +33,7 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
     if bool(each) != bool(item):
         form = f"{name}@NAME, {name}@F16 for example" if each else f"just {name}"
         raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {form}")
-    if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of the names of files
+    if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of file names
         raise ConfigError(
             "Q-WORKFLOW-019",
             f"{safe(item, 80)} is not the name of a level or a model: write {name}@F16 for example",
@@ -49,7 +50,7 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
 
 
 def need_stage(name: str) -> None:
-    """Raise `ConfigError` if no stage is called `name`, with the one that is meant and all that there are."""
+    """Raise `ConfigError` if no stage is called `name`, with the closest one and all that exist."""
     from pipeline.workflow.stages import table
 
     stages = list(table().stages)
@@ -62,7 +63,7 @@ def need_stage(name: str) -> None:
 
 
 def need_work(name: str, item: str, params: "Params") -> None:
-    """Raise `ConfigError` for a stage that these settings have nothing to do for."""
+    """Raise `ConfigError` if a stage has nothing to do with these settings."""
     from pipeline.workflow.stages import items_of, table, values_of
 
     stage = table().stages[name]
@@ -81,8 +82,9 @@ def need_work(name: str, item: str, params: "Params") -> None:
 
 
 def idle_of(stage: str, params: "Params") -> Iterator[str]:
-    """A sentence on each setting in the section of `stage` ("quantize") that does nothing; the first stage
-    also speaks for sections that have no stage in this graph.
+    """Yield a sentence on each setting in the section of `stage` ("quantize") that has no effect.
+
+    The first stage also reports sections that have no stage in this graph.
     """
     from pipeline.config.conditions import idle
     from pipeline.workflow.stages import stages_in
@@ -95,8 +97,9 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of `python -m pipeline`."""
-    stages = read_fast(resource("graphs/stages.yaml"))["stages"]  # without pydantic, for help is quick
+    """Return the parser of `python -m pipeline`."""
+    # without pydantic, because help has to be quick
+    stages = read_fast(resource("graphs/stages.yaml"))["stages"]
     options = argparse.ArgumentParser(
         prog="python -m pipeline",
         description="Run one stage.",

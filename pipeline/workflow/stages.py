@@ -1,6 +1,6 @@
-"""The graph of stages, from its one source: `graphs/stages.yaml`, which says what its keys mean.
+"""The graph of stages, from its one source: `graphs/stages.yaml`, which explains its keys.
 
-`rules` is what the Snakefile makes its rules from; `pipeline.workflow.dvc_yaml` makes dvc.yaml of it.
+The Snakefile makes its rules from `rules`; `pipeline.workflow.dvc_yaml` makes dvc.yaml from it.
 """
 
 import re
@@ -22,12 +22,12 @@ from pipeline.workflow.code_keys import SETTINGS, SETTINGS_MODULE, key_files, me
 from pipeline.workflow.shards import DIVIDED, made_of, option
 
 TABLE = resource("graphs/stages.yaml")
-DERIVED = "derived"  # the section of what follows from several settings
+DERIVED = "derived"  # section of values that are derived from several settings
 ALL = "all"  # threads: every core that Snakemake has
 
 
 class Part(BaseModel):
-    """What a stage has in one graph only."""
+    """The inputs and parameters that a stage has in one graph only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,15 +37,16 @@ class Part(BaseModel):
     @field_validator("deps", "params", mode="before")
     @classmethod
     def items(cls, given: list[str | list[str]]) -> list[str]:
-        """What a list names: the items of a list in it, which stages share, and of a folder that another
-        stage writes the name.
+        """Return the items of a list.
+
+        Stages share the items of a list in it. A folder that another stage writes loses its slash.
         """
         lists = [inner if isinstance(inner, list) else [inner] for inner in given]
         return [name.rstrip("/") for names in lists for name in names]
 
 
 class Stage(Part):
-    """A stage as the table has it."""
+    """A stage as it is in the table."""
 
     uncached: list[str] = []
     outs: list[str] = []
@@ -62,7 +63,7 @@ class Stage(Part):
     tuned: Part = Part()
 
     def within(self, graph: Graph) -> "Stage":
-        """The stage with what it has in `graph` alone."""
+        """Return the stage with the part that it has only in `graph`."""
         part: Part = getattr(self, graph)
         return self.model_copy(
             update={"deps": [*self.deps, *part.deps], "params": [*self.params, *part.params]}
@@ -75,7 +76,7 @@ class Stage(Part):
 
 
 class Plot(BaseModel):
-    """A plot of `dvc plots show`, as dvc.yaml has it: of which file which column is drawn on which axis."""
+    """A plot of `dvc plots show`, as in dvc.yaml: the column of each file that is drawn on each axis."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,7 +88,7 @@ class Plot(BaseModel):
 
 
 class Table(BaseModel):
-    """The file."""
+    """The content of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -116,32 +117,32 @@ class Values:
     settings: Mapping[str, Any]
 
     def of(self, item: Any) -> "Values":
-        """The same for the job of `item`, a value or several by name."""
+        """Return the values for the job of `item`, a value or several by name."""
         return Values({**self.settings, "item": item})
 
     def at(self, key: str) -> Any:
-        """What is under a dotted key, None where nothing is."""
+        """Return the value of a dotted key, None if there is none."""
         return value_at(self.settings, tuple(key.split(".")))
 
     def fill(self, text: str) -> str:
-        """`text` with what is under each of its keys."""
+        """Return `text` with each of its keys replaced by its value."""
         return re.sub(r"\$\{([\w.]+)\}", lambda key: str(self.at(key[1])), text)
 
 
 def values_of(params: Params) -> Values:
-    """The settings `params`, and what follows from several of them."""
+    """Return the settings `params`, and the values that are derived from several of them."""
     return Values({**params.model_dump(mode="json"), DERIVED: params.derived})
 
 
 @cache
 def table() -> Table:
-    """The graph's source, read."""
+    """Return the graph's source, parsed."""
     return Table.model_validate(read_fast(TABLE))
 
 
 @cache
 def users() -> tuple[str, ...]:
-    """The folders that are filled by the user: stages read them, none writes there."""
+    """Return the folders that the user fills: stages read them, none writes there."""
     stages = table().stages.values()
     written = {path.rstrip("/") for stage in stages for path in stage.written}
     read = {dep for stage in stages for dep in stage.deps if dep.startswith("data/")}
@@ -149,22 +150,24 @@ def users() -> tuple[str, ...]:
 
 
 def stages_in(graph: Graph) -> dict[str, Stage]:
-    """The stages of one graph."""
+    """Return the stages of one graph."""
     return {
         name: stage.within(graph) for name, stage in table().stages.items() if stage.only in (None, graph)
     }
 
 
 def stage_modules(stage: str) -> list[str]:
-    """The modules that `stage` starts from: its own and those of what it runs as processes."""
+    """Return the modules that `stage` starts from: its own and those of what it runs as processes."""
     stages = table().stages
     starts = stages[stage].starts if stage in stages else []
     return [stage_module(stage), *chain.from_iterable(map(stage_modules, starts))]
 
 
 def code_of_stages() -> dict[str, list[str]]:
-    """{name of a key: the modules that it starts from}, for the stages of all graphs, and for each method of
-    training ("train.grpo"); what writes the settings in effect.
+    """Return {name of a key: the modules that it starts from}.
+
+    It has the stages of all graphs, each method of training ("train.grpo"), and the stage that writes the
+    settings in effect.
     """
     stages = {name: stage_modules(name) for name in table().stages}
     methods = {f"train.{method}": [method_module(method)] for method in METHODS}
@@ -172,8 +175,10 @@ def code_of_stages() -> dict[str, list[str]]:
 
 
 def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> Iterator[Rule]:
-    """The rules of the graph that `params` need, with names and levels filled in. If there are several
-    `shards`, stage curate publishes what its jobs (`pipeline.workflow.shards`) have made of them.
+    """Yield the rules of the graph that `params` need, with names and levels filled in.
+
+    If there are several `shards`, stage curate publishes what its jobs (`pipeline.workflow.shards`) have
+    made.
     """
     values, stages = values_of(params), stages_in(params.graph)
     written = [path for stage in stages.values() for path in filled(stage.written, stage, values)]
@@ -199,7 +204,7 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
 
 
 def lists_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -> dict[str, list[Any]]:
-    """The lists that a stage has a job for each value of, or for each combination of values; {} if it is one
+    """Return the lists for whose values, or combinations of values, a stage has a job each; {} if it is one
     job.
 
     `each` is as in the table, or as `foreach` and `matrix` in dvc.yaml.
@@ -212,7 +217,9 @@ def lists_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -
 
 
 def items_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -> Iterator[tuple[str, Any]]:
-    """(text after "@" in a job's name, `${item}` in its paths) per job of a stage; ("", None) if only one."""
+    """Yield (text after "@" in a job's name, `${item}` in its paths) per job of a stage; ("", None) if only
+    one.
+    """
     lists = lists_of(each, values)
     for combination in product(*lists.values()):
         item = (
@@ -224,16 +231,19 @@ def items_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -
 
 
 def filled(paths: Sequence[str], stage: Stage, values: Values) -> Iterator[str]:
-    """`paths` of a stage (its `written`, its `deps`) as all of its jobs have them under the settings
-    `values`; folders end in a slash.
+    """Yield `paths` of a stage (its `written`, its `deps`) as all of its jobs have them under the settings
+    `values`.
+
+    Folders end in a slash.
     """
     for _, item in items_of(stage.each, values):
         yield from map(values.of(item).fill, paths)
 
 
 def _inside(dep: str, written: list[str]) -> list[str]:
-    """`dep`, or if it is a folder that stages only write into, what they write; nothing, if it is that of
-    jobs that don't exist now.
+    """Return `dep`, or the files that stages write into it if it is a folder that stages only write into.
+
+    It is empty if it is the folder of jobs that don't exist now.
     """
     collects = dep in {
         path.rstrip("/").rpartition("/")[0] for stage in table().stages.values() for path in stage.written

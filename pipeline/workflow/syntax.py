@@ -1,9 +1,10 @@
-"""What a definition means and uses, read from Python's syntax tree: a hash that comments and layout don't
-change, and names that may lead to other definitions of the project.
+"""The meaning and the uses of a definition, read from Python's syntax tree: a hash that comments and layout
+don't change, and names that may lead to other definitions of the project.
 
-Who is handed all settings (`params: Params`) uses the sections, properties and methods that it takes from
-them, and not the class with all its sections: what is handed on counts where it is taken. A section's groups
-(`train.grpo`) and properties are used by code that takes an attribute of that name from anything.
+A function with all settings as a parameter (`params: Params`) uses the sections, properties and methods that
+it reads from them, and not the class with all its sections. Settings that it passes on count in the function
+that reads them. A section's groups (`train.grpo`) and properties are used by code that reads an attribute of
+that name from anything.
 """
 
 import ast
@@ -14,25 +15,28 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 ROOT = "pipeline"
-# fields of a syntax tree that mean nothing, or nothing in every version of Python
+# Fields of a syntax tree that mean nothing, or nothing in every version of Python.
 IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}
-# what declares a key of params.yaml: its last text is the comment above the key, and no code
+# Functions that declare a key of params.yaml. The last text is the comment above the key, and not code.
 DESCRIBED = {f"{ROOT}.config.sections.values.{name}": name for name in ("key", "group")}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NAME = re.compile(r"[\w./-]{1,100}")  # a text that may name a module or a data file
-PLACE = {"__file__", "__name__"}  # by which a module starts itself as a program
+PLACE = {"__file__", "__name__"}  # names by which a module starts itself as a program
 ALL = "Params"  # the class of all settings
 SETTINGS = f"{ROOT}.config.params.{ALL}"
-ANYTHING = "*"  # before a name: it is taken from an object, whatever that is
-HEAD = "#"  # after its name: what belongs to every object of it, without sections, properties and methods
-VALUES = "model_dump"  # the library's method that gives what params.yaml holds, and runs none of our code
+ANYTHING = "*"  # prefix of a name that is read from any object
+HEAD = "#"  # suffix of the part that belongs to every object, without sections, properties and methods
+# the library's method that returns what params.yaml contains, and runs none of our code
+VALUES = "model_dump"
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class Part(NamedTuple):
-    """A definition: the hash of what it means; the project's names that it uses ("pipeline.core.jsonl.Row",
-    ".Row" of its own module, "." that as a program, "*.grpo" what an object may have); texts that may name a
-    file; functions that it hands all settings to; whether it is a function that takes them.
+    """A definition: the hash of its meaning and the names that it uses.
+
+    `uses` are the project's names ("pipeline.core.jsonl.Row", ".Row" of its own module, "." that as a
+    program, "*.grpo" what an object may have). `texts` may name a file. `hands` are the functions that it
+    passes all settings to. `takes` is True for a function that has them as a parameter.
     """
 
     digest: str
@@ -43,8 +47,9 @@ class Part(NamedTuple):
 
 
 class Reader:
-    """Reads the nodes of one part; `scope` says what a name of the module stands for. In a method of the
-    class of all settings (`of_settings`) these are `self`.
+    """A reader of the nodes of one part; `scope` contains the meaning of the module's names.
+
+    In a method of the class of all settings (`of_settings`) these are `self`.
     """
 
     def __init__(self, scope: dict[str, str], *, of_settings: bool) -> None:
@@ -52,9 +57,9 @@ class Reader:
         self.uses: set[str] = set()
         self.texts: set[str] = set()
         self.hands: set[str] = set()
-        self.origins: set[str] = set()  # of what is imported: part of the meaning
+        self.origins: set[str] = set()  # origins of imported names: part of the meaning
         self.settings: set[str] = set()  # parameters that are all settings
-        self.in_signature = False  # where a type hands on no settings
+        self.in_signature = False  # True inside a type, which passes on no settings
 
     def part(self, nodes: list[ast.AST]) -> Part:
         for node in nodes:
@@ -71,7 +76,7 @@ class Reader:
         )
 
     def visit(self, node: ast.AST) -> None:
-        """Note what a node and all below it use."""
+        """Record what a node and all below it use."""
         if name := dotted(node):
             self.use(name)
             return
@@ -97,7 +102,7 @@ class Reader:
                     self.visit(child)
 
     def use(self, name: str) -> None:
-        """Note a name with its attributes ("sections.Train")."""
+        """Record a name with its attributes ("sections.Train")."""
         first, _, attributes = name.partition(".")
         if first in PLACE:
             self.uses.add(".")
@@ -115,7 +120,7 @@ class Reader:
             self.uses.add(".".join(filter(None, (origin, attributes, HEAD if only_head else ""))))
 
     def function(self, node: Function) -> None:
-        """Note a function: which of its parameters are all settings, then the rest."""
+        """Record a function: first the parameters that are all settings, then the rest."""
         before = set(self.settings)
         for argument in _arguments(node):
             by_name = isinstance(node, ast.Lambda) and argument.arg == "params"
@@ -136,14 +141,16 @@ class Reader:
         self.settings = before
 
     def signature(self, node: ast.AST) -> None:
-        """Note a type of what a function takes or gives."""
+        """Record a type of a parameter or a result."""
         before, self.in_signature = self.in_signature, True
         self.visit(node)
         self.in_signature = before
 
     def call(self, node: ast.Call) -> None:
-        """Note a call. A function of the project that takes all settings may be handed them, and so may one
-        in a local variable or in a table: it stands somewhere by its name.
+        """Record a call.
+
+        A function of the project with a parameter for all settings may get them. So may one in a local
+        variable or in a table, because its name is somewhere else in the code.
         """
         self.visit(node.func)
         first, _, rest = dotted(node.func).partition(".")
@@ -159,18 +166,18 @@ class Reader:
                 self.hands.add(f"{origin}.{rest}" if rest else origin)
 
     def is_settings(self, annotation: ast.expr | None) -> bool:
-        """Whether a parameter that is annotated so is all settings."""
+        """Return True if a parameter with this annotation is all settings."""
         name = annotation.value if isinstance(annotation, ast.Constant) else dotted(annotation)
         return _is_class(self.scope.get(str(name), ""))
 
     def is_check(self, function: ast.expr) -> bool:
-        """Whether it is `Params.model_validate`, which can only refuse where its result is dropped."""
+        """Return True if it is `Params.model_validate`, which can only refuse if its result is dropped."""
         first, _, method = dotted(function).partition(".")
         return method == "model_validate" and _is_class(self.scope.get(first, ""))
 
 
 def imported_in(nodes: Iterable[ast.AST], *, checking: bool = True) -> Iterator[tuple[str, str]]:
-    """(name, what it stands for) of imports; of those for type checkers only if they are `checking`."""
+    """Yield (name, its meaning) of imports; of those for type checkers only if they are `checking`."""
     for node in nodes:
         match node:
             case ast.Import(names=names):
@@ -198,8 +205,9 @@ def _arguments(function: Function) -> list[ast.arg]:
 
 
 def take_out_comments(tree: ast.Module, imports: dict[str, str]) -> None:
-    """Take docstrings out of a module, and the comments above keys of params.yaml; `imports` are the names
-    that it imports, with what they stand for.
+    """Remove docstrings from a module, and the comments above keys of params.yaml.
+
+    `imports` are the names that it imports, with their meanings.
     """
     described = {name for name, origin in imports.items() if origin in DESCRIBED}
     for node in ast.walk(tree):
@@ -208,12 +216,12 @@ def take_out_comments(tree: ast.Module, imports: dict[str, str]) -> None:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in described:
             del node.args[1:]
         elif isinstance(node, ast.JoinedStr):
-            # Python 3.12 has empty texts in nested formats
+            # Python 3.12 has empty texts in nested formats.
             node.values = [part for part in node.values if getattr(part, "value", None) != ""]
 
 
 def dotted(node: ast.AST | None) -> str:
-    """ "a.b.c" of a name with attributes; "" of anything else."""
+    """Return "a.b.c" for a name with attributes; "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
@@ -222,12 +230,14 @@ def dotted(node: ast.AST | None) -> str:
 
 
 def tree_hash(node: ast.AST) -> str:
-    """A short hash of a syntax tree."""
+    """Return a short hash of a syntax tree."""
     return content_hash(_written(node).encode("utf-8", errors="surrogatepass"))
 
 
 def _written(node: object) -> str:
-    """A syntax tree as text, the same for every version of Python (`ast.dump` differs in empty fields)."""
+    """Return a syntax tree as text, the same for every version of Python (`ast.dump` differs in empty
+    fields).
+    """
     if isinstance(node, list):
         return f"[{''.join(map(_written, node))}]"
     if not isinstance(node, ast.AST):
@@ -238,5 +248,5 @@ def _written(node: object) -> str:
 
 
 def content_hash(content: bytes) -> str:
-    """A short hash of bytes."""
+    """Return a short hash of bytes."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
