@@ -1,3 +1,4 @@
-"""Plan the needs of a training run by its config.json: memory by part, disk, time. Nothing here imports torch
-but `built`, for architectures whose shapes the others don't know.
+"""Plans of a training run from its config.json: memory by part, disk, time.
+
+Only `built` imports torch, for architectures whose shapes the other modules don't know.
 """

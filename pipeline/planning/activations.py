@@ -1,9 +1,10 @@
-"""Bytes that come and go with every step: what the forward keeps for the backward, the loss, workspace.
+"""Bytes that are allocated and freed in every step: what the forward keeps for the backward, the loss,
+workspace.
 
 A padding-free micro batch is one sequence of T = micro batch × max_length tokens. What autograd keeps is
 known operation by operation (transformers' `modeling_qwen2.py`, PEFT's `lora/bnb.py`, Liger's `rms_norm.py`
-and `swiglu.py`); a frozen linear keeps nothing. On the CPU the tests count the kept tensors and find these
-very numbers.
+and `swiglu.py`). A frozen linear keeps nothing. On the CPU the tests count the kept tensors and find exactly
+these numbers.
 """
 
 from pipeline.config.sections.adapters import TABLES
@@ -20,23 +21,24 @@ from pipeline.planning.weights import (
 )
 
 INDEX = 8  # bytes of an int64
-CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
+CUBLAS_WORKSPACE = 8_519_680  # bytes; torch's default for a stream, :4096:2:16:8
 
 
 def norm_kept(setup: Setup, rows: int, width: int) -> int:
-    """Bytes an RMSNorm over `rows` vectors keeps: input (float32 unless Liger's) and reciprocal roots."""
+    """Return the bytes an RMSNorm over `rows` vectors keeps: input (float32 unless Liger's) and reciprocal
+    roots.
+    """
     return rows * (width * (setup.element if setup.loss == "liger" else FLOAT) + FLOAT)
 
 
 def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[str, ...] = ()) -> int:
-    """Bytes kept by a layer's LoRA branches, on `targets`: dropout's mask and output (or the input), and A's
-    output.
+    """Return the bytes kept by a layer's LoRA branches, on `targets`.
 
-    Without dropout, linears that read the same tensor share it, unless each makes its own float32 copy: on a
-    CPU all but those on NF4 without DoRA (`pipeline.models.lean_lora`), which share it with dropout too, and
-    keep a byte of mask; the router is none of those.
-    Inputs named in `without_mask` need no gradient, so their dropout keeps no mask. Linears whose scales
-    train keep their inputs alone.
+    These are dropout's mask and output (or the input), and A's output. Without dropout, linears that read the
+    same tensor share it, unless each makes its own float32 copy. On a CPU all do but those on NF4 without
+    DoRA (`pipeline.models.lean_lora`), which share it with dropout too, and keep a byte of mask; the router
+    is not one of those. Inputs named in `without_mask` need no gradient, so their dropout keeps no mask.
+    Linears whose scales train keep only their inputs.
     """
     train = setup.train
     shared, apart = list(targets), []
@@ -45,11 +47,11 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
         apart = [linear for linear in targets if linear not in shared]
     ranks = sum(linear.used * rank_of(linear.path(layer), train) for linear in targets)
     kept = 0 if setup.train.tuning.inside else ranks * setup.lora_element
-    mask = 1 if setup.device == "cuda" else setup.lora_element  # a bool on CUDA, on the CPU the noise itself
+    mask = 1 if setup.device == "cuda" else setup.lora_element  # a bool on CUDA, the noise itself on the CPU
     for linear in apart:
         masked = train.dropout and linear.reads not in without_mask
         kept += linear.used * linear.inputs * (setup.lora_element + (mask if masked else 0))
-    # attention keeps its output anyway
+    # Attention keeps its output anyway.
     inputs = {linear.reads: linear.used * linear.inputs for linear in shared if linear.reads != "attended"}
     kept += sum(inputs.values()) * setup.element
     if train.dropout:
@@ -58,11 +60,11 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
 
 
 def attention_kept(setup: Setup) -> int:
-    """Bytes kept by one layer's attention: queries, keys, values, output, log-sums and, of packed rows, the T
-    × T mask as bias.
+    """Return the bytes kept by one layer's attention: queries, keys, values, output, log-sums and, for packed
+    rows, the T × T mask as bias.
 
-    With a mask, transformers' SDPA copies keys and values for every head (`use_gqa_in_sdpa`, `repeat_kv`); a
-    single one is viewed.
+    With a mask, transformers' SDPA copies keys and values for every head (`use_gqa_in_sdpa`, `repeat_kv`). A
+    single one is a view.
     """
     shape = setup.shape
     keys = shape.keys if shape.kv_heads == 1 else shape.queries
@@ -73,13 +75,14 @@ def attention_kept(setup: Setup) -> int:
 
 
 def layer_kept(setup: Setup, layer: int, targets: Linears, first: bool = False) -> int:
-    """Bytes that the forward of `layer`, with `targets` that train, keeps; the `first` one's input needs no
-    gradient, which saves a norm and masks.
+    """Return the bytes that the forward of `layer`, with `targets` that train, keeps.
+
+    The `first` one's input needs no gradient, which saves a norm and masks.
     """
     if setup.shape.built:
         return built_kept(setup, setup.shape.built, layer, targets)
     norms = norm_kept(setup, setup.tokens, setup.shape.hidden)
-    # gate, up and, unless Liger's, SiLU's output
+    # Gate, up and, unless Liger's, SiLU's output.
     gated = setup.tokens * setup.shape.intermediate * setup.element * (2 if setup.loss == "liger" else 3)
     whole = whole_norms(setup, layer)
     lora = lora_kept(setup, layer, targets, ("normed",) if first and "input_layernorm" not in whole else ())
@@ -96,8 +99,9 @@ def layer_kept(setup: Setup, layer: int, targets: Linears, first: bool = False) 
 
 
 def built_kept(setup: Setup, built: Built, layer: int, targets: Linears) -> int:
-    """Return at most what the forward of `layer` keeps, of an architecture that was built to be planned:
-    what transformers' own code keeps of it, Liger's or not, and what its adapter adds.
+    """Return at most what the forward of `layer` keeps, for an architecture that was built to be planned.
+
+    That is what transformers' own code keeps of it, Liger's or not, and what its adapter adds.
     """
     whole = whole_norms(setup, layer)
     kept = in_elements(built.kept[layer].bytes(setup.tokens), setup)
@@ -106,29 +110,31 @@ def built_kept(setup: Setup, built: Built, layer: int, targets: Linears) -> int:
 
 
 def in_elements(size: int, setup: Setup) -> int:
-    """Return what bytes of 16-bit activations come to in the compute type, at most."""
+    """Return the size of 16-bit activations in the compute type, at most, in bytes."""
     return size * setup.element // 2
 
 
 def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
-    """Bytes that a layer's forward keeps under DoRA above LoRA's (peft 0.21.2, `tuners/lora/dora.py`): it
-    makes B·A of a unit matrix to have the weight's lengths.
+    """Return the bytes that a layer's forward keeps under DoRA in addition to LoRA's.
 
-    An upper bound. The unit matrices are in × in: of wide linears they outweigh all else, unless layers are
-    recomputed.
+    DoRA (peft 0.21.2, `tuners/lora/dora.py`) computes B·A of a unit matrix for the lengths of the weight's
+    rows. The result is an upper bound. The unit matrices are in × in: for wide linears they outweigh all
+    else, unless layers are recomputed.
     """
     element, lora_element, dropout, kept = setup.element, setup.lora_element, setup.train.dropout > 0, 0
     for linear in targets:
         kept += setup.tokens * linear.outputs * (element * (2 if dropout else 1) + lora_element)
-        # the unit matrix, and A of it
+        # The unit matrix, and A of it.
         kept += linear.inputs * (linear.inputs + rank_of(linear.path(layer), setup.train)) * lora_element
-        # the dequantized weight, and as the product reads it; its rows' lengths
+        # The dequantized weight, its copy for the product, and the lengths of its rows.
         kept += (2 * element * linear.weights if dropout else 0) + 3 * linear.outputs * FLOAT
     return kept
 
 
 def routing_kept(setup: Setup) -> int:
-    """Bytes that a mixture's layer keeps beside its linears' inputs; 0 for a dense one's."""
+    """Return the bytes that a mixture's layer keeps in addition to its linears' inputs; 0 for a
+    dense one's.
+    """
     if setup.shape.routing is None:
         return 0
     activations, indices, floats = setup.shape.routing.kept(setup.shape.hidden)
@@ -136,13 +142,13 @@ def routing_kept(setup: Setup) -> int:
 
 
 def whole_norms(setup: Setup, layer: int) -> set[str]:
-    """Return the names of norms that train whole in `layer`."""
+    """Return the names of norms that train fully in `layer`."""
     named: set[str] = set(setup.train.modules_to_save)
     return named - {*TABLES} if trains_in(layer, setup.train) else set()
 
 
 def normalized_kept(setup: Setup, whole: set[str]) -> int:
-    """Bytes of what the norms of a layer that train whole multiply by their weights."""
+    """Return the bytes of the tensors that fully trained norms of a layer multiply by their weights."""
     shape = setup.shape
     widths = {"input_layernorm": shape.hidden, "post_attention_layernorm": shape.hidden}
     widths |= {"q_norm": shape.queries, "k_norm": shape.keys, "norm": 0}
@@ -150,8 +156,10 @@ def normalized_kept(setup: Setup, whole: set[str]) -> int:
 
 
 def ends_kept(setup: Setup) -> int:
-    """Bytes kept outside layers: shared cosines and sines, the final norm, which may train too, and the ids
-    of embeddings that train.
+    """Return the bytes kept outside layers.
+
+    These are shared cosines and sines, the final norm, which may train too, and the ids of embeddings that
+    train.
     """
     whole = setup.tokens * setup.shape.hidden * setup.element if "norm" in setup.train.modules_to_save else 0
     if table_trains("embed_tokens", setup):
@@ -163,7 +171,9 @@ def ends_kept(setup: Setup) -> int:
 
 
 def kept_by_layer(setup: Setup) -> dict[int, int]:
-    """{layer: bytes that its forward keeps} from the first layer that trains on: those below keep nothing.
+    """Return {layer: bytes that its forward keeps} from the first layer that trains on; those below keep
+    nothing.
+
     With gradient checkpointing, or embeddings that train, the first layer's input needs a gradient too.
     """
     by_layer, first = targets(setup), first_trained(setup)
@@ -176,50 +186,61 @@ def kept_by_layer(setup: Setup) -> dict[int, int]:
 
 
 def recomputed_layers(setup: Setup) -> list[int]:
-    """The layers with a backward whose number `train.gradient_checkpointing` (1 if true) divides, as
-    transformers counts; none if it is false.
+    """Return the layers with a backward whose number `train.gradient_checkpointing` (1 if true) divides.
+
+    They are counted as in transformers. There are none if it is false.
     """
     every = int(setup.train.gradient_checkpointing)
     return [layer for layer in kept_by_layer(setup) if every and layer % every == 0]
 
 
 def forward_kept(setup: Setup) -> int:
-    """Bytes kept for the backward: a recomputed layer's input, all that the others keep, and `ends_kept`."""
+    """Return the bytes kept for the backward: a recomputed layer's input, all that the others keep, and
+    `ends_kept`.
+    """
     layer_input = setup.tokens * setup.shape.hidden * setup.element
     by_layer = kept_by_layer(setup) | dict.fromkeys(recomputed_layers(setup), layer_input)
     return sum(by_layer.values()) + ends_kept(setup)
 
 
 def recomputed_kept(setup: Setup) -> int:
-    """With gradient checkpointing: what the forward of a recomputed layer keeps, of the widest one."""
+    """Return what the forward of the widest recomputed layer keeps, in bytes; 0 without gradient
+    checkpointing.
+    """
     by_layer = kept_by_layer(setup)
     return max((by_layer[layer] for layer in recomputed_layers(setup)), default=0)
 
 
 def autocast_copies(setup: Setup) -> int:
-    """Autocast's 16-bit copies of the adapter and of a head that trains, which a forward holds to its end."""
+    """Return the bytes of autocast's 16-bit copies of the adapter and of a head that trains, kept for an
+    entire forward.
+    """
     copied = setup.device == "cuda" and setup.element < FLOAT
     head = setup.shape.table_weights if table_trains("lm_head", setup) else 0
     return (lora_parameters(setup) + head) * setup.element if copied else 0
 
 
 def gradients_in_flight(setup: Setup) -> int:
-    """Activation gradients at a layer's widest point: two of hidden width, one of intermediate width."""
+    """Return the bytes of activation gradients at a layer's widest point: two of hidden width, one of
+    intermediate width.
+    """
     return setup.tokens * (2 * setup.shape.hidden + setup.shape.intermediate) * setup.element
 
 
 def workspace(setup: Setup) -> tuple[int, str]:
-    """Bytes that linears take while they run, with cuBLAS's own workspace, and what they are."""
+    """Return the bytes that linears need while they run, with cuBLAS's own workspace, and a description."""
     size, words = base_kind(setup).workspace
     cublas = (CUBLAS_WORKSPACE, "cuBLAS") if setup.device == "cuda" else (0, "")
     return size + cublas[0], ", ".join(filter(None, (words, cublas[1]))) or "none"
 
 
 def loss(setup: Setup) -> tuple[int, str]:
-    """Bytes that the loss adds, and what they are: logits, and the last hidden states with their gradient."""
+    """Return the bytes that the loss adds, and a description: logits, and the last hidden states with their
+    gradient.
+    """
     logits, words = base_kind(setup).logits
     if table_trains("lm_head", setup):
-        # what autograd has of the head's gradient so far, and a chunk's, before they are added to it
+        # Autograd's sum of the head's gradient so far, and a chunk's, before they are added to it.
         logits += 2 * setup.shape.table_weights * FLOAT
         words = f"{words}, and the head's gradients"
     return 2 * setup.tokens * setup.shape.hidden * setup.element + logits, words

@@ -1,5 +1,5 @@
-"""What is planned for: the shape and, where it stays quantized, the bytes of the base that `params.yaml`
-names, from what is here or by its name.
+"""The subject of a plan: the shape and, if it stays quantized, the bytes of the base that `params.yaml`
+names, from local files or from its name.
 """
 
 import json
@@ -31,9 +31,8 @@ from pipeline.planning.shape import KEYS, MIXTURE_KEYS, Shape
 
 # Shapes of published models, so that a recipe can be planned before its base is here: numbers from each
 # model's config.json on the Hugging Face Hub. The tests compare the parameters that follow with the published
-# counts
-# name of the model, in lower case, without "-instruct" and "-base": (model_type, values of KEYS, and of a
-# mixture those of MIXTURE_KEYS that it has)
+# counts. The key is the name of the model in lower case, without "-instruct" and "-base". The value is
+# (model_type, values of KEYS, followed for a mixture by those of MIXTURE_KEYS that it has).
 PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
     "smollm2-135m": ("llama", (576, 1536, 30, 9, 3, 64, 8_192, 49_152, True)),
     "qwen2.5-0.5b": ("qwen2", (896, 4_864, 24, 14, 2, 64, 32_768, 151_936, True)),
@@ -82,8 +81,9 @@ def plan_run(
     tflops: float | None = None,
     processes: int = 1,
 ) -> Plan:
-    """`make_plan` with the settings of `params` and what is here of its base and rows. Raises `ConfigError`
-    or `DataError` as that and `find_quantized` do.
+    """Return `make_plan` for the settings of `params` and the local files of its base and rows.
+
+    Raises `ConfigError` or `DataError` as that and `find_quantized` do.
     """
     quantized = find_quantized(params, shape, root)
     setup = setup_of(params, shape, card, quantized, processes)
@@ -91,10 +91,11 @@ def plan_run(
 
 
 def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
-    """The shape of the base that `params` names: from its config.json or GGUF where it is here, else a
-    published one; of an architecture that has to be built, only if `build` is set (`read_shape`).
+    """Return the shape of the base that `params` names, from its config.json or GGUF if it is here, or a
+    published one.
 
-    Raises `ConfigError` where neither is known, `DataError` for a file that can't be read.
+    An architecture that has to be built is built only if `build` is set (`read_shape`). Raises `ConfigError`
+    if neither is known, `DataError` for a file that can't be read.
     """
     base = params.base
     folder = root / expanded(base.model, "base.model")
@@ -116,12 +117,14 @@ def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
 
 
 def published_shape(model: str, file: str | None = None, *, build: bool = True) -> Shape | None:
-    """The shape of `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name; None if it is unknown.
+    """Return the shape of `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name; None if it is
+    unknown.
+
     Raises `ConfigError` for one that would have to be built (`read_shape`) unless `build` is set.
     """
     for name in (file or "", model):
         last = name.rpartition("/")[2].lower().removesuffix(".gguf").removesuffix("-gguf")
-        last = last.replace("qwen2.5-coder", "qwen2.5")  # of the same shapes
+        last = last.replace("qwen2.5-coder", "qwen2.5")  # same shapes
         plain = re.sub(rf"-(instruct|base)\b|[-.](?:{LEVEL_NAMES.lower()}|fp16)$", "", last)
         if plain in PUBLISHED:
             kind, values = PUBLISHED[plain]
@@ -132,11 +135,11 @@ def published_shape(model: str, file: str | None = None, *, build: bool = True) 
 
 
 def find_quantized(params: Params, shape: Shape, root: Path) -> QuantizedBase | None:
-    """What the base takes as the GGUF that is trained on; None where training is not on a GGUF.
+    """Return the sizes of the base as the GGUF that is trained on; None if training is not on a GGUF.
 
-    From the file's header where it is here: models/base/model.gguf, or the user's own where no level is made
-    of it. Else computed, from `base.level` or the level in the file's name; `ConfigError` where it has none,
-    `DataError` for a damaged file.
+    They come from the file's header if it is here: models/base/model.gguf, or the user's own if no level is
+    made from it. Otherwise they are computed, from `base.level` or the level in the file's name. Raises
+    `ConfigError` if it has none, `DataError` for a damaged file.
     """
     base = params.base
     if base.quantization != "gguf":
@@ -152,20 +155,20 @@ def find_quantized(params: Params, shape: Shape, root: Path) -> QuantizedBase | 
 
 
 def own_file(base: Base, root: Path) -> Path | None:
-    """The user's own GGUF, where `base` names one that is there."""
+    """Return the user's own GGUF, if `base` names one that exists."""
     file = root / expanded(base.model, "base.model")
     return file if base.source == "gguf" and file.is_file() else None
 
 
 def is_here(base: Base, root: Path) -> bool:
-    """Whether models/base holds this base. Raises `DataError` where its record is damaged."""
+    """Return True if models/base contains this base. Raises `DataError` if its record is damaged."""
     record = root / "models" / "base.json"
     if not (record.is_file() and (root / "models" / "base" / "config.json").is_file()):
         return False
     try:
         facts: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
         same = (facts["model"], facts["revision"]) == (base.model, base.revision)
-        # older records don't say these
+        # Older records don't contain these.
         return same and all(
             facts.get(key, getattr(base, key)) == getattr(base, key)
             for key in ("file", "level", "sha256", "tie")

@@ -1,5 +1,5 @@
-"""How the frozen base lies in memory while something trains on it: in the compute type, in NF4, or in the
-blocks of its GGUF. Callers ask `base_kind(setup)` instead of `base.quantization`.
+"""The format of the frozen base in memory while something trains on it: in the compute type, in NF4, or in
+the blocks of its GGUF. Callers use `base_kind(setup)` instead of `base.quantization`.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,15 +10,15 @@ from pipeline.config.methods import METHODS
 from pipeline.config.sections import Quantization
 from pipeline.planning.setup import FLOAT, Loss, Setup
 
-NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights a scale is for; scales a scale of scales is for
-# tables and offset that bitsandbytes keeps per linear
+NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights for each scale; scales for each scale of scales
+# Bytes of the tables and the offset that bitsandbytes keeps per linear.
 NF4_CODE, SCALE_CODE, OFFSET = 16 * FLOAT, 256 * FLOAT, FLOAT
-# of `pipeline.models.quantized_linear`, `quantized_head` and `chunked_loss`, which import torch (a test keeps
-# them equal): weights that are dense at a time, of linears, of the head; logits in a chunk
+# From `pipeline.models.quantized_linear`, `quantized_head` and `chunked_loss`, which import torch (a test
+# keeps them equal): weights that are dense at a time, of linears and of the head; logits in a chunk.
 BLOCK_WEIGHTS = {"cuda": 32 << 20, "cpu": 8 << 20}
 BLOCK_HEAD = 8 << 20
 CHUNK_LOGITS = 5 << 20
-LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
+LOSS_BYTES = 3 * FLOAT  # bytes per logit in memory: log-softmax and two gradients
 LOGITS: Mapping[Loss, str] = {
     "liger": "one chunk of logits",
     "chunked": "one chunk of logits",
@@ -27,12 +27,12 @@ LOGITS: Mapping[Loss, str] = {
 
 
 class BaseKind(NamedTuple):
-    """Bytes of a base's parts, exact, tensor by tensor, each with what they are in words: of linears `called`
+    """Bytes of a base's parts, exact, tensor by tensor, each with a description; that of linears is `called`
     and `source`.
 
-    `linears` are all weights of linears but the head's, `layers` those of each layer (of NF4 without the
-    scales), `tables` embedding and head, of which a tied head has none of its own, `workspace` what linears
-    take while they run, `logits` what the loss keeps of them. `is_file`: it is the GGUF, which is loaded
+    `linears` are all weights of linears but the head's, `layers` those of each layer (for NF4 without the
+    scales). `tables` are embedding and head; a tied head has none of its own. `workspace` is what linears
+    need while they run, `logits` what the loss keeps of them. With `is_file` it is the GGUF, which is loaded
     tensor by tensor and never merged.
     """
 
@@ -47,7 +47,7 @@ class BaseKind(NamedTuple):
 
 
 def unquantized(setup: Setup) -> BaseKind:
-    """All in the compute type."""
+    """Return the kind of a base with everything in the compute type."""
     shape, element, kind = setup.shape, setup.element, setup.train.bnb_4bit_compute_dtype
     layers = [sum(linear.weights * linear.copies for linear in linears) for linears in shape.by_layer]
     return BaseKind(
@@ -62,7 +62,10 @@ def unquantized(setup: Setup) -> BaseKind:
 
 
 def nf4(setup: Setup) -> BaseKind:
-    """Linears in NF4, of which the largest is dequantized at a time, with its scales in float32 twice."""
+    """Return the kind of a base with linears in NF4.
+
+    The largest is dequantized at a time, with its scales in float32 twice.
+    """
     shape = setup.shape
     linears = [linear for layer in shape.by_layer for linear in layer]
     largest = max(linear.weights for linear in linears)
@@ -79,8 +82,10 @@ def nf4(setup: Setup) -> BaseKind:
 
 
 def packed(setup: Setup) -> BaseKind:
-    """Linears, embeddings and head in the GGUF's own blocks, of which at most `BLOCK_WEIGHTS` weights of the
-    largest linear are dequantized at a time. Raises `AssertionError` where their bytes are missing.
+    """Return the kind of a base with linears, embeddings and head in the GGUF's own blocks.
+
+    At most `BLOCK_WEIGHTS` weights of the largest linear are dequantized at a time. Raises `AssertionError`
+    if their bytes are missing.
     """
     assert setup.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
     file, most = setup.quantized, BLOCK_WEIGHTS[setup.device]
@@ -90,7 +95,7 @@ def packed(setup: Setup) -> BaseKind:
         for linear in layer
     )
     dense = block * setup.element + file.scratch(setup.device, block)
-    if setup.train.tuning.inside:  # its gradient too, and in float32, and the derivatives by a scale
+    if setup.train.tuning.inside:  # The block's gradient, also in float32, and the derivatives by a scale.
         dense += block * (setup.element + 2 * FLOAT) + 2 * block
     return unquantized(setup)._replace(
         called="quantized linears",
@@ -108,16 +113,16 @@ KINDS: Mapping[Quantization, Callable[[Setup], BaseKind]] = {"none": unquantized
 
 
 def base_kind(setup: Setup) -> BaseKind:
-    """The kind that `base.quantization` says."""
+    """Return the kind that `base.quantization` selects."""
     return KINDS[setup.train.quantization](setup)
 
 
 def nf4_bytes(weights: int) -> int:
-    """Bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA, arXiv:2305.14314;
-    bitsandbytes `quantize_4bit`).
+    """Return the bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA,
+    arXiv:2305.14314; bitsandbytes `quantize_4bit`).
 
-    Two weights a byte, the odd one padded; a scale per 64 weights, in uint8 with a float32 scale per 256 of
-    them, an offset and a table (double quantization).
+    There are two weights a byte, an odd one is padded. Each 64 weights have a scale in uint8, each 256 of
+    these a float32 scale, with an offset and a table (double quantization).
     """
     scales = ceil(weights / NF4_BLOCK)
     quantized = ceil(weights / 2) + NF4_CODE
@@ -125,7 +130,7 @@ def nf4_bytes(weights: int) -> int:
 
 
 def logits_bytes(setup: Setup) -> int:
-    """Bytes of the logits that are alive at once.
+    """Return the bytes of the logits that are in memory at once.
 
     Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger
     (arXiv:2410.10989, `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its
@@ -141,12 +146,12 @@ def logits_bytes(setup: Setup) -> int:
 
 
 def quantized_head_bytes(setup: Setup) -> int:
-    """Bytes that the loss of a quantized head adds, besides the last hidden states
+    """Return the bytes that the loss of a quantized head adds, besides the last hidden states
     (`pipeline.models.quantized_head`; arXiv:2411.09009).
 
     A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD`
-    elements; gradients summed up in float32, with the block's part. After the blocks these are there twice
-    more, for the targets' own rows.
+    elements; gradients summed up in float32, with the block's part. After the blocks these exist twice more,
+    for the targets' own rows.
     """
     shape = setup.shape
     gradient = setup.tokens * shape.hidden

@@ -22,21 +22,23 @@ from pipeline.models.text_config import is_wrapper, text_part
 from pipeline.planning.shape import KNOWN, Built, Kept, Linear, Shape, known_shape, number_in
 
 STEP = 256  # tokens of the shortest row that is counted; state-space layers work in pieces that divide it
-# what goes into a linear of a dense layer: linears that read the same tensor keep it once
+# The input of each linear of a dense layer. Linears that read the same tensor keep it once.
 READS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "normed"),
     "o_proj": "attended",
     **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), "normed again"),
     "down_proj": "gated",
 }
-# how a settings file asks for code or formats that have no part in an architecture
+# Keys of a settings file for code or formats that are not part of an architecture.
 NOT_BUILT = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version")
 
 
 def built_shape(config: Mapping[str, Any], where: str) -> Shape:
-    """Return the shape of a config.json of another type than `KNOWN`; of a model that sees too, of its text
-    part. Raises `ConfigError` for a type that is no language model of transformers', `DataError` for numbers
-    that can't be, and for a text part that stage `base` can't take.
+    """Return the shape of a config.json of another type than `KNOWN`; for a multimodal model, that of its
+    text part.
+
+    Raises `ConfigError` for a type that is not a language model of transformers, `DataError` for impossible
+    numbers, and for a text part that stage `base` can't use.
     """
     if is_wrapper(config):
         config = text_part(config, where).settings
@@ -60,7 +62,9 @@ def built_shape(config: Mapping[str, Any], where: str) -> Shape:
 
 @lru_cache(maxsize=4)
 def _built(text: str) -> Shape | str:
-    """Return the shape, or why there is none; `text` is a config as JSON, which a cache can hold."""
+    """Return the shape, or the reason why there is none. `text` is a config as JSON, which a
+    cache can store.
+    """
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     if json.loads(text).get("model_type") not in CONFIG_MAPPING:
@@ -70,14 +74,14 @@ def _built(text: str) -> Shape | str:
             (Path(folder) / "config.json").write_text(text, encoding="utf-8")
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         config = config.get_text_config(decoder=True)
-        if isinstance(config, dict):  # a type without parts keeps what it is given
+        if isinstance(config, dict):  # A type without parts keeps what it is given.
             raise TypeError("text_config is of no use to this type")
     # Settings of a stranger's file are checked by each architecture in its own way.
     except Exception as error:
         return f"transformers does not take its settings ({first_line(error)})"
     if config.model_type in KNOWN:
         return known_shape(config.to_dict(), "its text part")
-    if config.is_encoder_decoder:  # of some, transformers has the decoder as a language model too
+    if config.is_encoder_decoder:  # Some of these are also registered as a language model, with the decoder.
         return "it is an encoder and a decoder"
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "transformers has no causal language model of it"
@@ -89,19 +93,19 @@ def _built(text: str) -> Shape | str:
 
 @dataclass
 class Counter:
-    """Bytes that a forward keeps, storage by storage: of the layer that keeps it first, unless two do."""
+    """Bytes that a forward keeps, storage by storage, for the layer that keeps it first unless two do."""
 
     model: Any
-    layer: int | None = None  # that runs
+    layer: int | None = None  # the layer that runs now
     owners: dict[int, int | None] = field(default_factory=dict)
-    held: dict[int, Any] = field(default_factory=dict)  # so that no address is used twice
+    held: dict[int, Any] = field(default_factory=dict)  # kept alive so that no address is used twice
 
     def __post_init__(self) -> None:
         tensors = (*self.model.parameters(), *self.model.buffers())
         self.own = {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def keep(self, tensor: Any) -> Any:
-        """Note a tensor that autograd keeps."""
+        """Record a tensor that autograd keeps, and return it."""
         storage = tensor.untyped_storage()
         number = storage._cdata
         if number not in self.own:
@@ -111,7 +115,7 @@ class Counter:
         return tensor
 
     def enter(self, layer: int) -> Any:
-        """Return a hook that notes that `layer` runs."""
+        """Return a hook that records that `layer` runs."""
 
         def hook(*_: Any) -> None:
             self.layer = layer
@@ -119,11 +123,11 @@ class Counter:
         return hook
 
     def leave(self, *_: Any) -> None:
-        """Note that no layer runs."""
+        """Record that no layer runs."""
         self.layer = None
 
     def of(self, layer: int | None) -> list[int]:
-        """Return the bytes of each storage that `layer` keeps, or, of None, what is outside or shared."""
+        """Return the bytes of each storage that `layer` keeps, or, for None, what is outside or shared."""
         return [self.held[number].nbytes() for number, owner in self.owners.items() if owner == layer]
 
 
@@ -151,7 +155,7 @@ def _shape(config: Any) -> Shape:
     vocabulary, hidden = embedding.weight.shape
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    # Heads may differ by layer, as Gemma 4's, of which the largest counts.
+    # Heads may differ by layer, as in Gemma 4. The largest counts.
     outputs = [linear.inputs for layer in linears for linear in layer if linear.name == "o_proj"]
     head_dim = max(outputs, default=hidden) // heads
     built = Built(
@@ -163,7 +167,7 @@ def _shape(config: Any) -> Shape:
         kept=kept,
         ends_kept=ends_kept,
         widest=widest,
-        liger=not lacking_kernels(config, swap=False),  # a plan swaps nothing
+        liger=not lacking_kernels(config, swap=False),  # A plan swaps nothing.
     )
     return Shape(
         layers=len(layers),
@@ -182,8 +186,9 @@ def _shape(config: Any) -> Shape:
 
 
 def _layers(model: Any) -> tuple[str, Any]:
-    """Return the name of the list of decoder layers and the list. Raises `ValueError` if they are elsewhere,
-    where stage `base` refuses them.
+    """Return the name of the list of decoder layers and the list.
+
+    Raises `ValueError` if they are elsewhere, because stage `base` refuses such models.
     """
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not layers:
@@ -192,14 +197,16 @@ def _layers(model: Any) -> tuple[str, Any]:
 
 
 def _linears(layer: Any, place: str, apart: Container[str]) -> Iterator[Linear]:
-    """Yield the linears of a layer, whose name below the model is `place`; the input of those named in
-    `apart` is kept by nothing else.
+    """Yield the linears of a layer, whose name below the model is `place`.
+
+    The input of those named in `apart` is kept by nothing else.
     """
     import torch
 
     from pipeline.models.tuners import bypassed
 
-    mixes = any(parameter.dim() > 2 for parameter in layer.parameters())  # a convolution beside attention
+    # a convolution in addition to attention
+    mixes = any(parameter.dim() > 2 for parameter in layer.parameters())
     without = bypassed(layer)
     for path, module in layer.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -225,8 +232,9 @@ def _norms(layer: Any) -> Iterator[tuple[str, int]]:
 
 
 def _keys_and_values(linears: tuple[Linear, ...], usual: int) -> int:
-    """Return how many numbers a token has in the cache of a layer: 0 for one without attention. `usual` are
-    the keys by the settings, for attention whose linears have other names.
+    """Return the numbers of a token in the cache of a layer: 0 for one without attention.
+
+    `usual` are the keys by the settings, for attention whose linears have other names.
     """
     widths = {linear.name: linear.outputs for linear in linears}
     inputs = {linear.name: linear.inputs for linear in linears}
@@ -245,9 +253,9 @@ def _attends(linears: tuple[Linear, ...]) -> bool:
 def _kept(
     model: Any, name: str, layers: Any, linears: tuple[tuple[Linear, ...], ...]
 ) -> tuple[tuple[Kept, ...], Kept, int]:
-    """Return what each layer keeps for the backward, what the rest does, and the largest tensor of a token.
+    """Return what each layer keeps for the backward, what the rest keeps, and the largest tensor of a token.
 
-    Layers with the same linears are taken for equal, so that only the first ones run, up to one more than
+    Layers with the same linears are assumed to be equal, so that only the first ones run, up to one more than
     there are kinds.
     """
     kinds = [tuple((linear.name, linear.inputs, linear.outputs) for linear in layer) for layer in linears]
@@ -262,7 +270,8 @@ def _kept(
         short, middle, long = (sum(counter.of(layer)) for counter in counted)
         if not mixes:
             return Kept(STEP, (short, middle, long))
-        # A piece more takes the same again but for the first ones: the steepest line above all three.
+        # Each further piece needs the same bytes except for the first ones: use the steepest line above all
+        # three.
         slope = max(middle - short, long - middle)
         start = max(short - slope, middle - 2 * slope, long - 3 * slope)
         return Kept(STEP, (start + slope, start + 2 * slope, start + 3 * slope), whole=True)

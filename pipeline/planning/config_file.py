@@ -1,4 +1,4 @@
-"""The shape of the model that a config.json describes: of a Qwen, Llama or Mistral by its numbers, of any
+"""The shape of the model that a config.json describes: for a Qwen, Llama or Mistral from its numbers, for any
 other by building it without weights.
 """
 
@@ -13,11 +13,11 @@ from pipeline.planning.shape import KNOWN, Shape, known_shape
 
 
 def read_shape(config: Mapping[str, Any], where: str = "config.json", *, build: bool = True) -> Shape:
-    """Return the shape of a model of this config.json: of the types `KNOWN` by its numbers, of others, if
-    `build` is set, as transformers builds them, which imports PyTorch and takes seconds.
+    """Return the shape of a model of this config.json.
 
-    Raises `ConfigError` for a model that is not built, `DataError` for a mixture of experts that can't be
-    trained and for a number that is missing or can't be.
+    For the types `KNOWN` it follows from its numbers. Others are built by transformers if `build` is set,
+    which imports PyTorch and takes seconds. Raises `ConfigError` for a model that is not built, `DataError`
+    for a mixture of experts that can't be trained and for a missing or impossible number.
     """
     kind = config.get("model_type")
     if kind in KNOWN:
@@ -35,9 +35,9 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json", *, build: 
 
 
 def load_shape(path: Path, *, build: bool = True) -> Shape:
-    """`read_shape` of a file; `DataError` where it can't be read."""
+    """Return `read_shape` of a file. Raises `DataError` if it can't be read."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))  # NaN, Infinity: not ours to refuse
+        config = json.loads(path.read_text(encoding="utf-8"))  # NaN and Infinity are accepted here
     except OSError as error:
         raise DataError(
             "Q-PLANNING-006",

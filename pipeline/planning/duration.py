@@ -17,8 +17,8 @@ from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.planning.setup import Setup
 from pipeline.planning.weights import first_trained, offloaded_bytes, table_trains, targets
 
-# dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows;
-# NVIDIA's data sheets
+# Dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows; from
+# NVIDIA's data sheets.
 PEAK = {
     "H200": 989.0,
     "H100": 989.0,
@@ -31,10 +31,11 @@ PEAK = {
     "3090": 71.0,
 }
 UTILIZATION = 0.4  # assumed share of that peak
-# of a core that multiplies bfloat16 (AVX512-BF16, 2 cores): 0.20 to 0.26 with 0.5 to 1.5 billion parameters
+# TFLOP/s of a core that multiplies bfloat16 (AVX512-BF16, 2 cores): 0.20 to 0.26 with 0.5 to 1.5 billion
+# parameters.
 CORE_TFLOPS = 0.23
-# assumed: bytes a second from pinned memory to the GPU, over PCIe 3.0 × 16 or 4.0 × 8 (15.8 GB/s by the
-# standards)
+# Assumed bytes a second from pinned memory to the GPU, over PCIe 3.0 × 16 or 4.0 × 8 (15.8 GB/s by the
+# standards).
 PCIE = 12e9
 
 
@@ -47,12 +48,14 @@ class Work:
 
 
 def warmup_steps(settings: Train, rows: int) -> int:
-    """`warmup_ratio` of the optimizer steps of `rows` training rows, rounded up as in transformers 4."""
+    """Return `warmup_ratio` of the optimizer steps of `rows` training rows, rounded up as in
+    transformers 4.
+    """
     return math.ceil(total_steps(settings, rows) * settings.warmup_ratio)
 
 
 def total_steps(settings: Train, rows: int) -> int:
-    """Optimizer steps of a complete run over `rows` training rows."""
+    """Return the optimizer steps of a complete run over `rows` training rows."""
     return (
         settings.max_steps
         if settings.max_steps > 0
@@ -61,27 +64,28 @@ def total_steps(settings: Train, rows: int) -> int:
 
 
 def steps_per_epoch(settings: Train, rows: int) -> int:
-    """Optimizer steps of one pass over `rows` training rows."""
+    """Return the optimizer steps of one pass over `rows` training rows."""
     return math.ceil(
         math.ceil(rows / settings.per_device_train_batch_size) / settings.gradient_accumulation_steps
     )
 
 
 def flops_per_token(setup: Setup) -> float:
-    """Floating-point operations a token costs, 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing.
+    """Return the floating-point operations of a token: 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with
+    checkpointing.
 
     Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2
-    where the forward is recomputed; the head's is only if it trains, which has a gradient too; layers below
-    the first that trains have the forward alone. The adapter adds 2 for its gradients. Attention: 4 per query
-    width and key, half of them masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361, appendix
-    B). `forwards` come on top.
+    if the forward is recomputed. The head's is recomputed only if it trains, and then has a gradient too.
+    Layers below the first that trains have only the forward. The adapter adds 2 for its gradients. Attention:
+    4 per query width and key, half of them masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361,
+    appendix B). `forwards` are added.
     """
     shape, train, trained = setup.shape, setup.train, enumerate(targets(setup))
     back = 1 - first_trained(setup) / shape.layers
     again = 2 / int(train.gradient_checkpointing) if train.gradient_checkpointing else 0
-    if setup.train.tuning.inside:  # the gradient of every weight is made, and summed up per scale
+    if setup.train.tuning.inside:  # The gradient of every weight is computed, and summed per scale.
         adapter = 2.0 * sum(linear.weights for _, linears in trained for linear in linears)
-    else:  # of the routed experts', a token meets that of those it is sent to
+    else:  # A token uses only the adapters of its own experts.
         adapter = (6 + again) * sum(
             rank_of(linear.path(layer), train) * linear.used * (linear.inputs + linear.outputs)
             for layer, linears in trained
@@ -96,9 +100,10 @@ def flops_per_token(setup: Setup) -> float:
 
 
 def forwards(train: Train) -> float:
-    """Forwards of a token beside training's own, on average: the reference's in the first pass over the data,
-    and KTO's other answers by the model in every pass; GRPO's own likelihoods before a round, and those
-    without the adapter if the divergence counts.
+    """Return the average number of forwards of a token in addition to training's own.
+
+    These are the reference's in the first pass over the data, and KTO's other answers by the model in every
+    pass; for GRPO its own likelihoods before a round, and those without the adapter if the divergence counts.
     """
     learning = METHODS[train.method]
     if learning.prompts:
@@ -109,8 +114,10 @@ def forwards(train: Train) -> float:
 
 
 def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
-    """What a run over `packed_rows` training rows of `tokens` in all does: steps as transformers counts them,
-    tokens on average; of prompts, with all completions at their longest.
+    """Return the work of a run over `packed_rows` training rows with `tokens` in all.
+
+    Steps are counted as in transformers, tokens on average; for prompts, with all completions at their
+    longest.
     """
     epochs = (
         train.num_train_epochs
@@ -123,7 +130,9 @@ def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
 
 
 def work_in(root: Path, train: Train) -> Work | None:
-    """The work in data/tokens; None if nothing is tokenized. Raises `DataError` for an unreadable account."""
+    """Return the work in data/tokens; None if nothing is tokenized. Raises `DataError` for an unreadable
+    record.
+    """
     for name in ("data/tokens/manifest.json", "reports/labels.json"):
         if (root / name).is_file():
             try:
@@ -145,8 +154,9 @@ def work_in(root: Path, train: Train) -> Work | None:
 
 
 def assumed_tflops(card: Card) -> float | None:
-    """TFLOP/s that training on this card is assumed to reach, or on this machine's CPU; None for a card that
-    isn't known, and for a CPU that doesn't multiply bfloat16.
+    """Return the TFLOP/s that training is assumed to reach on this card, or on this machine's CPU.
+
+    Return None for an unknown card, and for a CPU that doesn't multiply bfloat16.
     """
     if card.device == "cpu":
         return CORE_TFLOPS * (usable_cores() or 1) if multiplies_bfloat16() else None
@@ -155,9 +165,10 @@ def assumed_tflops(card: Card) -> float | None:
 
 
 def copied_bytes(setup: Setup) -> float:
-    """Bytes that go to the GPU for a forward and its backward, at most: each offloaded layer once, and again
-    from the first that trains on (where a layer is recomputed, that and its backward share a copy).
-    `forwards` come on top.
+    """Return the bytes that are copied to the GPU for a forward and its backward, at most.
+
+    Each offloaded layer is copied once, and again from the first that trains on (if a layer is recomputed,
+    that and its backward share a copy). `forwards` are added.
     """
     if not setup.train.offloaded_layers:
         return 0.0

@@ -1,7 +1,7 @@
 """Bytes of a GGUF before it is made: each tensor has the type that llama-quantize would give it.
 
-After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` (mixtures below 3 bits are some per cent
-off), and `tensor_type_fallback` for rows that a type can't pack.
+It follows llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` (mixtures below 3 bits are some per
+cent off), and `tensor_type_fallback` for rows that a type can't pack.
 """
 
 from collections import Counter
@@ -11,12 +11,13 @@ from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.config.levels import ModelName
 from pipeline.planning.shape import Shape
 
-# of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
+# Bytes of a token in the vocabulary: text, score, type and merges. 36.3 were measured with SmolLM2's 49,152
+# tokens.
 HEADER_PER_TOKEN = 36
 EIGHT = 8  # experts of a Mixtral, for which llama-quantize has types of its own
 LOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
-# tensor: level (with -imatrix where that matters): (where in the layers, type), the first that holds; else
-# the level's own type
+# {tensor: {level (with -imatrix if that matters): (place in the layers, type)}}. The first place that matches
+# counts; otherwise the tensor has the level's own type.
 RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     "output": {
         **dict.fromkeys((*LOW, "IQ3_XXS"), (("all", "Q5_K"),)),
@@ -67,7 +68,7 @@ RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-# levels at which attention's output is Q5_K where there are 8 experts, as in Mixtral
+# Levels at which attention's output is Q5_K if there are 8 experts, as in Mixtral.
 FINER_OUTPUT = frozenset(
     (
         "Q2_K",
@@ -86,33 +87,35 @@ FINER_OUTPUT = frozenset(
 
 
 def level_bytes(shape: Shape, level: str) -> int:
-    """Bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type: quantized tensors,
-    float32 norms and biases, the header.
+    """Return the bytes of the GGUF of `level` as `quantize.levels` spells it, or of a 16-bit type.
+
+    These are quantized tensors, float32 norms and biases, and the header.
     """
     return sum(size for *_, size in matrices(shape, level)) + unquantized_bytes(shape)
 
 
 def unquantized_bytes(shape: Shape) -> int:
-    """What every level of a model has: float32 norms and biases, and the header."""
+    """Return the bytes that every level of a model has: float32 norms and biases, and the header."""
     return 4 * shape.small_weights + HEADER_PER_TOKEN * shape.vocabulary
 
 
 def tensor_type(
     shape: Shape, level: str, tensor: str, columns: int, number: int = 0, count: int | None = None
 ) -> str:
-    """The ggml type that `tensor` (attn_v, token_embd, …; rows of `columns` weights) gets. It is that
-    `number` of the model's `count` tensors under the same rules, by default one in each layer.
+    """Return the ggml type that `tensor` (attn_v, token_embd, …; rows of `columns` weights) gets.
+
+    It is tensor `number` of the model's `count` tensors under the same rules, by default one in each layer.
     """
     count = shape.layers if count is None else count
     name, with_matrix = ModelName(level).level, ModelName(level).imatrix
     if name in ("F32", "F16", "BF16"):
         return name
     base = LEVELS[name].base
-    # a tied embedding is the output matrix as well
+    # A tied embedding is the output matrix as well.
     is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)
     if is_output and columns % TYPES[base].weights:
         return _quantized("Q8_0", columns)
-    if tensor == "ffn_gate_inp_shexp":  # like a vector
+    if tensor == "ffn_gate_inp_shexp":  # treated like a vector
         return "F32"
     if name == "MXFP4_MOE" and tensor.endswith("_exps"):
         return _quantized("MXFP4", columns)
@@ -123,7 +126,7 @@ def tensor_type(
             return _quantized("Q5_K" if name in FINER_OUTPUT else base, columns)
         if tensor.startswith("ffn_down_") and name == "IQ3_M" and _holds("sensitive", shape, number, count):
             return _quantized("Q4_K", columns)
-    # a tensor whose part no rule knows, as a mixer's, has the level's own type
+    # A tensor without a rule, such as a mixer's, has the level's own type.
     rules = RULES.get("output" if is_output else ruled_as(tensor), {})
     places = rules.get(
         f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ())
@@ -134,17 +137,18 @@ def tensor_type(
 
 
 def ruled_as(tensor: str) -> str:
-    """Return the tensor under whose rules this one is: llama-quantize takes attn_qkv for attn_v."""
+    """Return the tensor whose rules apply to this one: llama-quantize treats attn_qkv like attn_v."""
     part = tensor.removesuffix("_exps").removesuffix("_shexp")
     return "attn_v" if part == "attn_qkv" else part
 
 
 def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
-    """(its name without the layer, ggml type, bytes) of every matrix in the GGUF of `level`: token_embd,
-    output (none where it is tied), attn_q, …
+    """Yield (name without the layer, ggml type, bytes) of every matrix in the GGUF of `level`.
+
+    The names are token_embd, output (missing if it is tied), attn_q, …
     """
 
-    # of hybrids, not every layer has a tensor of each kind
+    # In hybrids, not every layer has a tensor of each kind.
     counts = Counter((ruled_as(linear.tensor), linear.ending) for layer in shape.by_layer for linear in layer)
     seen = Counter[tuple[str, str]]()
 

@@ -12,22 +12,23 @@ from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.serving import BUFFERS, ServingMemory, cache_per_token
 from pipeline.planning.setup import FLOAT, Setup, check_offload
 
-CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
-CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
-CPU_LIBRARIES = 920_000_000  # what a process takes beside its tensors
-# of what is kept for the backward, on a CPU: holes that it leaves in glibc's heap. 0.5 with 0.5 billion
-# parameters, 0.45 with 1.5 (docs/gpu.md)
+CUDA_CONTEXT = 500_000_000  # bytes, assumed: 0.3 to 0.8 GB, by card and driver
+CUDA_SLACK = 0.03  # assumed share that torch's allocator reserves on top, rounding included
+CPU_LIBRARIES = 920_000_000  # bytes of a process in addition to its tensors
+# Holes in glibc's heap as a share of what is kept for the backward, on a CPU. 0.5 with 0.5 billion
+# parameters, 0.45 with 1.5 (docs/gpu.md).
 HOLES = 0.48
-# with dropout, whose masks are kept too: of one run of 216 forwards with 0.5 billion (docs/recipes.md)
+# The same with dropout, whose masks are kept too: from one run of 216 forwards with 0.5 billion
+# (docs/recipes.md).
 HOLES_WITH_DROPOUT = 1.5
-# assumed: free memory of a GPU, in sizes of a 16-bit model's file, with which it answers there
+# Assumed: free memory of a GPU in which a 16-bit model answers, in sizes of its file.
 TEACHER_ROOM = 1.5
-MORE = 8  # tokens that GRPO's rollouts ask for beside prompt and completion
+MORE = 8  # tokens that GRPO's rollouts request in addition to prompt and completion
 
 
 @dataclass(frozen=True)
 class Part:
-    """One line of the plan; `at_peak` is False for what is never alive together with the rest."""
+    """One line of the plan. `at_peak` is False for a part that is never in memory together with the rest."""
 
     name: str
     bytes: int
@@ -40,8 +41,8 @@ class MemoryPlan:
     """All parts, on the device that trains."""
 
     parts: tuple[Part, ...]
-    loading: int = 0  # bytes on the device while weights load, some of which training has elsewhere
-    mapped: int = 0  # bytes on a CPU while weights load, with the file, whose pages the system takes back
+    loading: int = 0  # bytes on the device while weights load, some of which are elsewhere during training
+    mapped: int = 0  # bytes on a CPU while weights load, with the file, whose pages the system reclaims
 
     @property
     def total(self) -> int:
@@ -50,22 +51,22 @@ class MemoryPlan:
 
     @property
     def peak(self) -> int:
-        """Bytes that are seen of the process at most, where there is room: a mapped file counts."""
+        """Bytes that the process is seen to use at most, if there is room: a mapped file counts."""
         return max(self.mapped, self.total)
 
     @property
     def allocated(self) -> int:
-        """Bytes of tensors at the peak: what `torch.cuda.max_memory_allocated` measures."""
+        """Bytes of tensors at the peak, as `torch.cuda.max_memory_allocated` measures them."""
         return sum(part.bytes for part in self.parts if part.at_peak and part.name not in ASSUMED)
 
 
 WHOLE_TABLES = "trained embeddings and head"
-SERVER = "llama-server"  # another process, beside training's
+SERVER = "llama-server"  # another process, next to training's
 ASSUMED = ("CUDA context", "allocator slack", "Python and libraries", "holes in the heap", SERVER)
 
 
 def plan_memory(setup: Setup) -> MemoryPlan:
-    """The parts for training on packed micro batches, on the card of one of the processes.
+    """Return the parts for training on packed micro batches, on the card of one of the processes.
 
     Two moments can be the peak: the loss, and the backward of the layer that comes first there. The smaller
     one's own bytes don't count. Raises `ConfigError` for targets or an optimizer that can't be planned.
@@ -75,8 +76,8 @@ def plan_memory(setup: Setup) -> MemoryPlan:
     smaller = min([loss], backward, key=lambda moment: sum(part.bytes for part in moment))
     moments = [replace(part, at_peak=part not in smaller) for part in (*backward, loss)]
     parts = [*lasting_parts(setup), kept, *moments, *server_parts(setup)]
-    # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is
-    # loaded tensor by tensor, what is shared out in main memory
+    # All weights are put on the GPU before some move to main memory; on a CPU the 16-bit file is mapped. A
+    # GGUF is loaded tensor by tensor, and a base that is shared out is loaded in main memory.
     frozen, loading, mapped = weights.frozen_bytes(setup), 0, 0
     if not base_kind(setup).is_file and setup.parts == 1:
         if setup.device == "cuda":
@@ -87,7 +88,9 @@ def plan_memory(setup: Setup) -> MemoryPlan:
 
 
 def lasting_parts(setup: Setup) -> list[Part]:
-    """What stays from the first step to the last; what several processes and offloading come to as well."""
+    """Return the parts that stay from the first step to the last, including those of sharing and
+    offloading.
+    """
     shape, train, base = setup.shape, setup.train, base_kind(setup)
     away, (elsewhere, gathered) = weights.offloaded_bytes(setup), weights.shared_bytes(setup)
     in_main_memory = f"{memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
@@ -117,17 +120,17 @@ def lasting_parts(setup: Setup) -> list[Part]:
 
 
 def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
-    """(what is kept for the backward, what the backward takes beside, what the loss does)."""
-    # all layers are given the mask that keeps packed rows apart, T × T bools; autograd doesn't keep it
+    """Return (what is kept for the backward, what the backward needs in addition, what the loss needs)."""
+    # All layers get the mask that keeps packed rows apart, T × T bools. Autograd doesn't keep it.
     mask, copies = setup.tokens**2, activations.autocast_copies(setup)
     in_layer, (at_loss, logits) = activations.gradients_in_flight(setup), activations.loss(setup)
     in_forward = activations.forward_kept(setup) + mask
-    bound = "at most " if setup.shape.built else ""  # counted by transformers' own code, and not by Liger's
+    bound = "at most " if setup.shape.built else ""  # counted with transformers' own code, and not Liger's
     if setup.train.gradient_checkpointing:
         kept = Part("layer inputs kept", in_forward, "layers × tokens × hidden width")
         in_layer += activations.recomputed_kept(setup)
         moment = Part("one layer recomputed", in_layer, f"{bound}what its forward keeps, and gradients")
-        at_loss += copies  # the recomputed layer makes its own again
+        at_loss += copies  # The recomputed layer makes its own again.
     else:
         kept = Part("activations kept", in_forward + copies, f"{bound}what all layers' forwards keep")
         moment = Part("gradients in flight", in_layer, "of one layer's activations")
@@ -135,7 +138,7 @@ def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
 
 
 def assumed_parts(setup: Setup, parts: list[Part], kept: Part) -> list[Part]:
-    """What a process takes beside the tensors of `parts`, `kept` among them."""
+    """Return the parts of a process in addition to the tensors of `parts`, which include `kept`."""
     if setup.device == "cpu":
         holes = HOLES_WITH_DROPOUT if setup.train.dropout else HOLES
         return [
@@ -149,30 +152,32 @@ def assumed_parts(setup: Setup, parts: list[Part], kept: Part) -> list[Part]:
     ]
 
 
-# --- llama-server beside training
+# --- llama-server next to training
 
 
 def answers_by_server(train: Training) -> bool:
-    """Whether llama-server gives the model's own answers while it trains."""
+    """Return True if llama-server gives the model's own answers while it trains."""
     return METHODS[train.method].prompts and train.grpo.rollouts == "llama-server"
 
 
 def made_file(setup: Setup) -> int:
-    """Bytes of the GGUF that is made for llama-server, until training has ended; 0 where none is."""
+    """Return the bytes of the GGUF that is made for llama-server and kept until training is done; 0 if none
+    is made.
+    """
     kind = setup.train.rollout_type
     return level_bytes(setup.shape, kind) if kind and answers_by_server(setup.train) else 0
 
 
 def server_parts(setup: Setup) -> list[Part]:
-    """llama-server where training is, while a round is drawn for the longest prompts; nothing where there is
-    no server.
+    """Return llama-server's part if it shares the device with training; empty if there is no server.
 
-    Its layers on a GPU share one with training, those in main memory count where training is there too.
+    It is planned for a round with the longest prompts. Its layers on a GPU share one with training; those in
+    main memory count if training is there too.
     """
     if not answers_by_server(setup.train):
         return []
     shape, grpo = setup.shape, setup.train.grpo
-    if not (file := made_file(setup)):  # it draws with the one that is trained on
+    if not (file := made_file(setup)):  # Rollouts use the file that is trained on.
         assert setup.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
         file = setup.quantized.file
     context = (setup.max_length + grpo.max_new_tokens + MORE) * grpo.parallel

@@ -1,5 +1,5 @@
-"""The entire plan of a run: does it fit, what to change where it doesn't, disk and time. `quench config plan`
-and the preflight check share it.
+"""The entire plan of a run: if it fits, what to change if it doesn't, disk and time. `quench config plan` and
+the preflight check share it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,18 +17,20 @@ from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
 from pipeline.planning.setup import Setup
 from pipeline.planning.weights import adapter_bytes, lora_bytes, optimizer_bytes
 
-STEP = 64  # rows are shortened to a multiple of this
-SHORTEST = 512  # no advice below: chats would hardly fit
+STEP = 64  # Rows are shortened to a multiple of this.
+SHORTEST = 512  # tokens; shorter rows are not advised, because chats would hardly fit
 SMALL_RANK = 8
 CACHE = "copies in DVC's cache"
 BASE = "base"
-TOKENIZER = 20_000_000  # tokenizer, template and settings beside weights, generously
-STATE = 100_000  # of a checkpoint: schedule, progress, marker
+TOKENIZER = 20_000_000  # bytes of tokenizer, template and settings next to weights, generously
+STATE = 100_000  # bytes in a checkpoint: schedule, progress, marker
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One change on top of those before: the bytes it saves, the new total, and whether that is enough."""
+    """One change in addition to those before: the bytes it saves, the new total, and True if that
+    is enough.
+    """
 
     change: str
     saves: int
@@ -38,12 +40,12 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run needs: bytes, tokens, seconds; None says that it was not measured."""
+    """The needs of a run in bytes, tokens and seconds. None means that it was not measured."""
 
     setup: Setup
     memory: MemoryPlan
     card: Card | None
-    fits: bool | None  # the card
+    fits: bool | None  # True if it fits the card
     longest_row: int | None  # tokens
     memory_reductions: tuple[Reduction, ...]
     disk: dict[str, int]
@@ -51,8 +53,8 @@ class Plan:
     flops_per_token: float
     tflops: float | None
     tflops_assumed: bool
-    seconds: float | None  # of the steps, without GRPO's rollouts
-    copied_bytes_per_token: float  # to the GPU
+    seconds: float | None  # seconds of the steps, without GRPO's rollouts
+    copied_bytes_per_token: float  # bytes copied to the GPU
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -61,7 +63,7 @@ class Plan:
 
     @property
     def remedy(self) -> str:
-        """What to change where the plan doesn't fit, in half a sentence."""
+        """The changes for a plan that doesn't fit, in half a sentence."""
         last = {reduction.change.partition(":")[0]: reduction.change for reduction in self.memory_reductions}
         changes = ", ".join(last.values())
         smaller = "a smaller level, or base" if base_kind(self.setup).is_file else "a smaller base"
@@ -70,7 +72,7 @@ class Plan:
         return f"even with {changes} it would not fit, so take {smaller}" if changes else f"take {smaller}"
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as plain values."""
+        """Return the plan as plain values."""
         setup, memory = self.setup, self.memory
         return {
             "parameters": setup.shape.parameters,
@@ -89,8 +91,10 @@ class Plan:
 
 
 def make_plan(setup: Setup, work: Work | None = None, tflops: float | None = None) -> Plan:
-    """The plan of a training that does `work`; `tflops` is what the card reaches. Of several processes the
-    time is as of one alone. Raises `ConfigError` for targets or an optimizer that can't be planned.
+    """Return the plan of a training that does `work`; `tflops` is the card's measured throughput.
+
+    For several processes the time is that of one. Raises `ConfigError` for targets or an optimizer that can't
+    be planned.
     """
     card, memory = setup.card, plan_memory(setup)
     assumed = assumed_tflops(card) if card and tflops is None else None
@@ -114,7 +118,9 @@ def make_plan(setup: Setup, work: Work | None = None, tflops: float | None = Non
 
 
 def trained_per_second(flops_per_token: float, tflops: float | None, copied_per_token: float) -> float | None:
-    """Tokens a second, of which each costs operations and copies to the GPU; None where `tflops` is."""
+    """Return the tokens a second, if each costs operations and copies to the GPU; None if
+    `tflops` is None.
+    """
     return None if tflops is None else 1 / (flops_per_token / (tflops * 1e12) + copied_per_token / PCIE)
 
 
@@ -122,8 +128,9 @@ def trained_per_second(flops_per_token: float, tflops: float | None, copied_per_
 
 
 def longest_rows(setup: Setup, room: int) -> int:
-    """The most tokens in a training row for which the plan needs at most `room` bytes, up to the model's
-    positions; 0 for none. A plan never shrinks when rows grow.
+    """Return the most tokens in a training row for which the plan needs at most `room` bytes; 0 if none fit.
+
+    It is at most the model's positions. A plan never shrinks when rows grow.
     """
     return bisect_right(
         range(1, setup.shape.positions + 1), room, key=lambda length: plan_memory(setup.at(length)).total
@@ -131,13 +138,12 @@ def longest_rows(setup: Setup, room: int) -> int:
 
 
 def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
-    """The changes that help, cheapest first, down to the first that is enough or to the end; none where the
-    plan fits already.
+    """Return the changes that help, cheapest first, down to the first that is enough or to the end.
 
-    Micro batch 1 (with accumulation for it, so that the run learns the same), checkpointing, a GGUF's linears
-    left quantized, shorter rows where that is enough, embeddings in main memory, else shorter rows, a smaller
-    rank; last, for it costs most time, the base shared out among the processes, or of one process layers in
-    main memory.
+    It is empty if the plan fits already. The changes are: micro batch 1 (with accumulation for it, so that
+    the run learns the same), checkpointing, a GGUF's linears left quantized, shorter rows if that is enough,
+    embeddings in main memory, otherwise shorter rows, and a smaller rank. Last, because it costs most time,
+    the base is shared out among the processes, or for one process layers move to main memory.
     """
     reductions: list[Reduction] = []
     total = plan_memory(setup).total
@@ -152,7 +158,7 @@ def memory_reductions(setup: Setup, room: int) -> list[Reduction]:
 
 
 def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
-    """(what to change, the set-up with this change and all before it)."""
+    """Yield (what to change, the set-up with this change and all before it)."""
     train = setup.train
     if train.per_device_train_batch_size > 1:
         accumulation = train.gradient_accumulation_steps * train.per_device_train_batch_size
@@ -181,7 +187,7 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
 
 
 def _offloaded(setup: Setup, room: int) -> Setup:
-    """The same with the fewest layers offloaded with which it fits, or all."""
+    """Return the set-up with the fewest layers offloaded with which it fits, or all."""
     numbers = range(max(1, setup.train.offloaded_layers), setup.shape.layers)
     fewest = bisect_left(
         numbers, -room, key=lambda count: -plan_memory(setup.at(setup.max_length, offload=count)).total
@@ -190,7 +196,7 @@ def _offloaded(setup: Setup, room: int) -> Setup:
 
 
 def _shortened(setup: Setup, room: int) -> Setup:
-    """The same with the longest rows that fit, not below `SHORTEST`."""
+    """Return the set-up with the longest rows that fit, not below `SHORTEST`."""
     fitting = longest_rows(setup, room)
     return (
         setup
@@ -203,13 +209,13 @@ def _shortened(setup: Setup, room: int) -> Setup:
 
 
 def plan_disk(setup: Setup) -> dict[str, int]:
-    """Bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written), adapter,
-    merged model, GGUFs.
+    """Return the bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written),
+    adapter, merged model, GGUFs.
 
-    Trained on a GGUF nothing is merged: what comes is the adapter, in its folder and as a GGUF, or the base's
-    file with trained scales. `BASE` is what is there before, `CACHE` what DVC's cache holds: one more copy of
-    each but the checkpoints, and of the base, whatever `uncached` says: it remembers runs with all that they
-    made. None where the file system shares blocks (Btrfs, XFS).
+    Nothing is merged after training on a GGUF: the products are the adapter, in its folder and as a GGUF, or
+    the base's file with trained scales. `BASE` is what exists before. `CACHE` is the content of DVC's cache:
+    one more copy of each but the checkpoints, and of the base, even if it is `uncached`, because DVC caches
+    runs with all their outputs. The copies need no space if the file system shares blocks (Btrfs, XFS).
     """
     shape, quantized = setup.shape, setup.quantized
     adapter = adapter_bytes(setup)
@@ -229,10 +235,12 @@ def plan_disk(setup: Setup) -> dict[str, int]:
     before = quantized.file + quantized.made_from if quantized else 2 * shape.parameters
     copies = sum(sizes.values()) - sizes["checkpoints"] + (quantized.file if quantized else before)
     if rollouts := made_file(setup):
-        sizes["GGUF for rollouts"] = rollouts  # among the checkpoints
+        sizes["GGUF for rollouts"] = rollouts  # stored among the checkpoints
     return sizes | {BASE: before, CACHE: copies}
 
 
 def own_bytes(sizes: Mapping[str, int]) -> int:
-    """What training and the stages after it write, of `plan_disk`: neither the base nor DVC's copies."""
+    """Return the bytes of `plan_disk` that training and later stages write: neither the base nor DVC's
+    copies.
+    """
     return sum(size for name, size in sizes.items() if name not in (BASE, CACHE))

@@ -1,5 +1,5 @@
-"""Bytes of a base that is trained on as its GGUF holds it: from the file's header, or from a level and a
-shape before there is a file.
+"""Bytes of a base that is trained on as a GGUF: from the file's header, or from a level and a shape before
+there is a file.
 """
 
 import re
@@ -20,7 +20,7 @@ from pipeline.planning.shape import FUSED_TENSORS, PLACED_TENSORS, SIZES, TENSOR
 
 NAMES = "|".join({*TENSORS.values(), *FUSED_TENSORS.values(), *PLACED_TENSORS.values()})
 LINEAR = re.compile(rf"blk\.\d+\.({NAMES})(_exps|_shexp)?\.weight")
-SAMPLED = 64  # of so many blocks of rows one is looked at
+SAMPLED = 64  # One of so many blocks of rows is read.
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
 LEVEL_NAMES = "|".join(sorted((*LEVELS, "F16", "BF16", "F32")))
 LEVEL = re.compile(rf"(?<![a-z0-9])({LEVEL_NAMES}|FP16)(?![a-z0-9_])", re.IGNORECASE)
@@ -28,8 +28,8 @@ LEVEL = re.compile(rf"(?<![a-z0-9])({LEVEL_NAMES}|FP16)(?![a-z0-9_])", re.IGNORE
 
 @dataclass(frozen=True)
 class QuantizedBase:
-    """Bytes of the matrices as they lie quantized in a GGUF, and of the entire file; `head` is 0 where the
-    embeddings are the head as well.
+    """Bytes of the quantized matrices of a GGUF, and of the entire file; `head` is 0 if the embeddings are
+    the head as well.
     """
 
     linears: int
@@ -38,9 +38,9 @@ class QuantizedBase:
     file: int
     ggml_types: frozenset[str]  # ggml types of the matrices
     source: str  # "as in the file", "computed for Q4_K_M"
-    # bytes of the GGUF that it is quantized from here (`base.level`), 0 where it is fetched as it is
+    # Bytes of the GGUF from which it is quantized here (`base.level`); 0 if the file is used unchanged.
     made_from: int = 0
-    # (blk.0.attn_q, how many scales and minima its blocks have) for every linear of every layer
+    # (blk.0.attn_q, number of scales and minima in its blocks) for every linear of every layer.
     scales: tuple[tuple[str, int], ...] = ()
     layers: tuple[int, ...] = ()  # bytes of each layer's linears
 
@@ -50,14 +50,16 @@ class QuantizedBase:
         return self.embeddings + self.head
 
     def scratch(self, device: str, block: int) -> int:
-        """Bytes that dequantizing `block` weights takes beside the result, on "cpu" or "cuda" (Triton)."""
+        """Return the bytes for dequantizing `block` weights in addition to the result, on "cpu" or "cuda"
+        (Triton).
+        """
         kinds = [TYPES[name] for name in self.ggml_types if name in TYPES]
         alone = [kind.scratch or 0 for kind in kinds if device != "cuda" or not kind.kernel]
         return min(block, AT_A_TIME[device]) * max(alone, default=0)
 
 
 def quantized_file(file: Path) -> QuantizedBase:
-    """The bytes of a GGUF, exact, from its header. Raises `DataError` where it is not complete."""
+    """Return the bytes of a GGUF, exact, from its header. Raises `DataError` if it is not complete."""
     from gguf import GGMLQuantizationType
 
     header = _header(file)
@@ -81,13 +83,17 @@ def quantized_file(file: Path) -> QuantizedBase:
 
 
 def scales_of(ggml_type: str, stored: int) -> int:
-    """How many float16 scales and minima the blocks in `stored` bytes of a type have; floats have none."""
+    """Return the number of float16 scales and minima of the blocks in `stored` bytes of a type; 0
+    for floats.
+    """
     kind = TYPES[ggml_type]
     return stored // kind.bytes * (len(kind.scales) or 1) if kind.weights > 1 else 0
 
 
 def quantized_level(shape: Shape, level: str) -> QuantizedBase:
-    """Bytes of `level` before there is a file: each tensor in the type that llama-quantize would give it."""
+    """Return the bytes of `level` before there is a file: each tensor in the type that llama-quantize would
+    give it.
+    """
     sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
     scales, of_layers = [], []
     layers = iter([layer for layer, linears in enumerate(shape.by_layer) for _ in linears])
@@ -111,7 +117,7 @@ def quantized_level(shape: Shape, level: str) -> QuantizedBase:
 
 
 def by_layer(sizes: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """The sum of each layer's bytes, of (layer, bytes) in any order."""
+    """Return the sum of each layer's bytes, from (layer, bytes) in any order."""
     totals = Counter[int]()
     for layer, size in sizes:
         totals[layer] += size
@@ -119,8 +125,9 @@ def by_layer(sizes: Iterable[tuple[int, int]]) -> tuple[int, ...]:
 
 
 def level_of(name: str) -> str:
-    """The level that a GGUF's file name says: Q4_K_M of "qwen2.5-7b-instruct-q4_k_m.gguf". Raises
-    `ConfigError` where it says none.
+    """Return the level in a GGUF's file name: Q4_K_M for "qwen2.5-7b-instruct-q4_k_m.gguf".
+
+    Raises `ConfigError` if the name contains none.
     """
     levels = LEVEL.findall(name.rpartition("/")[2])
     if not levels:
@@ -133,7 +140,7 @@ def level_of(name: str) -> str:
 
 
 def _would_be_tied(file: Path, header: Header) -> bool:
-    # these import NumPy, which planning from a hub's config never needs
+    # These import NumPy, which planning from a hub's config never needs.
     from pipeline.gguf.tensors import gguf_tensors
     from pipeline.gguf.tied import one_matrix
 
@@ -141,10 +148,11 @@ def _would_be_tied(file: Path, header: Header) -> bool:
 
 
 def gguf_shape(file: Path, unpacked: bool = False, *, build: bool = True) -> Shape:
-    """The shape of the model in a GGUF, from its header; `unpacked`, with the head that stage `base` would
-    tie, by a sample of its rows. Raises `ConfigError` for an architecture whose header alone doesn't say its
-    shape, or that would have to be built (`read_shape`) unless `build` is set, `DataError` for a damaged
-    file and for one that can't be trained on.
+    """Return the shape of the model in a GGUF, from its header.
+
+    With `unpacked` it has the head that stage `base` would tie, by a sample of its rows. Raises `ConfigError`
+    for an architecture whose header alone doesn't define its shape, or that would have to be built
+    (`read_shape`) unless `build` is set, `DataError` for a damaged file and for one that can't be trained on.
     """
     header = _header(file)
     read_metadata(header, file)
@@ -152,7 +160,7 @@ def gguf_shape(file: Path, unpacked: bool = False, *, build: bool = True) -> Sha
     stated = _family_settings(header, file) if build else None
     config = {
         **(stated or _sizes(header)),
-        "pad_token_id": None,  # some families' default is beyond a small vocabulary
+        "pad_token_id": None,  # Some families' default is beyond a small vocabulary.
         "attention_bias": biased,
         "qkv_bias": biased,
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
@@ -164,13 +172,13 @@ def gguf_shape(file: Path, unpacked: bool = False, *, build: bool = True) -> Sha
 
 
 def _family_settings(header: Header, file: Path) -> dict[str, Any] | None:
-    """Return config.json's settings of a family that is known to be described by its header; None for
-    others.
+    """Return config.json's settings of a family that is known to be described by its header; None
+    for others.
     """
     family = family_in(header.fields)
     if family is None or family.model_type is None:
         return None
-    # this imports transformers
+    # This imports transformers.
     from pipeline.models.header_config import header_config
 
     settings: dict[str, Any] = header_config(header, family, file).to_dict()

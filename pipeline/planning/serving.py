@@ -1,5 +1,5 @@
-"""What serving a level takes: weights + KV cache + buffers, the longest context that fits, and the best level
-that fits. Pure arithmetic.
+"""The memory for serving a level: weights + KV cache + buffers, the longest context that fits, and the best
+level that fits. Pure arithmetic.
 
 quench config plan --serve --vram 8
 """
@@ -12,19 +12,19 @@ from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
 from pipeline.planning.shape import Shape
 
-# assumed where it was not measured: a tenth on top of weights and KV cache, for compute buffers and the
-# process itself
+# Assumed if it was not measured: a tenth on top of weights and KV cache, for compute buffers and the process
+# itself.
 BUFFERS = 0.1
-CACHE_BYTES = 2  # of a number in a float16 KV cache
+CACHE_BYTES = 2  # bytes of a number in a float16 KV cache
 GB = MEMORY_GB
 
 
 @dataclass(frozen=True)
 class ServingMemory:
-    """What serving a model takes, in bytes. None: not measured.
+    """The memory for serving a model, in bytes. None means that it was not measured.
 
-    `peak` is the server's own, at this very context, with one conversation; `prompt_cache` is what it may
-    keep of earlier ones on top.
+    `peak` is the server's own, at this very context, with one conversation. `prompt_cache` is what it may
+    keep of earlier ones in addition.
     """
 
     weights: int
@@ -35,12 +35,14 @@ class ServingMemory:
 
     @property
     def known(self) -> bool:
-        """Whether `total` counts the KV cache, by itself or in the peak; else more is needed."""
+        """True if `total` counts the KV cache, by itself or in the peak; otherwise more is needed."""
         return self.kv_cache is not None or self.peak is not None
 
     @property
     def buffers(self) -> int:
-        """Compute buffers and the process: measured peak less weights and cache, else a tenth of them."""
+        """Compute buffers and the process: measured peak less weights and cache, or a tenth of them if not
+        measured.
+        """
         sizes = self.weights + (self.kv_cache or 0)
         return round(sizes * (1 + BUFFERS)) - sizes if self.peak is None else max(0, self.peak - sizes)
 
@@ -69,22 +71,22 @@ class ServingMemory:
 @dataclass(frozen=True)
 class LevelPlan:
     """One level at the wanted context. `longest` is the largest context per slot that fits `room` bytes, in
-    tokens; None where that is not known.
+    tokens; None if that is not known.
     """
 
     name: str
     memory: ServingMemory
-    made: bool  # weights are a file's bytes, not computed
+    made: bool  # True if weights are a file's bytes, not computed
     longest: int | None
     fits: bool | None
 
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """What of a model decides how much memory serving takes.
+    """The properties of a model that decide how much memory serving needs.
 
-    `weights` in bytes, of a file if it is `made`; `per_token` is the KV cache's bytes of a token; `positions`
-    is the longest context that the model knows; `peak` is what llama-server was measured to take at the
+    `weights` are in bytes, those of a file if it is `made`. `per_token` is the KV cache's bytes of a token.
+    `positions` is the longest context of the model. `peak` is the measured memory of llama-server at the
     context that is planned.
     """
 
@@ -97,10 +99,10 @@ class PlannedModel:
 
 
 def plan_level(model: PlannedModel, serve: Serve, room: int | None) -> LevelPlan:
-    """Plan the slots of section serve in `room` bytes, the card's memory (None: not known).
+    """Return the plan for the slots of section serve in `room` bytes, the card's memory (None: not known).
 
     A context beyond the model's positions fits nowhere. Without `per_token` and `peak` a level may be too
-    large, but can't be said to fit.
+    large, but can't be known to fit.
     """
     context, parallel, kept, per_token = serve.ctx_size, serve.parallel, prompt_cache(serve), model.per_token
     cache = None if per_token is None else per_token * context * parallel
@@ -121,16 +123,22 @@ def plan_level(model: PlannedModel, serve: Serve, room: int | None) -> LevelPlan
 
 
 def prompt_cache(serve: Serve) -> int:
-    """Bytes of earlier chats that llama-server may keep, in main memory: they count if the model is there."""
+    """Return the bytes of earlier chats that llama-server may keep.
+
+    They are in main memory, and count if the model is there.
+    """
     return 0 if serve.on_gpu else PROMPT_CACHE_MIB << 20
 
 
 def cache_per_token(shape: Shape) -> int:
-    """Return the bytes of a float16 KV cache per token; layers with a window need less of long contexts."""
+    """Return the bytes of a float16 KV cache per token. Layers with a window need less for long contexts."""
     return shape.keys_and_values * CACHE_BYTES
 
 
 def best_that_fits(plans: Mapping[str, LevelPlan]) -> str | None:
-    """The level with the most bits that fits: before anything is measured, more bits are the better guess."""
+    """Return the level with the most bits that fits; None if none does.
+
+    Before anything is measured, more bits are the better guess.
+    """
     fitting = [plan for plan in plans.values() if plan.fits]
     return max(fitting, key=lambda plan: (plan.memory.weights, plan.name)).name if fitting else None

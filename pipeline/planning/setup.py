@@ -1,4 +1,4 @@
-"""What a plan is made for: a model's shape, how it trains, on which device, and the files that come of it."""
+"""The input of a plan: a model's shape, its training, the device, and the resulting files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +13,18 @@ from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.shape import Shape
 
 FLOAT = 4  # bytes of a float32
-ELEMENT = {"bfloat16": 2, "float16": 2, "float32": FLOAT}  # of what train.bnb_4bit_compute_dtype names
+# bytes of the types of train.bnb_4bit_compute_dtype
+ELEMENT = {"bfloat16": 2, "float16": 2, "float32": FLOAT}
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A training with rows of `max_length` tokens. Without `card`, on a GPU whose memory isn't known.
+    """A training with rows of `max_length` tokens. Without `card`, it is on a GPU with unknown memory.
 
-    `quantized` is what a base takes that is trained on as a GGUF. Of several `processes` the memory of one is
-    planned. `levels` are those of the tuned model and of the untuned base; `untuned` is
-    `Params.base_gguf`, of which only the disk's plan depends.
+    `quantized` has the sizes of a base that is trained on as a GGUF. Of several `processes` the memory of one
+    is planned. `levels` are those of the tuned model and of the untuned base. `untuned` is
+    `Params.base_gguf`, which only the plan of the disk depends on.
     """
 
     shape: Shape
@@ -37,13 +38,15 @@ class Setup:
 
     @property
     def device(self) -> Device:
-        """What trains."""
+        """The device that trains."""
         return self.card.device if self.card else "cuda"
 
     @property
     def loss(self) -> Loss:
-        """`train.loss`; auto: liger on a GPU, chunked on a CPU, for mixtures of experts, trained norms
-        and architectures that Liger lacks kernels for.
+        """`train.loss`, with auto resolved.
+
+        auto is liger on a GPU. It is chunked on a CPU, for mixtures of experts, for trained norms, and for
+        architectures without Liger kernels.
         """
         if self.train.loss != "auto":
             return self.train.loss
@@ -64,35 +67,42 @@ class Setup:
 
     @property
     def lora_element(self) -> int:
-        """Bytes of an activation in what trains: float32 in an adapter where no autocast makes it 16 bit,
-        that is on the CPU.
+        """Bytes of an activation in the trained part.
+
+        It is float32 in an adapter if no autocast makes it 16 bit, which means on the CPU.
         """
         return self.element if self.device == "cuda" or self.train.tuning.inside else FLOAT
 
     @property
     def lean(self) -> bool:
-        """Whether LoRA on base linears shares their input with dropout too (`pipeline.models.lean_lora`)."""
+        """True if LoRA on base linears shares their input with dropout too (`pipeline.models.lean_lora`)."""
         return self.train.quantization == "nf4" and self.device == "cpu" and not self.train.use_dora
 
     @property
     def parts(self) -> int:
-        """In how many the layers are shared out among the processes; 1 where each has all of them."""
+        """The number of parts into which the layers are shared out among the processes; 1 if each has all of
+        them.
+        """
         return self.processes if self.train.shares_base else 1
 
     @property
     def offload_left(self) -> Literal["shared", "layers", ""]:
-        """What `train.offload` could still take off a card: the base, shared out, or layers; "": nothing."""
+        """What `train.offload` could still move off a card: the base, shared out, or layers; ""
+        for nothing.
+        """
         train = self.train
         if self.processes > 1 and not train.use_dora and not train.offloaded_layers:
             return "shared"
         return "layers" if self.device == "cuda" and not train.use_dora and not train.shares_base else ""
 
     def exchanged(self, trained: int) -> int:
-        """Bytes of a round's gradients in one piece, what others send, and this process's part of the sum."""
+        """Return the bytes of a round's gradients in one piece, what others send, and this process's part of
+        the sum.
+        """
         return 2 * trained + trained // self.processes if self.processes > 1 else 0
 
     def at(self, max_length: int, **changes: Any) -> "Setup":
-        """The same with rows of `max_length` tokens and other values for keys of `train`."""
+        """Return the set-up with rows of `max_length` tokens and other values for keys of `train`."""
         return replace(self, train=self.train.model_copy(update=changes), max_length=max_length)
 
 
@@ -103,7 +113,7 @@ def setup_of(
     quantized: QuantizedBase | None = None,
     processes: int = 1,
 ) -> Setup:
-    """What `params` asks for, of a base of this shape."""
+    """Return the set-up of `params` for a base of this shape."""
     return Setup(
         shape,
         params.training_on(card.device if card else "cuda"),
@@ -117,19 +127,19 @@ def setup_of(
 
 
 def needs_gpu(optim: str) -> bool:
-    """Whether an optimizer's states are of a kind that only a GPU has."""
+    """Return True if an optimizer's states are of a kind that only a GPU has."""
     return "8bit" in optim or "paged" in optim
 
 
 def wants_gpu(train: Train) -> bool:
-    """Whether the settings say that training is for a GPU."""
+    """Return True if the settings are for training on a GPU."""
     return (
         train.device == "gpu" or train.loss == "liger" or needs_gpu(train.optim) or train.offloaded_layers > 0
     )
 
 
 def check_offload(train: Train, device: Device) -> None:
-    """Raise `ConfigError` where weights should be kept off a GPU, and training is on the CPU."""
+    """Raise `ConfigError` if weights should be kept off a GPU, and training is on the CPU."""
     if train.offloaded_layers and device == "cpu":
         raise ConfigError(
             "Q-PLANNING-008",

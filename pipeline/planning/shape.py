@@ -1,5 +1,5 @@
-"""The shape of a decoder, dense or a mixture, and how it follows from the numbers of a Qwen-, Llama- or
-Mistral-like model's config.json.
+"""The shape of a decoder, dense or a mixture, and its computation from the numbers in the config.json of a
+Qwen-, Llama- or Mistral-like model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.models.experts.recognize import ROUTING, Routing, check_experts, read_routing
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
-# keys of a config.json that a shape is made of
+# Keys of a config.json that define a shape.
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -24,9 +24,9 @@ SIZES = (
     "max_position_embeddings",
 )
 KEYS = (*SIZES, "vocab_size", "tie_word_embeddings")
-MIXTURE_KEYS = (*ROUTING, "norm_topk_prob")  # and of a mixture's, as many as it has
-ROUTED = "experts."  # before the names of a routed expert's linears
-TENSORS = {  # the GGUF's names of a layer's linears, without their `ending`
+MIXTURE_KEYS = (*ROUTING, "norm_topk_prob")  # additional keys of a mixture, which has some or all of them
+ROUTED = "experts."  # prefix of the names of a routed expert's linears
+TENSORS = {  # GGUF names of a layer's linears, without their `ending`
     "q_proj": "attn_q",
     "k_proj": "attn_k",
     "v_proj": "attn_v",
@@ -36,9 +36,9 @@ TENSORS = {  # the GGUF's names of a layer's linears, without their `ending`
     "down_proj": "ffn_down",
     "shared_expert_gate": "ffn_gate_inp_shexp",
 }
-# those of linears that are several in one, as Phi's
+# GGUF names of fused linears, such as Phi's.
 FUSED_TENSORS = {"qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}
-# those of hybrids, by the module that the linear is in
+# GGUF names in hybrids, by the module that contains the linear.
 PLACED_TENSORS = {
     # LFM2
     "conv.in_proj": "shortconv.in_proj",
@@ -58,8 +58,8 @@ PLACED_TENSORS = {
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear of a layer: `inputs` → `outputs` features; `reads` says which tensor of the layer goes
-    in.
+    """One linear of a layer: `inputs` → `outputs` features; `reads` names the tensor of the layer that is its
+    input.
 
     Of a routed expert's linear a layer has `copies`, of which a token goes through `used`.
     """
@@ -71,10 +71,10 @@ class Linear:
     reads: str
     copies: int = 1
     used: int = 1
-    inside: str = ""  # the module of attention or of the MLP that it is in
-    ending: str = ""  # of its name in a GGUF
-    adapts: bool = True  # an adapter can be put on it
-    # its name in transformers' model with {} for the layer, of an architecture that was built to be planned
+    inside: str = ""  # module of attention or of the MLP that contains it
+    ending: str = ""  # suffix of its name in a GGUF
+    adapts: bool = True  # True if it can have an adapter
+    # Its name in transformers' model with {} for the layer, for an architecture that was built to be planned.
     place: str = ""
 
     @property
@@ -92,7 +92,7 @@ class Linear:
         return self.inputs * self.outputs
 
     def path(self, layer: int, copy: int = 0) -> str:
-        """Its name in transformers' model, of a routed expert's linear that of one copy."""
+        """Return its name in transformers' model; for a routed expert's linear that of one copy."""
         if self.place:
             return self.place.format(layer)
         part = "self_attn" if self.reads in ("normed", "attended") else "mlp"
@@ -123,17 +123,18 @@ class Kept:
 
 @dataclass(frozen=True)
 class Built:
-    """Figures of an architecture whose shape no code here knows, by transformers' own model built without
-    weights (`pipeline.planning.built`). All of it counts the layers one by one, for they may differ.
+    """Figures of an architecture that no code here knows, from transformers' own model built without weights
+    (`pipeline.planning.built`). All of it counts the layers one by one, because they may differ.
 
-    `small` are the elements of all weights that are neither a layer's linears nor the embedding or the head,
-    `buffers` bytes that no file holds, `keys_and_values` the numbers of a token in the KV cache. `kept` is
-    what each layer keeps for the backward without an adapter, `ends_kept` what the rest does; `widest` is the
-    largest of these tensors, in numbers of a token. `liger` is True if Liger has the loss and kernels.
+    `small` are the elements of all weights that are neither a layer's linears nor the embedding or the head.
+    `buffers` are bytes that are in no file. `keys_and_values` are the numbers of a token in the KV cache.
+    `kept` is what each layer keeps for the backward without an adapter, `ends_kept` what the rest keeps;
+    `widest` is the largest of these tensors, in numbers of a token. `liger` is True if Liger has the loss and
+    kernels.
     """
 
     layers: tuple[tuple[Linear, ...], ...]
-    norms: tuple[tuple[tuple[str, int], ...], ...]  # (name, elements) of each layer's
+    norms: tuple[tuple[tuple[str, int], ...], ...]  # (name, elements) of each layer's norms
     small: int
     buffers: int
     keys_and_values: int
@@ -145,11 +146,11 @@ class Built:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of `layers` layers, which are equal unless it was `built`; `qk_norms` says that queries and
-    keys are normalized (Qwen3).
+    """A decoder of `layers` layers, which are equal unless it was `built`.
 
-    `intermediate` is how many features a token has between gate or up and down, in a mixture in all of its
-    experts together, the shared one included. `routing` is None where it is dense.
+    With `qk_norms`, queries and keys are normalized (Qwen3). `intermediate` is the number of features of a
+    token between gate or up and down, in a mixture in all of its experts together, the shared one included.
+    `routing` is None for a dense model.
     """
 
     layers: int
@@ -162,13 +163,13 @@ class Shape:
     tied: bool
     qk_norms: bool
     positions: int
-    linears: tuple[Linear, ...]  # of one layer; `by_layer` has those of each
+    linears: tuple[Linear, ...]  # those of one layer; `by_layer` has those of each
     routing: Routing | None = None
     built: Built | None = None
 
     @property
     def mixture(self) -> bool:
-        """Whether it is a mixture of experts."""
+        """True for a mixture of experts."""
         return self.routing is not None
 
     @property
@@ -178,9 +179,7 @@ class Shape:
 
     @property
     def adaptable(self) -> tuple[tuple[Linear, ...], ...]:
-        """Each layer's linears that can have an adapter: its own and the router, which no level
-        quantizes.
-        """
+        """Each layer's linears that can have an adapter: its own and the router, which no level quantizes."""
         if self.routing is None:
             return tuple(tuple(linear for linear in linears if linear.adapts) for linears in self.by_layer)
         router = Linear("gate", self.hidden, self.routing.number, False, "normed again")
@@ -188,7 +187,7 @@ class Shape:
 
     @property
     def queries(self) -> int:
-        """Width of the queries, and of what attention gives."""
+        """Width of the queries, and of attention's output."""
         return self.heads * self.head_dim
 
     @property
@@ -203,7 +202,7 @@ class Shape:
 
     @cached_property
     def used_weights(self) -> int:
-        """Those of them that a token is multiplied with: the same but in a mixture."""
+        """Elements of the linears' weights that a token is multiplied with; in a dense model all of them."""
         return sum(linear.weights * linear.used for layer in self.by_layer for linear in layer)
 
     @property
@@ -213,7 +212,7 @@ class Shape:
 
     @cached_property
     def small_weights(self) -> int:
-        """Elements of norms, biases and routers, and of all else that is no linear's weight."""
+        """Elements of norms, biases and routers, and of everything that is not a linear's weight."""
         if self.built:
             return self.built.small
         biases = sum(linear.outputs for linear in self.linears if linear.bias)
@@ -223,7 +222,7 @@ class Shape:
 
     @property
     def keys_and_values(self) -> int:
-        """Numbers that a token takes in the KV cache."""
+        """Numbers of a token in the KV cache."""
         return self.built.keys_and_values if self.built else self.layers * 2 * self.keys
 
     @property
@@ -236,8 +235,7 @@ def known_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     """Return the shape that a config.json of one of the types `KNOWN` describes, as transformers'
     `modeling_{llama,mistral,qwen2,qwen3,qwen2_moe,qwen3_moe,mixtral}.py` build it.
 
-    Raises `DataError` for a mixture of experts that can't be trained and for a number that is missing or
-    can't be.
+    Raises `DataError` for a mixture of experts that can't be trained and for a missing or impossible number.
     """
     check_experts(config, where)
     kind = str(config["model_type"])
@@ -292,7 +290,7 @@ def number_in(config: Mapping[str, Any], where: str, key: str, default: int | No
 
 
 def gated(hidden: int, inner: int, bias: bool) -> tuple[Linear, ...]:
-    """The linears of a dense layer's MLP, or of one expert."""
+    """Return the linears of a dense layer's MLP, or of one expert."""
     return (
         Linear("gate_proj", hidden, inner, bias, "normed again"),
         Linear("up_proj", hidden, inner, bias, "normed again"),
@@ -301,7 +299,7 @@ def gated(hidden: int, inner: int, bias: bool) -> tuple[Linear, ...]:
 
 
 def mixed(hidden: int, routing: Routing) -> Iterator[Linear]:
-    """The linears of a mixture's MLP: the shared expert's, if there is one, and the routed ones'."""
+    """Yield the linears of a mixture's MLP: the shared expert's, if there is one, and the routed ones'."""
     if routing.shared:
         for linear in gated(hidden, routing.shared, False):
             yield replace(linear, inside="shared_expert", ending="_shexp")

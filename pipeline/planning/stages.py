@@ -1,8 +1,8 @@
-"""What each stage takes: peak memory of its largest process, time, and disk of what it writes.
+"""The needs of each stage: peak memory of its largest process, time, and disk of what it writes.
 
-A peak is the sum of what the stage holds at its fullest moment, mapped files included (the system takes their
-pages back where memory is short). Times are those seen on 2 cores that multiply bfloat16, by the size of the
-model. How far both were off on three models is in docs/gpu.md.
+A peak is the sum of what the stage has in memory at its fullest moment, mapped files included (the system
+reclaims their pages if memory is short). Times are those measured on 2 cores that multiply bfloat16, by the
+size of the model. docs/gpu.md shows how far both were off on three models.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,41 +21,43 @@ from pipeline.planning.plan import BASE, Plan
 from pipeline.planning.quantized import level_of
 
 UNKNOWN = Figures(None, None, None)
-WRITTEN: Mapping[str, tuple[str, ...]] = {  # what a stage writes, by its names in a plan
+WRITTEN: Mapping[str, tuple[str, ...]] = {  # outputs of a stage, by their names in a plan
     "base": (BASE,),
     "train": ("adapter",),
     "merge": ("merged model",),
     "convert": ("F16 GGUF", "base-F16 GGUF", "LoRA GGUF"),
     "quantize": ("{item} GGUF",),
 }
-# bytes of a process beside what it holds of a model, as seen
+# Measured bytes of a process in addition to a model.
 LIBRARIES = 860_000_000  # PyTorch, transformers and llama.cpp's binding
-CONTEXT = 200_000_000  # llama.cpp's cache and buffers, where logits are compared
+CONTEXT = 200_000_000  # llama.cpp's cache and buffers, if logits are compared
 EVALUATOR = 1_020_000_000  # transformers' tokenizer, llama.cpp's binding, two contexts
 CONVERTER = 390_000_000
 QUANTIZER = 100_000_000
-# types that llama.cpp holds twice on a CPU with AVX2: as the file has them, and laid out for its kernels
-# (ggml-cpu/repack.cpp)
+# Types that llama.cpp has in memory twice on a CPU with AVX2: as in the file, and laid out for its kernels
+# (ggml-cpu/repack.cpp).
 REPACKED = ("Q2_K", "Q4_0", "Q4_K", "IQ4_NL", "MXFP4")
-# (seconds of starting, seconds for 10⁹ parameters) on `CORES` cores that multiply bfloat16
+# (seconds of starting, seconds for 10⁹ parameters) on `CORES` cores that multiply bfloat16.
 CORES = 2
 SECONDS: Mapping[str, tuple[float, float]] = {
     "base": (11, 9),
-    "train": (24, 49),  # to load and quantize, to evaluate at the end
-    "merge": (20, 48),  # and two levels are quantized
+    "train": (24, 49),  # includes loading, quantizing and the last evaluation
+    "merge": (20, 48),  # Two levels are quantized in addition.
     "convert": (9, 7),
     "quantize": (1, 12),
     "parity": (33, 108),
     "evaluate": (20, 80),
 }
-SEARCHED = 45  # seconds for 10⁹ weights more, of types whose scales are searched for
+SEARCHED = 45  # additional seconds for 10⁹ weights of types whose scales are searched for
 SEARCHES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K")
-POSITIONS = 64  # of a row, as `pipeline.metrics.divergence` compares at most; from there comes numpy too
+# positions of a row, the most that `pipeline.metrics.divergence` compares; that module imports numpy
+POSITIONS = 64
 
 
 def plan_stage(stage: str, params: Params, root: Path) -> Figures:
-    """What `stage` ("quantize@Q4_K_M") is planned to take; `UNKNOWN` where the base's shape isn't known, or
-    nothing is planned of it.
+    """Return the planned figures of `stage` ("quantize@Q4_K_M").
+
+    It is `UNKNOWN` if the base's shape isn't known, or nothing is planned for the stage.
     """
     if stage.partition("@")[0] not in SECONDS:
         return UNKNOWN
@@ -70,7 +72,7 @@ def plan_stage(stage: str, params: Params, root: Path) -> Figures:
 
 
 def planned_stages(params: Params, plan: Plan) -> Iterator[tuple[str, Figures]]:
-    """(stage, what it is planned to take) of the stages that are planned, in the order in which they run."""
+    """Yield (stage, its planned figures) of the stages that are planned, in the order in which they run."""
     merged = params.graph == "merged"
     quantized = [f"quantize@{level}" for level in (*params.quantize.files, *params.quantize.untuned)]
     stages_of_merge = ["merge", "convert", *quantized, "parity"] if merged else []
@@ -80,49 +82,54 @@ def planned_stages(params: Params, plan: Plan) -> Iterator[tuple[str, Figures]]:
 
 
 def figures(stage: str, params: Params, plan: Plan) -> Figures:
-    """What a stage of `SECONDS` takes by a plan that was made."""
+    """Return the figures of a stage of `SECONDS` by a plan that was made."""
     name, _, item = stage.partition("@")
     written = [pattern.format(item=item) for pattern in WRITTEN.get(name, ())]
     disk = sum(plan.disk[name] for name in written if name in plan.disk) or None
-    if params.graph != "merged" and name != "train":  # the others were not measured
+    if params.graph != "merged" and name != "train":  # Other stages were not measured.
         return Figures(None, None, disk)
     return Figures(peak(name, item, params, plan), seconds(name, item, params, plan), disk)
 
 
 def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
-    """Bytes of main memory that the stage's largest process has at most; None where it was not measured:
-    training and evaluation on a GPU, a base that isn't unpacked, a merge that measures nothing.
+    """Return the bytes of main memory that the stage's largest process has at most.
+
+    Return None if it was not measured: training and evaluation on a GPU, a base that isn't unpacked, a merge
+    that measures nothing.
     """
     shape, on_cpu = plan.setup.shape, plan.setup.device == "cpu"
-    # 16 bit; the embeddings in float32; the logits of a row in float32
+    # Weights in 16 bit; the embeddings in float32; the logits of a row in float32.
     weights, table, row = 2 * shape.parameters, 4 * shape.table_weights, POSITIONS * 4 * shape.vocabulary
     match name:
         case "train" if on_cpu:
             return plan.memory.peak
-        case "base" if params.base.gguf_name:  # unpacked whole, and it has a head of its own
+        case "base" if params.base.gguf_name:  # fully unpacked, and it has a head of its own
             try:
                 file = level_bytes(shape, level_of(params.base.gguf_name))
-            except ConfigError:  # its name says no level
+            except ConfigError:  # The name contains no level.
                 return None
             return LIBRARIES + weights + (table // 2 if shape.tied else 0) + file
         case "merge" if params.merge.base == "auto":  # the merged model's F16, and logits of the trained one
             return LIBRARIES + CONTEXT + weights + MERGE_ROWS * row
-        case "convert":  # float16 is copied; a published folder is in bfloat16, and goes through float32
+        # float16 is copied; a published folder is in bfloat16, and is converted by way of float32.
+        case "convert":
             return CONVERTER + table // 2 + (0 if params.base.gguf_name else table)
-        case "quantize":  # a matrix as it is, in float32 and quantized
+        case "quantize":  # a matrix in its own type, in float32 and quantized
             return QUANTIZER + table // 2 + table + table // 5
         case "parity":  # a model in PyTorch with a matrix in float32, or a GGUF and six models' logits
             return LIBRARIES + CONTEXT + weights + max(table, 6 * params.parity.rows * row)
         case "evaluate" if on_cpu and (size := plan.disk.get(f"{item} GGUF")):
-            # the 16-bit file, with which it is compared, beside it
+            # The 16-bit file, with which it is compared, is in memory too.
             repacked = sum(bytes for _, kind, bytes in stored(item, plan) if kind in REPACKED)
             return EVALUATOR + size + repacked + weights
     return None
 
 
 def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
-    """Wall time of a stage on this machine's cores, without a download; None on a GPU (but for the steps of
-    training), on a CPU of a kind that was not measured, and for a base that isn't unpacked.
+    """Return the wall time of a stage on this machine's cores, without a download.
+
+    Return None on a GPU (except for the steps of training), on a CPU of a kind that was not measured, and for
+    a base that isn't unpacked.
     """
     if plan.setup.device != "cpu" or not multiplies_bfloat16():
         return plan.seconds if name == "train" else None
@@ -138,7 +145,9 @@ def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
 
 
 def by_size(name: str, item: str, plan: Plan) -> float:
-    """Seconds of a stage on `CORES` cores that grow with the model; in quantize, with the scale search."""
+    """Return the seconds of a stage on `CORES` cores that grow with the model; for quantize, with the scale
+    search.
+    """
     seconds = SECONDS[name][1] * plan.setup.shape.parameters
     if name == "quantize":
         kinds = ((TYPES[kind], size) for _, kind, size in stored(item, plan) if kind in SEARCHES)

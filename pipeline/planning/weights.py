@@ -20,10 +20,10 @@ from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Linear, Shape
 
-EIGHT_BIT_BLOCK, SMALLEST_EIGHT_BIT = 256, 4096  # of bitsandbytes' 8-bit optimizers, in elements
+EIGHT_BIT_BLOCK, SMALLEST_EIGHT_BIT = 256, 4096  # elements, for bitsandbytes' 8-bit optimizers
 EIGHT_BIT_CODE = 256 * FLOAT
-# states an optimizer keeps per trained parameter, by transformers' name for it: (how many, are they 8 bit, is
-# there a step tensor)
+# States that an optimizer keeps per trained parameter, by its name in transformers: (number of states, True
+# if they are 8 bit, True if there is a step tensor).
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), (2, False, True)),
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"), (2, True, False)),
@@ -32,23 +32,26 @@ OPTIMIZERS = {
     **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (1, False, False)),
     "sgd": (0, False, False),
 }
-# layers that are there at once where `train.offload: shared` takes their parts off a card; estimated, not
-# measured on GPUs: the layer that runs, the next, which FSDP2 gathers ahead, and what it gathers into
+# Layers in memory at once if `train.offload: shared` moves their parts off a card; estimated, not measured on
+# GPUs. These are the layer that runs, the next, which FSDP2 gathers ahead, and the buffer that it gathers
+# into.
 GATHERED = 3
-Linears = tuple[Linear, ...]  # of a layer
-# what `misfits` reads of the settings
+Linears = tuple[Linear, ...]  # linears of a layer
+# Settings that `misfits` reads.
 ASKED = {"target_modules", "experts", "layers", "r", "lora_alpha"}
 ASKED |= {"lora_variants", "rank_pattern", "offload", "tuner"}
 
 
 def offloaded_bytes(setup: Setup) -> list[int]:
-    """Bytes in main memory of each layer that is offloaded (`pipeline.models.offload`)."""
+    """Return the bytes in main memory of each layer that is offloaded (`pipeline.models.offload`)."""
     return base_kind(setup).layers[: setup.train.offloaded_layers]
 
 
 def shared_bytes(setup: Setup) -> tuple[int, int]:
-    """(bytes of the layers' linears that other processes hold, bytes of the layers that are put together at
-    once), `pipeline.models.sharded`; (0, 0) where every process has them all.
+    """Return (bytes of the layers' linears in other processes, bytes of the layers that are gathered at
+    once).
+
+    See `pipeline.models.sharded`. It is (0, 0) if every process has them all.
     """
     layers = base_kind(setup).layers
     gathered = min(GATHERED * max(layers), sum(layers)) if setup.parts > 1 else 0
@@ -56,28 +59,33 @@ def shared_bytes(setup: Setup) -> tuple[int, int]:
 
 
 def off_card_bytes(setup: Setup) -> int:
-    """Bytes of an embedding that lies in main memory: none of a GGUF's, nor of one that is the head too."""
+    """Return the bytes of an embedding that is in main memory: 0 for a GGUF's, and for one that is the head
+    too.
+    """
     base = base_kind(setup)
     movable = setup.device == "cuda" and not base.is_file and not setup.shape.tied
     return base.tables[0] // 2 if setup.train.embeddings_in_ram and movable else 0
 
 
 def small_bytes(setup: Setup) -> int:
-    """Bytes of norms and biases, and of the rotary embedding's two float32 tables of frequencies."""
+    """Return the bytes of norms and biases, and of the rotary embedding's two float32 tables of
+    frequencies.
+    """
     if setup.shape.built:
         return setup.shape.small_weights * setup.element + setup.shape.built.buffers
     return setup.shape.small_weights * setup.element + 2 * ceil(setup.shape.head_dim / 2) * FLOAT
 
 
 def frozen_bytes(setup: Setup) -> int:
-    """Bytes of all weights that don't train, wherever they lie."""
+    """Return the bytes of all weights that don't train, on any device."""
     base = base_kind(setup)
     return base.linears + base.tables[0] + small_bytes(setup)
 
 
 def targets(setup: Setup) -> tuple[Linears, ...]:
-    """The linears that train, of each layer. Raises `ConfigError` for targets or layers that the model
-    hasn't, and as `check_mixture`.
+    """Return the linears that train, of each layer.
+
+    Raises `ConfigError` for targets or layers that the model doesn't have, and as `check_mixture`.
     """
     shape, train = setup.shape, setup.train
     check_mixture(train, mixture=shape.mixture)
@@ -87,9 +95,12 @@ def targets(setup: Setup) -> tuple[Linears, ...]:
     return linears
 
 
-@lru_cache(maxsize=64)  # a plan asks often, and a mixture may have 18,432 experts' linears
+@lru_cache(maxsize=64)  # A plan calls it often, and a mixture may have 18,432 experts' linears.
 def _targets(shape: Shape, settings: str) -> tuple[Linears, ...] | str:
-    """The same, or the first of `misfits`; `asked` has the settings as JSON, which a cache can hold."""
+    """Return the result of `targets`, or the first of `misfits`.
+
+    `settings` is JSON, which can be a key of the cache.
+    """
     train = Train.model_construct(**json.loads(settings))
     apart = tells_experts_apart(train)
     paths = [
@@ -109,10 +120,10 @@ def _targets(shape: Shape, settings: str) -> tuple[Linears, ...] | str:
 
 
 def lora_shapes(setup: Setup) -> list[int]:
-    """Elements of every tensor of the adapter: A (r × in) and B (out × r) of each targeted linear, under DoRA
-    its magnitudes (out) too; none where the linears' own numbers train.
+    """Return the elements of every tensor of the adapter.
 
-    Raises what `targets` does.
+    These are A (r × in) and B (out × r) of each targeted linear, under DoRA its magnitudes (out) too. It is
+    empty if the linears' own numbers train. Raises what `targets` does.
     """
     tensors: list[int] = []
     for layer, linears in enumerate(targets(setup)):
@@ -124,8 +135,9 @@ def lora_shapes(setup: Setup) -> list[int]:
 
 
 def saved_norms(setup: Setup) -> list[tuple[int, int]]:
-    """(layer, elements) of every norm that trains whole; the last one's layer is the number of layers.
-    Raises `ConfigError` for one that the model hasn't.
+    """Return (layer, elements) of every norm that trains fully; the last one's layer is the number of layers.
+
+    Raises `ConfigError` for one that the model doesn't have.
     """
     shape, train = setup.shape, setup.train
     sizes = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), shape.hidden)
@@ -148,19 +160,19 @@ def saved_norms(setup: Setup) -> list[tuple[int, int]]:
 
 
 def saved_tables(setup: Setup) -> list[int]:
-    """Return the elements of embeddings and head that train whole; of one table for both once."""
+    """Return the elements of embeddings and head that train fully; one table for both counts once."""
     count = min(len(setup.train.saved_tables), 1 if setup.shape.tied else 2)
     return [setup.shape.table_weights] * count
 
 
 def table_trains(name: str, setup: Setup) -> bool:
-    """Return True if `name` (embed_tokens or lm_head) trains whole, be it as the other one that it is too."""
+    """Return True if `name` (embed_tokens or lm_head) trains fully, also if it is tied to one that does."""
     named = setup.train.saved_tables
     return name in named or (bool(named) and setup.shape.tied)
 
 
 def first_trained(setup: Setup) -> int:
-    """The first layer in which something trains: the ones below have no backward."""
+    """Return the first layer in which something trains: the ones below have no backward."""
     if table_trains("embed_tokens", setup):
         return 0
     norms = [layer for layer, _ in saved_norms(setup)]
@@ -168,21 +180,21 @@ def first_trained(setup: Setup) -> int:
 
 
 def lora_parameters(setup: Setup) -> int:
-    """Σ r·(in + out) over the targeted linears (LoRA, arXiv:2106.09685); with DoRA + out."""
+    """Return Σ r·(in + out) over the targeted linears (LoRA, arXiv:2106.09685); with DoRA + out."""
     return sum(lora_shapes(setup))
 
 
 def lora_bytes(setup: Setup) -> int:
-    """Bytes of the adapter's GGUF: Σ r·(in + out) × 2; its header is some kilobytes."""
+    """Return the bytes of the adapter's GGUF: Σ r·(in + out) × 2; its header is some kilobytes."""
     return lora_parameters(setup) * 2
 
 
 def trained_tensors(setup: Setup) -> list[int]:
-    """Elements of every tensor that trains: the adapter's matrices and what trains whole, or the scales of
-    each targeted linear.
+    """Return the elements of every tensor that trains.
 
-    Raises `ConfigError` for a target that the layers don't have, `AssertionError` if scales train and how
-    many there are is missing.
+    These are the adapter's matrices and the fully trained modules, or the scales of each targeted linear.
+    Raises `ConfigError` for a target that the layers don't have, `AssertionError` if scales train and their
+    number is missing.
     """
     if not setup.train.tuning.inside:
         return lora_shapes(setup) + [size for _, size in saved_norms(setup)] + saved_tables(setup)
@@ -194,19 +206,18 @@ def trained_tensors(setup: Setup) -> list[int]:
 
 
 def adapter_bytes(setup: Setup) -> int:
-    """Return the bytes of what was trained as it is saved. PEFT writes a table that is embeddings and head
-    twice.
-    """
+    """Return the bytes of the trained weights as they are saved. PEFT writes a tied table twice."""
     twice = setup.shape.table_weights if setup.train.saved_tables and setup.shape.tied else 0
     return FLOAT * (sum(trained_tensors(setup)) + twice)
 
 
 def optimizer_bytes(setup: Setup) -> int:
-    """Bytes of the optimizer's states for what trains, as torch's and bitsandbytes' `init_state` allocate
-    them.
+    """Return the bytes of the optimizer's states for what trains, as torch's and bitsandbytes' `init_state`
+    allocate them.
 
     An 8-bit state has a float32 scale per 256 elements and shares one table per state; a matrix below 4,096
-    elements keeps 32-bit states. A paged one counts as on the card: it leaves it only when memory runs short.
+    elements keeps 32-bit states. A paged one counts as on the card, because it leaves it only when memory
+    runs short.
     """
     states, eight_bit, step = OPTIMIZERS[setup.train.optim]
     matrices = trained_tensors(setup)
