@@ -65,7 +65,7 @@ class ModelName(str):
 def level_problem(spelled: str) -> str | None:
     """Return a sentence on why `spelled` can't be a level; None if it can."""
     model = ModelName(spelled)
-    name = model.upper().removesuffix(SUFFIX.upper())  # base-… is not a level
+    name = model.upper().removesuffix(SUFFIX.upper())  # base-… is not a level.
     if model.made_of:
         return f"{spelled} is made of {model.level}: write {model.level} here, and in quantize.distill too"
     if name not in LEVELS:

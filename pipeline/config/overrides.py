@@ -65,7 +65,7 @@ def override(file: Path, given: Given) -> list[str]:
 
     Raises `ConfigError` if the settings would then be invalid.
     """
-    file = file.resolve()  # a link stays a link
+    file = file.resolve()  # A link stays a link.
     read = read_params(file)
     before, values = read.params.model_dump(mode="json"), _values_with(read, given)
     wanted = Read(checked(file, values, {}), read.values, read.lines)
@@ -76,7 +76,7 @@ def override(file: Path, given: Given) -> list[str]:
         problem = f"{names} can't be put into the text of {file}: edit it"
         try:
             _write(file, completed(text, wanted, set(given), anew=True), values, problem)
-        except ConfigError:  # several keys are in one line
+        except ConfigError:  # Several keys are in one line.
             _write(file, _with(text, given), values, problem)
     return [change(place, before, after) for place in changed]
 

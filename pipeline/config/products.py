@@ -12,7 +12,7 @@ from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, G
 
 REFERENCES = ("F16", "BF16")  # the 16-bit model that levels are made from
 BASE_FILE, ORIGINAL_FILE = "models/base/model.gguf", "models/base/source.gguf"
-SERVED_CHECK = "outputs_served"  # parity compares training's forward with llama.cpp's
+SERVED_CHECK = "outputs_served"  # Parity compares training's forward with llama.cpp's.
 
 
 class ModelFiles(NamedTuple):

@@ -66,7 +66,7 @@ def _pattern_problems(pattern: str) -> Iterator[str]:
     if not pattern:
         yield "'regex:' names no pattern: write one after the colon"
     counts = [int(number[-10:]) for number in re.findall(r"(\d+)\s*,?\s*\}", pattern)]
-    if prod(max(1, count) for count in counts) > MOST_REPEATS:  # the library expands them in memory
+    if prod(max(1, count) for count in counts) > MOST_REPEATS:  # The library expands them in memory.
         yield (
             f"regex:{safe(pattern, 80)} repeats more than {MOST_REPEATS:,} times in all: write + or * "
             f"for large numbers in {{}}"

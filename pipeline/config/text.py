@@ -17,7 +17,7 @@ from pipeline.core.strict_yaml import Place
 from pipeline.core.yaml_readers import is_plain_text
 
 COLUMNS = 100
-SMALL = 0.01  # smaller numbers are written with an exponent: 2.0e-4
+SMALL = 0.01  # Smaller numbers are written with an exponent: 2.0e-4.
 INDENT = "  "
 BEHIND = "  # "  # separates a value from a comment in its line
 
@@ -116,7 +116,7 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bo
         # A section's own keys come before the next section.
         order = -len(place), number
         edits.append(_Edit(after, order, after, ["", *block] if len(place) == 1 else block))
-    for edit in sorted(edits, reverse=True):  # from the end, so that line numbers stay valid
+    for edit in sorted(edits, reverse=True):  # reversed, so that line numbers stay valid
         kept[edit.first : edit.last] = [row + end for row in edit.rows]
     return "".join(kept)
 

@@ -20,7 +20,7 @@ WORDS: Mapping[TunerName, str] = {  # shown next to the setting
 }
 # file in models/adapter; for other tuners it is ADAPTER_FILE
 FILES: Mapping[TunerName, str] = {"scales": SCALES_FILE}
-GRAPHS: Mapping[TunerName, Literal["tuned"]] = {"scales": "tuned"}  # for other tuners it is adapter
+GRAPHS: Mapping[TunerName, Literal["tuned"]] = {"scales": "tuned"}  # The other tuners have the graph adapter.
 Rate = tuple[float, float, str]  # usual range of the learning rate, and a starting value in words
 
 
@@ -38,7 +38,7 @@ class Tuning(NamedTuple):
     mixtures: bool = True  # True if a mixture of experts can be trained with it
 
 
-RATES: Mapping[TunerName, Rate] = {  # for methods without their own; for other tuners it is LoRA's
+RATES: Mapping[TunerName, Rate] = {  # Methods without their own use these; the other tuners use LoRA's.
     "lora": (1e-4, 3e-4, "2.0e-4 is a good start"),
     "scales": (1e-3, 1e-2, "5.0e-3 is a good start"),
 }

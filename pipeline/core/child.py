@@ -43,7 +43,7 @@ def limit(limits: Mapping[int, int]) -> None:
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(ValueError):  # macOS doesn't limit the address space
+        with contextlib.suppress(ValueError):  # macOS doesn't limit the address space.
             resource.setrlimit(kind, (lower, hard))
 
 

@@ -83,7 +83,7 @@ def _accelerators(*which: str) -> list[Accelerator]:
     if shutil.which("nvidia-smi"):
         try:
             lines = nvidia_smi(f"--query-gpu={','.join(QUERY)}", *which)
-        except ToolError:  # drivers before 510 don't know compute_cap; a broken driver fails again
+        except ToolError:  # Drivers before 510 don't know compute_cap; a broken driver fails again.
             lines = nvidia_smi(f"--query-gpu={','.join(QUERY[:-1])}", *which)
         return [_of_nvidia(*line[: len(QUERY)]) for line in lines]
     return _of_rocm(_text_of("rocminfo") or "")

@@ -189,7 +189,7 @@ def _parse_plain(line: bytes) -> Any:
     try:
         value = orjson.loads(line)
         written = orjson.dumps(value)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # orjson reads deeper nesting than it writes
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # orjson reads deeper nesting than it writes.
         return None
     is_doubtful = (
         # A key was written twice (or a quote as an escape, which would hide that).
@@ -246,7 +246,7 @@ def _parse_json(line: bytes) -> Any:
         raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
-        if b"\\ud" in line or b"\\uD" in line:  # half of a surrogate pair can only come from an escape
+        if b"\\ud" in line or b"\\uD" in line:  # Half of a surrogate pair can only come from an escape.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")  # "Unterminated string starting at"

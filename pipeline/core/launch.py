@@ -28,7 +28,7 @@ GRACE_SECONDS, LAST_SECONDS = 10.0, 60.0
 def launch(words: Sequence[str], count: int) -> int:
     """Run `python -m pipeline WORDS` as `count` processes and return the exit code.
 
-    It is 0 if rank 0 has done its work, because rank 0 alone publishes. Otherwise it is the code of the first
+    It is 0 if rank 0 has done its work, because only rank 0 publishes. Otherwise it is the code of the first
     process that failed for a reason of its own. A signal is passed on to all. Raises `MachineError` if one
     was killed and that stopped the others, `Stopped` after a signal that came before any of them was prepared
     for one, `ConfigError` if there are fewer cards.

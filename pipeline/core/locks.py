@@ -163,7 +163,7 @@ def inputs_below(root: Path, inputs: Iterable[Path] = ()) -> Iterator[None]:
         raise
     except Exception as error:
         missing = [path for path in present if not path.exists()]
-        if isinstance(error, FileNotFoundError):  # safetensors names the file only in its text
+        if isinstance(error, FileNotFoundError):  # safetensors names the file only in its text.
             path = Path(os.fsdecode(error.filename or str(error).rpartition(": ")[2]))
             tops = [(root / top).absolute() for top in ("data", "models", "reports")]
             is_ours = any(path.absolute().is_relative_to(top) for top in tops)

@@ -37,7 +37,7 @@ def here() -> str:
     have its host's name.
     """
     names = [socket.gethostname()]
-    with suppress(OSError):  # not Linux
+    with suppress(OSError):  # another system than Linux
         names += [
             Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
             str(Path("/proc/self/ns/pid").readlink()),

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from pipeline.core.text import console
 
-BAR_SECONDS = 0.1  # a bar is redrawn at most this often
-LINE_SECONDS = 15.0  # a log gets a line at most this often
+BAR_SECONDS = 0.1  # A bar is redrawn at most this often.
+LINE_SECONDS = 15.0  # A log gets a line at most this often.
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def terminal_bar(label: str, total: int) -> Iterator[Callable[[int], None] | Non
     if not output.is_terminal:
         yield None
         return
-    in_sight = sys.stdout.isatty()  # output that goes into a file can't disturb the bar
+    in_sight = sys.stdout.isatty()  # Output that goes into a file can't disturb the bar.
     plain = TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:]
     with Progress(*plain, console=output, transient=True, redirect_stdout=in_sight) as bar:
         task = bar.add_task(label, total=total)

@@ -19,7 +19,7 @@ from pipeline.core.text import to_nowhere
 from pipeline.core.units import size_text
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DISK_MARGIN = 1.2  # a fifth more than the predicted bytes must be free
+DISK_MARGIN = 1.2  # A fifth more than the predicted bytes must be free.
 # suffixes of an artifact's temporary siblings, whose names begin with a dot
 WRITING, OLD = ".writing", ".old"
 SCRATCH = (".curating", ".merging", ".*.merging", ".parity")  # names of scratch folders
@@ -81,7 +81,7 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
             raise  # something that the body read
         raise unwritable(error, target) from error
     finally:
-        with suppress(OSError):  # leftovers are removed later; the current error is more useful
+        with suppress(OSError):  # Leftovers are removed later; the current error is more useful.
             remove(aside)
 
 
@@ -117,7 +117,7 @@ def printing() -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        with suppress(OSError, ValueError):  # the interpreter would write the rest again when it exits
+        with suppress(OSError, ValueError):  # The interpreter would write the rest again when it exits.
             to_nowhere(sys.stdout)
         where = error.filename or "the output of this command, or a file of its own,"
         raise MachineError(

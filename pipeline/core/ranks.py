@@ -18,7 +18,7 @@ from pipeline.core.errors import ConfigError
 
 PROCESSES = "QUENCH_PROCESSES"  # number of processes that `python -m pipeline train` starts
 LAUNCHED = "QUENCH_LAUNCHED"  # set by our own launcher
-# for the launcher's rank 0: file descriptor of the socket that the store listens on
+# file descriptor, for the launcher's rank 0, of the socket that the store listens on
 STORE_FD = "QUENCH_STORE_FD"
 HERE = "127.0.0.1"
 # With one of these, Accelerate and transformers assume a distributed run.
@@ -71,7 +71,7 @@ def take_rank() -> Rank | None:
     # If another process is gone, PyTorch would print its C++ stack above the sentence that reports it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if rank.local_count == rank.count:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other machine has to reach them
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # Other machines need not reach them.
     return rank
 
 
@@ -172,7 +172,7 @@ def _take_card(rank: Rank) -> None:
     cards = _named_cards()
     if cards is None:
         os.environ[CARDS] = str(rank.local)
-    elif len(cards) > 1:  # the caller chose one card, or none
+    elif len(cards) > 1:  # The caller chose one card, or none.
         check_cards(rank.local_count)
         os.environ[CARDS] = cards[rank.local]
 

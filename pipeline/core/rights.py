@@ -64,7 +64,7 @@ def _is_safe(path: Path, *, parent: bool) -> bool:
     if status.st_uid not in (0, os.getuid()):
         return False
     if stat.S_ISLNK(status.st_mode):
-        return True  # a link's own permissions mean nothing
+        return True  # A link's own permissions mean nothing.
     if parent and status.st_mode & stat.S_ISVTX:
         return True  # a sticky folder like /tmp: no user can move another's files
     shared = status.st_mode & OTHERS

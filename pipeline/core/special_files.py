@@ -21,7 +21,7 @@ KINDS = {
     stat.S_ISBLK: "a block device",
 }
 DVC_NOTE = ".dvc"  # suffix of the file that DVC writes next to a user's file
-KERNEL = ("/proc/", "/sys/")  # files below are generated while they are read, and may have no end
+KERNEL = ("/proc/", "/sys/")  # Files below are generated while they are read, and may have no end.
 
 
 def is_users_data(name: str) -> bool:

@@ -98,7 +98,7 @@ def _document(text: str) -> tuple[Any, dict[Place, int]]:
 
 def _text(path: Path) -> str:
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(0, "it is not a regular file")  # reading a pipe or a device may block, or never end
+        raise OSError(0, "it is not a regular file")  # Reading a pipe or a device may block, or never end.
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:

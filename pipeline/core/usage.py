@@ -47,7 +47,7 @@ def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Fi
     started = time.monotonic()
     yield
     seconds, process, child = time.monotonic() - started, peak_of_process(), peak_of_children()
-    with suppress(OSError, QuenchError):  # a finished stage must not fail because of its usage record
+    with suppress(OSError, QuenchError):  # A finished stage must not fail because of its usage record.
         seen = Figures(max(process, child), round(seconds, 3), disk())
         write_json(root / FOLDER / f"{stage}.json", asdict(Usage(plan(), seen, process)))
 
@@ -61,7 +61,7 @@ def usages(root: Path) -> dict[str, Usage]:
             usage_of[path.stem] = Usage(
                 Figures(**value["planned"]), Figures(**value["seen"]), value["own_peak"]
             )
-        except (ValueError, TypeError, KeyError):  # a record of another version counts as not measured
+        except (ValueError, TypeError, KeyError):  # A record of another version counts as not measured.
             continue
     return usage_of
 

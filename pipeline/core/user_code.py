@@ -25,9 +25,9 @@ def load_function(file: Path, name: str, purpose: str) -> Callable[..., Any]:
     if spec is None or spec.loader is None:
         raise ConfigError("Q-CORE-014", f"{file} can't be loaded as Python: correct it")
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
+    sys.modules[spec.name] = module  # Dataclasses look their module up there.
     quiet = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # the graph watches the folder, so no __pycache__ may appear in it
+    sys.dont_write_bytecode = True  # The graph watches the folder, so no __pycache__ may appear in it.
     try:
         spec.loader.exec_module(module)
     # A script's sys.exit() would end the stage as if it had succeeded.

@@ -61,7 +61,7 @@ def working(root: Path) -> Iterator[None]:
             if not _jobs_may_write(root):
                 sweep(root)
         except BlockingIOError:
-            pass  # the files may belong to another process
+            pass  # The files may belong to another process.
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
@@ -178,7 +178,7 @@ def remove_obsolete(root: Path, params: Params) -> None:
             others = [path for path in others if _is_cached(path, Path(repo.cache.local.path), hashes)]
         _remove(others)
     for folder, stage in _scratch().items():
-        asked = {item for item, _ in items_of(stage.each, values)}  # a killed run of one of them can resume
+        asked = {item for item, _ in items_of(stage.each, values)}  # A killed run of one of them can resume.
         projects = [path for path in (root / folder).glob("*") if path.name not in asked]
         # The training of a killed job may still be saving its work.
         _remove([project for project in projects if not stages_at_work(project)])

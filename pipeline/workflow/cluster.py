@@ -142,13 +142,13 @@ def leave(left: Receipt | Failure, root: Path) -> None:
 def leave_failure(stage: str, error: str, exit_code: int, root: Path) -> None:
     """Make Snakemake show this error of its job at the end. A stage that is run by hand leaves nothing."""
     if (is_remote() or RUN in os.environ) and (root / ".dvc").is_dir():
-        with suppress(QuenchError):  # the disk is full; the log may contain it
+        with suppress(QuenchError):  # The disk is full; the log may contain it.
             leave(Failure(stage, error, exit_code), root)
 
 
 def forget(stage: str, root: Path) -> None:
     """Remove the record of an earlier job of this stage."""
-    with suppress(OSError):  # a read-only folder has no new record
+    with suppress(OSError):  # A read-only folder has no new record.
         remove(_file(stage, root))
 
 

@@ -71,7 +71,7 @@ def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
                 changed.append(name)
         for file in (root / FOLDER).glob("*.key"):
             if file.stem not in modules:
-                file.unlink(missing_ok=True)  # of a stage that no longer exists
+                file.unlink(missing_ok=True)  # The stage no longer exists.
     except OSError as error:
         raise MachineError(
             "Q-WORKFLOW-001",

@@ -93,7 +93,7 @@ class Hashes:
     def _take_in(self, path: Path, digest: str, before: State, after: State, started: int) -> str:
         entry = self._known.get(self._name(path))
         if digest == UNREADABLE:
-            pass  # it may be readable another time
+            pass  # The file may be readable another time.
         elif entry and entry[0][:3] == after[:3] and entry[1] != digest:
             self.suspects.add(path)  # It stays one until it is another file, or has another date.
             self._remember(path, (*after[:3], NEVER), entry[1])
@@ -111,7 +111,7 @@ class Hashes:
     def _save(self) -> None:
         rows = [(name, *state, digest) for name, (state, digest) in self._unsaved.items()]
         self._unsaved, self._saved_at = {}, time.monotonic()
-        with suppress(sqlite3.Error), self._database:  # a file that is not cached is read again
+        with suppress(sqlite3.Error), self._database:  # A file that is not cached is read again.
             self._database.executemany("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def _name(self, path: Path) -> bytes:
@@ -187,7 +187,7 @@ def _open(file: Path) -> tuple[sqlite3.Connection, list[Any]]:
             return _with_rows(sqlite3.connect(file, timeout=60))
         except (sqlite3.DatabaseError, OSError) as error:
             if attempt == 1 and type(error) is sqlite3.DatabaseError:
-                file.unlink(missing_ok=True)  # not a database any more
+                file.unlink(missing_ok=True)  # The file is not a database any more.
     return _with_rows(sqlite3.connect(":memory:"))
 
 

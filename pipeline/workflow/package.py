@@ -45,7 +45,7 @@ class Package:
             node = waiting.pop()
             reached.add(node)
             waiting |= self.edges(node) - reached
-            if not waiting:  # only what two nodes lead to together
+            if not waiting:  # Continue with what two nodes lead to together.
                 waiting = {member for member, pair in self.members.items() if pair <= reached} - reached
         files: dict[str, set[str]] = {}
         for path, part in reached:
@@ -168,7 +168,7 @@ class Package:
 
     @cached_property
     def attributes(self) -> set[Node]:
-        """The accesses to attributes in `members`."""
+        """All nodes in the values of `members`."""
         return set().union(*self.members.values())
 
     @cached_property

@@ -69,7 +69,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         be_the_only_one(root)
         wait_for_jobs(root, is_dry_run=is_dry_run(sys.argv[1:]))
         no_stage_at_work(root)
-        if settings:  # each change is shown
+        if settings:  # Each change is shown.
             for change in override(root / "params.yaml", settings):
                 print(f"{root / 'params.yaml'}: {change}", file=sys.stderr)
             read = read_params(root / "params.yaml")
@@ -78,18 +78,18 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         need_settings(root, read)
         for setting in idle(params):
             print(f"{root / 'params.yaml'}: {setting}", file=sys.stderr)
-        with working(root):  # what killed runs left is removed
+        with working(root):  # This removes what killed runs left.
             if not is_dry_run(sys.argv[1:]):
                 drop_stale(root, params.curating)
         _held.append(share(root))
         # Files that DVC would open and wait for without end, and names that it can't record.
         need_plain_files(*(root / folder for folder in users()), recorded=(root / ".dvc").is_dir())
-        _empty(root / ".snakemake" / "locks")  # their owners are dead, because we have the project's lock
+        _empty(root / ".snakemake" / "locks")  # The owners are dead, because we have the project's lock.
         _allow_reuse(sys.argv[1:])
         refresh_keys(root)
         if (root / ".dvc").is_dir():
             record_finished(root)
-            take_failures(root)  # of jobs without a waiting parent: failed jobs are planned again
+            take_failures(root)  # Failed jobs without a waiting parent are planned again.
             settled = settle(root)
             _report(settled)
             _refetch(settled.refetch, root)

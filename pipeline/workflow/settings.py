@@ -82,7 +82,7 @@ def write_lock(root: Path, params: Params) -> list[str]:
         return []
     before = lock_values(root)
     try:
-        write_whole(file, lock_text(params))  # stages that start at once may both do so
+        write_whole(file, lock_text(params))  # Stages that start at once may both do so.
     except OSError as error:
         raise unwritable(error, file) from error
     changed = list(differences(before, params.model_dump(mode="json"))) if before else []
@@ -173,7 +173,7 @@ def complete(file: Path, read: Read, needed: Set[Key] | None = None) -> None:
     missing = left_out(read.values, needed)
     if not missing:
         return
-    file = file.resolve()  # a link stays a link
+    file = file.resolve()  # A link stays a link.
     text = completed(file.read_bytes().decode("utf-8"), read, needed)
     names = [".".join(place) for place in missing]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""

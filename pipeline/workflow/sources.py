@@ -76,12 +76,12 @@ def read_sources(folder: Path, memory: Path) -> dict[str, Source]:
         try:
             content = (folder / path).read_bytes()
         except FileNotFoundError:
-            continue  # an editor is replacing it, or it is a dead link
+            continue  # An editor is replacing it, or it is a dead link.
         name = f"{content_hash(content)}{Path(path).suffix}"
         seen[name] = remembered.get(name) or read_source(content, is_python=path.endswith(".py"))
         sources[path] = seen[name]
     if seen.keys() != remembered.keys():
-        with suppress(OSError):  # a file that is not remembered is parsed again
+        with suppress(OSError):  # A file that is not remembered is parsed again.
             write_whole(memory, json.dumps({"version": version, "files": seen}))
     return sources
 

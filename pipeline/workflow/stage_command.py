@@ -33,7 +33,7 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
     if bool(each) != bool(item):
         form = f"{name}@NAME, {name}@F16 for example" if each else f"just {name}"
         raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {form}")
-    if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of file names
+    if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # The item is part of file names.
         raise ConfigError(
             "Q-WORKFLOW-019",
             f"{safe(item, 80)} is not the name of a level or a model: write {name}@F16 for example",
@@ -98,7 +98,7 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m pipeline`."""
-    # without pydantic, because help has to be quick
+    # This avoids pydantic, because help has to be quick.
     stages = read_fast(resource("graphs/stages.yaml"))["stages"]
     options = argparse.ArgumentParser(
         prog="python -m pipeline",

@@ -237,5 +237,5 @@ def keys_of_file(file: Path) -> dict[str, Any]:
         "sha256": None,
         "places": [],
         "quantization": "gguf",
-        "new_tokens": [],  # the file has them already
+        "new_tokens": [],  # The file has them already.
     }

@@ -20,7 +20,7 @@ from pipeline.config.sections.values import (
 
 FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
 IMATRIX_TOKENS = 100_000  # tokens of the training rows: 195 chunks of 512
-MERGE_ROWS = 16  # held-out rows of data/final/val.jsonl by which one of two merges is chosen
+MERGE_ROWS = 16  # rows of data/final/val.jsonl by which one of two merges is chosen
 DECIDING = "Q4_K_M"  # the level at which most models are served
 
 
