@@ -71,7 +71,8 @@ def refuse(checks: Iterable[Check]) -> None:
     """
     failed = [check for check in checks if check.verdict == "fail"]
     if failed:
-        first, others = failed[0], ", ".join(check.name for check in failed[1:])
+        first = failed[0]
+        others = ", ".join(check.name for check in failed[1:])
         more = f" ({others} failed too)" if others else ""
         kind: type[errors.QuenchError] = getattr(errors, catalog()[first.id].error)
         sentence = ": ".join(filter(None, (first.name, first.found, first.remedy)))
@@ -84,4 +85,6 @@ def figure_text(value: Any) -> str:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–"
-    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.3g}"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

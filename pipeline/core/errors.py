@@ -25,7 +25,8 @@ class QuenchError(Exception):
     def __init__(self, id: str, sentence: str) -> None:
         sentence = of_this_installation(sentence)
         super().__init__(id, sentence)  # both, so that an error can be pickled between processes
-        self.id, self.sentence = id, sentence
+        self.id = id
+        self.sentence = sentence
 
     def __str__(self) -> str:
         return f"{self.id}: {self.sentence}"

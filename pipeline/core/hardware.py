@@ -75,7 +75,8 @@ def accelerator() -> Accelerator | None:
     visible = os.environ.get(CARDS)
     if visible in ("", "-1", "NoDevFiles"):  # SLURM sets NoDevFiles
         return None
-    return next(iter(_accelerators(*([f"--id={visible.partition(',')[0]}"] if visible else []))), None)
+    selected = [f"--id={visible.partition(',')[0]}"] if visible else []
+    return next(iter(_accelerators(*selected)), None)
 
 
 def _accelerators(*which: str) -> list[Accelerator]:
@@ -125,7 +126,8 @@ def _of_rocm(listing: str) -> list[Accelerator]:
         names = dict(re.findall(r"^ {2}(Name|Marketing Name|Device Type): +(.+?) *$", agent, re.MULTILINE))
         if names.get("Device Type") == "GPU":
             pool = re.search(r"Segment: +GLOBAL.*?Size: +(\d+)", agent, re.DOTALL)
-            name, memory = names.get("Marketing Name") or names["Name"], int(pool[1]) << 10 if pool else None
+            name = names.get("Marketing Name") or names["Name"]
+            memory = int(pool[1]) << 10 if pool else None
             cards.append(Accelerator("rocm", name, memory, capability=names["Name"]))
     return cards
 

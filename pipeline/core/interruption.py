@@ -77,7 +77,8 @@ class Interruption:
 
         With `wait` false, inside another `deferred`, a signal stops the work at once.
         """
-        before, self.waiting = self.waiting, wait
+        before = self.waiting
+        self.waiting = wait
         try:
             yield
         finally:
@@ -104,7 +105,10 @@ class Interruption:
         one counts.
         """
         if self.received is None:
-            self.received, self._received_at, Interruption.stopping = number, time.monotonic(), True
+            # The time comes first: a signal between the two lines must not see an old one.
+            self._received_at = time.monotonic()
+            self.received = number
+            Interruption.stopping = True
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():

@@ -18,10 +18,8 @@ from pipeline.core.special_files import need_file
 
 MAX_LINE_BYTES = 4 << 20
 MAX_DEPTH = 32  # nested lists and objects, the row's own object included
-INTEGERS = (
-    -(2**63),
-    2**64 - 1,
-)  # range of 64 bits, signed or unsigned; other readers round integers outside it
+# Range of 64 bits, signed or unsigned. Other readers round integers outside it.
+INTEGERS = (-(2**63), 2**64 - 1)
 CONTAINERS = (dict, list)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # Unicode category Cc without tab, LF and CR
@@ -217,7 +215,8 @@ def _parse_strictly(line: bytes) -> Any:
     `BadLine`.
     """
     value = _parse_json(line)
-    level, depth = [value], 0
+    level = [value]
+    depth = 0
     while level:
         kinds = set(map(type, level))
         if str in kinds and CONTROL.search("\n".join(item for item in level if type(item) is str)):

@@ -20,9 +20,10 @@ from pipeline.core.errors import MachineError, Stopped
 from pipeline.core.ranks import HERE, LAUNCHED, PROCESSES, STORE_FD, check_cards
 
 LOOK_SECONDS = 0.05
-# Seconds after one process has failed, or rank 0 has exited, until the others get SIGTERM, and until they are
-# killed. They notice it themselves when they communicate, and rank 0 saves a checkpoint then.
-GRACE_SECONDS, LAST_SECONDS = 10.0, 60.0
+# After one process has failed, or rank 0 has exited, the others get SIGTERM and are then killed. They notice
+# it themselves when they communicate, and rank 0 saves a checkpoint then.
+GRACE_SECONDS = 10.0  # until SIGTERM
+LAST_SECONDS = 60.0  # until SIGKILL
 
 
 def launch(words: Sequence[str], count: int) -> int:
@@ -115,7 +116,8 @@ def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
     too late.
     """
     ended: dict[int, int] = {}
-    over_at, last_words = None, [(GRACE_SECONDS, signal.SIGTERM), (LAST_SECONDS, signal.SIGKILL)]
+    over_at = None
+    last_words = [(GRACE_SECONDS, signal.SIGTERM), (LAST_SECONDS, signal.SIGKILL)]
     while len(ended) < len(processes):
         codes = {number: process.poll() for number, process in enumerate(processes) if number not in ended}
         # A killed process comes before those that noticed it at once.

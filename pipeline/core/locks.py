@@ -17,9 +17,8 @@ from typing import IO
 from pipeline.core.errors import DataError, MachineError, QuenchError
 from pipeline.core.publish import is_scrap
 
-# RUN is the lock of Snakemake's main process. WORK is shared by all processes that write
-# (`pipeline.workflow.cleanup`).
-RUN, WORK = ("run", "work")
+RUN = "run"  # lock of Snakemake's main process
+WORK = "work"  # lock that all processes share that write (`pipeline.workflow.cleanup`)
 LOOK_SECONDS = 0.05  # between two looks at a lock; a reader keeps it for less
 # A link could lead to another user's file, and opening a named pipe would block.
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -167,7 +166,8 @@ def inputs_below(root: Path, inputs: Iterable[Path] = ()) -> Iterator[None]:
             path = Path(os.fsdecode(error.filename or str(error).rpartition(": ")[2]))
             tops = [(root / top).absolute() for top in ("data", "models", "reports")]
             is_ours = any(path.absolute().is_relative_to(top) for top in tops)
-            missing += [path] if is_ours and not any(is_scrap(part) for part in path.parts) else []
+            if is_ours and not any(is_scrap(part) for part in path.parts):
+                missing.append(path)
         if not missing:
             raise
         raise absent(missing[-1], root) from error
@@ -178,7 +178,8 @@ def _owner(lock: IO[str]) -> str:
     pid = ""
     for _ in range(20):
         lock.seek(0)
-        if (pid := lock.read()) and Path(f"/proc/{pid}").exists():
+        pid = lock.read()
+        if pid and Path(f"/proc/{pid}").exists():
             break
         time.sleep(LOOK_SECONDS)
     return pid or "unknown"

@@ -46,7 +46,8 @@ def user_cache() -> Path | None:
 
     Return None if the user wants none (`QUENCH_CACHE=off`) or has no home. Raises as `expanded`.
     """
-    chosen, base = os.environ.get("QUENCH_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
+    chosen = os.environ.get("QUENCH_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if chosen is not None:
         return None if chosen.lower() in OFF else expanded(chosen, "QUENCH_CACHE").absolute()
     try:

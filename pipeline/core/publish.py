@@ -65,7 +65,8 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
     `check` reads the finished sibling and raises if it is incomplete; then nothing is published. If the body
     raises, the previous artifact stays unchanged.
     """
-    aside, old = target.with_name(f".{target.name}{WRITING}"), target.with_name(f".{target.name}{OLD}")
+    aside = target.with_name(f".{target.name}{WRITING}")
+    old = target.with_name(f".{target.name}{OLD}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         recover(target, old)

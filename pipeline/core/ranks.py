@@ -97,7 +97,8 @@ def wanted_processes(stage: str, given: str | None) -> int:
 
 def check_cards(count: int) -> None:
     """Raise `ConfigError` if the environment names cards, but too few for `count` processes here."""
-    if (cards := _named_cards()) and len(cards) < count:
+    cards = _named_cards()
+    if cards and len(cards) < count:
         raise ConfigError(
             "Q-TRAIN-036",
             f"there are {count} processes on this machine and {len(cards)} cards in {CARDS} "
@@ -135,18 +136,22 @@ def _of_slurm() -> Rank | None:
     count = int(environment["SLURM_STEP_NUM_TASKS"])
     alone = int(environment.get("SLURM_STEP_NUM_NODES", "1")) == 1
     address = HERE if alone else environment["MASTER_ADDR"]
-    port = environment.get("MASTER_PORT") if not alone or "MASTER_PORT" in environment else None
+    port = environment.get("MASTER_PORT")
     if port is None and not alone:
         raise KeyError("MASTER_PORT")
-    job, step = int(environment["SLURM_JOB_ID"]), int(environment.get("SLURM_STEP_ID", "0"))
+    job = int(environment["SLURM_JOB_ID"])
+    step = int(environment.get("SLURM_STEP_ID", "0"))
     cores = environment.get("SLURM_CPUS_PER_TASK")
+    number = int(environment["SLURM_PROCID"])
+    local = int(environment["SLURM_LOCALID"])
+    local_count = count
+    if not alone:
+        local_count = _tasks_here(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
     return Rank(
-        int(environment["SLURM_PROCID"]),
+        number,
         count,
-        int(environment["SLURM_LOCALID"]),
-        count
-        if alone
-        else _tasks_here(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"])),
+        local,
+        local_count,
         address,
         # On one machine the ids of job and step give a port that no other step there has.
         int(port or 20_000 + (job + 1_000 * step) % 10_000),

@@ -25,7 +25,8 @@ def changed_by_others(folder: Path) -> Path | None:
             return path
     for top, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            if not _is_safe(path := Path(top, name), parent=False):
+            path = Path(top, name)
+            if not _is_safe(path, parent=False):
                 return path
     return None
 
@@ -74,6 +75,7 @@ def _is_safe(path: Path, *, parent: bool) -> bool:
 def _is_mine_alone(group: int) -> bool:
     """Return True if it is this user's private group, which many systems create for each user."""
     with suppress(KeyError):
-        user, entry = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+        user = pwd.getpwuid(os.getuid())
+        entry = grp.getgrgid(group)
         return user.pw_gid == group and entry.gr_name == user.pw_name and not {*entry.gr_mem} - {user.pw_name}
     return False

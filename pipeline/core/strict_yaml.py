@@ -25,7 +25,10 @@ from pipeline.core.text import quoted, safe
 from pipeline.core.yaml_readers import dvc_kind, old_kind
 
 MAX_BYTES = 1 << 16  # four times the size of our own files, comments included
-MAX_VALUES, MAX_DEPTH, MAX_TEXT, MAX_NUMBER = 4000, 10, 1000, 40
+MAX_VALUES = 4000
+MAX_DEPTH = 10  # lists and mappings inside each other
+MAX_TEXT = 1000  # characters of a text
+MAX_NUMBER = 40  # characters of a number
 UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]"
 )
@@ -152,7 +155,8 @@ class _Reader:
     def document(self) -> tuple[Any, dict[Place, int]]:
         """Return the only document and its lines; None as the value of an empty text."""
         next(self._events)
-        event, value = next(self._events), None
+        event = next(self._events)
+        value = None
         if isinstance(event, events.DocumentStartEvent):
             if event.version or event.tags:
                 raise Fault("directives (%YAML, %TAG) are not read here: remove them", event.start_mark)

@@ -107,7 +107,8 @@ class _Screen:
     """A text stream that escapes what is written to the one below."""
 
     def __init__(self, below: TextIO, lasting: bool) -> None:
-        self.below, self.lasting = getattr(below, "below", below), lasting
+        self.below = getattr(below, "below", below)
+        self.lasting = lasting
 
     def write(self, text: str) -> int:
         start = 0
@@ -152,7 +153,8 @@ def faults(error: Any, name: Callable[[Sequence[str]], str]) -> str:
     """
     sentences: dict[str, str] = {}
     for fault in error.errors(include_url=False):
-        field, reason = name([str(part) for part in fault["loc"]]), fault["msg"].removeprefix("Value error, ")
+        field = name([str(part) for part in fault["loc"]])
+        reason = fault["msg"].removeprefix("Value error, ")
         value = "" if fault["type"] in ("missing", "value_error") else f" is {quoted(fault['input'])}"
         problem = safe(f"{reason[0].lower()}{reason[1:]}", 120)
         sentences.setdefault(field, f"{safe(field, 80)}{value}: {problem}")
@@ -170,13 +172,11 @@ def percent(value: Any) -> str:
     if not isinstance(value, int | float):
         return "–"
     shown = f"{value * 100:.1f}"
-    return (
-        "< 0.1 %"
-        if shown == "0.0" and value > 0
-        else "> 99.9 %"
-        if shown == "100.0" and value < 1
-        else f"{shown} %"
-    )
+    if shown == "0.0" and value > 0:
+        return "< 0.1 %"
+    if shown == "100.0" and value < 1:
+        return "> 99.9 %"
+    return f"{shown} %"
 
 
 def plural(number: int, noun: str, many: str = "") -> str:

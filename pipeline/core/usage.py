@@ -46,7 +46,9 @@ def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Fi
     """
     started = time.monotonic()
     yield
-    seconds, process, child = time.monotonic() - started, peak_of_process(), peak_of_children()
+    seconds = time.monotonic() - started
+    process = peak_of_process()
+    child = peak_of_children()
     with suppress(OSError, QuenchError):  # A finished stage must not fail because of its usage record.
         seen = Figures(max(process, child), round(seconds, 3), disk())
         write_json(root / FOLDER / f"{stage}.json", asdict(Usage(plan(), seen, process)))
