@@ -129,9 +129,13 @@ def idle(params: Section) -> Iterator[Idle]:
     """
     for place, field in keys_of(type(params)):
         key = ".".join(place)
-        if group_of(field) or (value := _at(params, key)) == _default(params, key):
+        if group_of(field):
             continue
-        if only := next(_missing(params, key), None):
+        value = _at(params, key)
+        if value == _default(params, key):
+            continue
+        only = next(_missing(params, key), None)
+        if only:
             yield Idle(key, value, only)
 
 

@@ -21,7 +21,8 @@ ELSEWHERE = {
     "init_lora_weights": "train.lora_variants",
     "loraplus_lr_ratio": "train.lora_variants",
 }
-LONGEST, MOST = 400, 1900  # characters of one error, and of all
+LONGEST = 400  # characters of one error
+MOST = 1900  # characters of all errors
 
 
 def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], keys: Sequence[str]) -> str:

@@ -9,8 +9,10 @@ from typing import Literal
 
 from pipeline.core.text import count, listed, most, plural
 
-# Folders next to the checkpoints: the teacher's answers, the drawn answers, the base as a GGUF for drawing.
-TEACHER, ROUNDS, ROLLOUTS = "teacher", "rounds", "rollouts"
+# folders next to the checkpoints
+TEACHER = "teacher"  # the teacher's answers
+ROUNDS = "rounds"  # the drawn answers
+ROLLOUTS = "rollouts"  # the base as a GGUF for drawing
 # Tokens per position for which the teacher's probability is kept. More are more exact and need 6 bytes of
 # disk each.
 TEACHER_TOP_K = 64
@@ -49,7 +51,8 @@ class Learning:
     learner: str = "learner"
 
 
-REWARD, SFT_WEIGHT = "train.reward", "train.sft_weight"
+REWARD = "train.reward"
+SFT_WEIGHT = "train.sft_weight"
 OF_JUDGED = ("train.preference.beta", "report.gate.min_preference_accuracy")
 _judged = partial(
     Learning,
@@ -106,13 +109,16 @@ def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
 
     `kinds` has rows by kind, `scored` the chats with a reward.
     """
-    sentences = [
-        f"{plural(rows, 'row')} of kind {kind}: trained by train.method {listed(learners(kind), 'or')} only."
-        if learners(kind)
-        else f"{plural(rows, 'row')} of kind {kind}: no train.method learns from them."
-        for kind, rows in most(kinds)
-        if rows and kind not in METHODS["sft"].rows
-    ]
+    sentences = []
+    for kind, rows in most(kinds):
+        if not rows or kind in METHODS["sft"].rows:
+            continue
+        subject = f"{plural(rows, 'row')} of kind {kind}"
+        methods = listed(learners(kind), "or")
+        if methods:
+            sentences.append(f"{subject}: trained by train.method {methods} only.")
+        else:
+            sentences.append(f"{subject}: no train.method learns from them.")
     if scored:
         has = plural(scored, "chat has", "chats have")
         sentences.append(f"{has} a reward (or score), by which train.method sft weights it (train.reward).")
@@ -123,7 +129,8 @@ def unused_sentences(kinds: Mapping[str, int], method: Method) -> list[str]:
     """Return one sentence on the rows, by kind, that `method` doesn't learn from; empty if there are no such
     rows.
     """
-    if not (rows := sum(kinds.values())):
+    rows = sum(kinds.values())
+    if not rows:
         return []
     others = sorted({other for kind, number in kinds.items() if number for other in learners(kind)})
     named = listed([f"{count(number)} {kind}" for kind, number in most(kinds) if number])

@@ -67,12 +67,14 @@ def override(file: Path, given: Given) -> list[str]:
     """
     file = file.resolve()  # A link stays a link.
     read = read_params(file)
-    before, values = read.params.model_dump(mode="json"), _values_with(read, given)
+    before = read.params.model_dump(mode="json")
+    values = _values_with(read, given)
     wanted = Read(checked(file, values, {}), read.values, read.lines)
     after = wanted.params.model_dump(mode="json")
     changed = [place for place in given if value_at(before, place) != value_at(after, place)]
     if changed:
-        names, text = ", ".join(".".join(place) for place in changed), _text(file)
+        names = ", ".join(".".join(place) for place in changed)
+        text = _text(file)
         problem = f"{names} can't be put into the text of {file}: edit it"
         try:
             _write(file, completed(text, wanted, set(given), anew=True), values, problem)
@@ -159,7 +161,8 @@ def _with(text: str, given: Given) -> str:
     """Return `text` with the settings `given`."""
     yaml = YAML()
     yaml.Representer = _Representer
-    yaml.preserve_quotes, yaml.width = True, 1 << 16
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 16
     values = yaml.load(text.replace(line_end(text), "\n")) or {}
     for place, value in given.items():
         put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)

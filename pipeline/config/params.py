@@ -46,11 +46,9 @@ class Params(sections.Section):
     @model_validator(mode="before")
     @classmethod
     def _empty_sections_are_left_out(cls, values: Any) -> Any:
-        return (
-            {name: value for name, value in values.items() if value is not None}
-            if isinstance(values, dict)
-            else values
-        )
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def curating(self) -> sections.Curate:
@@ -172,7 +170,8 @@ class Params(sections.Section):
         if served := self.product.served:
             original = [sections.ORIGINAL] if self.base.level else []
             names = [sections.BASE, served, *original]
-            needed, why = served, "which is what is served"
+            needed = served
+            why = "which is what is served"
             made_by = (
                 f"({sections.BASE}: the GGUF alone, {served}: with {self.product.beside}, "
                 f"{sections.ORIGINAL}: what base.level is made from)"
@@ -184,7 +183,8 @@ class Params(sections.Section):
                 *self.quantize.files,
                 *self.quantize.untuned,
             ]
-            needed, why = self.convert.type, "which every level is compared with"
+            needed = self.convert.type
+            why = "which every level is compared with"
             made_by = "(quantize.levels and quantize.distill, spelled as there)"
         if unknown := [model for model in self.evaluate.models if model not in names]:
             yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(names)} {made_by}"

@@ -201,7 +201,7 @@ def _has_all(names: Iterable[str], paths: Iterable[str]) -> bool:
     layers: dict[int | None, list[str]] = {}
     for path in paths:
         layers.setdefault(layer_of(path), []).append(path.rpartition(".")[2])
-    return all(found.count(name) == 1 for found in layers.values() for name in names)
+    return all(linears.count(name) == 1 for linears in layers.values() for name in names)
 
 
 def merged_only(config: Mapping[str, Any]) -> str | None:

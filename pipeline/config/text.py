@@ -39,12 +39,16 @@ def short_text(params: Params, header: list[str], places: Set[Key]) -> str:
     lines = [line for text in header for line in _comment(text, "")]
     for place, field in _with_sections(places):
         line = _line(place, field, values)
-        lines += [""] if len(place) == 1 else []
+        if len(place) == 1:
+            lines.append("")
         if group_of(field):
             lines.append(line)
             continue
         first, fits = _first_words(field.description or "", COLUMNS - len(line) - len(BEHIND))
-        lines += [f"{line}{BEHIND}{first}"] if fits else [*_comment(first, INDENT * (len(place) - 1)), line]
+        if fits:
+            lines.append(f"{line}{BEHIND}{first}")
+        else:
+            lines += [*_comment(first, INDENT * (len(place) - 1)), line]
     return "\n".join(lines) + "\n"
 
 
@@ -99,9 +103,12 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bo
     The rest is unchanged. With `anew` the needed keys that are there get the values of `read.params` too. The
     caller has to handle keys that share a line with others.
     """
-    end, rows = line_end(text), text.splitlines()  # YAML, too, accepts every kind of line end
+    end = line_end(text)
+    rows = text.splitlines()  # YAML, too, accepts every kind of line end
     kept = (text if text.endswith(("\n", "\r")) else text + end).splitlines(keepends=True)
-    lines, values, edits = read.lines, read.params.model_dump(mode="json"), list[_Edit]()
+    lines = read.lines
+    values = read.params.model_dump(mode="json")
+    edits: list[_Edit] = []
     for place in needed & lines.keys() if needed and anew else ():
         edits.append(_behind(place, value_at(values, place), rows, lines))
     for number, place in enumerate(left_out(read.values, needed)):

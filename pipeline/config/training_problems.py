@@ -18,7 +18,8 @@ def training_problems(
     With `full_parity` base levels get the adapter. `compared` are the compared strategies.
     """
     learning = METHODS[train.method]
-    if (trained := train.tuning.inside) and base.quantization != "gguf":
+    trained = train.tuning.inside
+    if trained and base.quantization != "gguf":
         yield (
             f"train.tuner is {train.tuner} and base.quantization is {base.quantization}, which has no "
             f"{trained}: set it to gguf, or the tuner to lora"

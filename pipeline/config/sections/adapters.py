@@ -12,8 +12,10 @@ from pipeline.config.sections.values import ONCE
 from pipeline.core.text import quoted
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-LONGEST, MOST = 500, 1000  # characters of a pattern, and names or patterns of one key
-MOST_RANK, MOST_LAYERS = 4096, 10_000
+LONGEST = 500  # characters of a pattern
+MOST = 1000  # names or patterns of one key
+MOST_RANK = 4096
+MOST_LAYERS = 10_000
 FROM = re.compile(r"[0-9]{1,5}-")  # this layer and all after it
 CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 

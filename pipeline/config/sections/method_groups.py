@@ -79,11 +79,9 @@ class Grpo(Section):
             )
         plain = [name for name in self.rewards if name not in (EXTERNAL, JUDGE)]
         yield from (f"grpo.rewards: {problem}" for problem in scorer_problems(plain, has_judge=False))
-        if (EXTERNAL in self.rewards) != (self.external is not None):
-            yield (
-                "grpo.rewards names external, but grpo.external is null: give its command"
-                if EXTERNAL in self.rewards
-                else "grpo.external is a command, but grpo.rewards doesn't name external: weigh it there"
-            )
+        if EXTERNAL in self.rewards and self.external is None:
+            yield "grpo.rewards names external, but grpo.external is null: give its command"
+        if EXTERNAL not in self.rewards and self.external is not None:
+            yield "grpo.external is a command, but grpo.rewards doesn't name external: weigh it there"
         if not any(self.rewards.values()):
             yield "all weights in grpo.rewards are 0, so every reward would be 0: give one a weight"

@@ -25,7 +25,10 @@ def fits(pattern: str, needed: str) -> AfterValidator:
 
 
 def _each_once(values: list[Any] | None) -> list[Any] | None:
-    if values and (twice := list(dict.fromkeys(value for value in values if values.count(value) > 1))):
+    if not values:
+        return values
+    twice = list(dict.fromkeys(value for value in values if values.count(value) > 1))
+    if twice:
         raise ValueError(f"names {', '.join(map(str, twice))} twice: name each once")
     return values
 
@@ -75,9 +78,11 @@ Format = Literal[
     "kto",
     "prompt",
 ]
-# Models of the graphs without a merge: only the base's GGUF, the same with the adapter's GGUF or with trained
-# scales, and the file that base.level was made from.
-BASE, BASE_WITH_ADAPTER, TUNED, ORIGINAL = "base", "adapter", "tuned", "source"
+# models of the graphs without a merge
+BASE = "base"  # only the base's GGUF
+BASE_WITH_ADAPTER = "adapter"  # the base's GGUF with the adapter's GGUF
+TUNED = "tuned"  # the base's GGUF with trained scales
+ORIGINAL = "source"  # the file that base.level was made from
 Graph = Literal["merged", "adapter", "tuned"]
 NAME_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}"  # a part of a path, not hidden
 INSIDE = rf"(?=.{{1,400}}\Z){NAME_PART}(/{NAME_PART})*"
@@ -189,7 +194,8 @@ def group_of(field: FieldInfo) -> type[Section] | None:
 
 def _check_levels(levels: list[str]) -> list[str]:
     # The spelling is kept, because DVC and Snakemake make file names from the same text.
-    if problems := [problem for level in levels if (problem := level_problem(level))]:
+    problems = [problem for problem in map(level_problem, levels) if problem]
+    if problems:
         raise ValueError("; ".join(problems))
     if len({level.upper() for level in levels}) < len(levels):
         raise ValueError(f"{levels} names a level twice")
