@@ -141,10 +141,12 @@ def _published() -> re.Pattern[str]:
 
 def _clear(path: Path, root: Path) -> str:
     """Remove `path`, or restore it if it is the only copy of an artifact. Return words on what was done."""
-    name, size = path.relative_to(root), _size(path)
+    name = path.relative_to(root)
+    size = _size(path)
     try:
         if path.name.endswith(OLD):
-            if recover(target := _moved(path), path):
+            target = _moved(path)
+            if recover(target, path):
                 return f"{target.relative_to(root)} is back"
         else:
             remove(path)

@@ -86,7 +86,8 @@ def jobs_at_work(root: Path) -> list[str]:
 
 
 def _jobs_of(scheduler: Scheduler, root: Path) -> list[str]:
-    submitted, program = root / scheduler.submitted, shutil.which(scheduler.command[0])
+    submitted = root / scheduler.submitted
+    program = shutil.which(scheduler.command[0])
     if not submitted.is_dir() or not program:
         return []
     command = [program, *scheduler.command[1:]]

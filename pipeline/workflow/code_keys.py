@@ -65,7 +65,8 @@ def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
     try:
         package = Package()
         for name, starts in modules.items():
-            file, text = root / key_file(name), package.key(*starts)
+            file = root / key_file(name)
+            text = package.key(*starts)
             if not file.is_file() or file.read_text(encoding="utf-8") != text:
                 write_whole(file, text)
                 changed.append(name)

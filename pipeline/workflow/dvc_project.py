@@ -99,21 +99,19 @@ def _check_no_writer(rwlock: Path) -> None:
     """Raise `MachineError` if DVC writes here. Delete the lock file if a kill cut it short."""
     import psutil
 
+    if not rwlock.exists():
+        return
     try:
-        writers = (
-            json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
-            if rwlock.exists()
-            else []
-        )
+        writers = json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
     except ValueError:
-        return rwlock.unlink()
+        rwlock.unlink()
+        return
     for pid in {int(writer["pid"]) for writer in writers}:
         if psutil.pid_exists(pid):
             raise MachineError(
                 "Q-WORKFLOW-015",
                 f"DVC is at work in this folder (process {pid}): wait for it, then run again",
             )
-    return None
 
 
 def _set_aside_if_cut(file: Path) -> None:
@@ -167,7 +165,8 @@ def quarantine_damaged(out: Any, hashes: Hashes) -> None:
     as missing.
     """
     if out.use_cache and out.hash_info:
-        cache, md5 = Path(out.cache.path), out.hash_info.value
+        cache = Path(out.cache.path)
+        md5 = out.hash_info.value
         quarantine(cache, hashes.md5s([place(cache, md5)]))
         quarantine(cache, hashes.md5s(place(cache, entry["md5"]) for entry in listing(cache, md5)))
 
@@ -190,14 +189,14 @@ def remove_dead_links(repo: Any) -> None:
 
     Raw data without a file would look like an edit: its links stay, and are refused.
     """
-    for out in (output for output in repo.index.outs if not output.stage.is_data_source):
+    for out in repo.index.outs:
+        if out.stage.is_data_source or not out.use_cache:
+            continue
         path = Path(out.fs_path)
-        links = (
-            [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-            if path.is_dir()
-            else [path]
-        )
-        for link in links if out.use_cache else ():
+        links = [path]
+        if path.is_dir():
+            links = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+        for link in links:
             if link.is_symlink() and not link.exists() and link.readlink().is_relative_to(out.cache.path):
                 link.unlink()
 

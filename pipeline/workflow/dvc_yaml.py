@@ -68,28 +68,20 @@ def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False
 
 
 def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
-    items = (
-        [f"${{item.{key}}}" for key in stage.each]
-        if isinstance(stage.each, Mapping)
-        else ["${item}"]
-        if stage.each
-        else []
-    )
+    items: list[str] = []
+    if isinstance(stage.each, Mapping):
+        items = [f"${{item.{key}}}" for key in stage.each]
+    elif stage.each:
+        items = ["${item}"]
+    params = [key for param in stage.params for key in _keys(param)]
+    uncached: list[Any] = [path.rstrip("/") for path in stage.uncached]
+    if not cache_base:
+        uncached = [{path: {"cache": False}} for path in uncached]
     entry = {
         "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
         "deps": _in_brackets([*key_files(name, stage.methods), *stage.deps]),
-        "params": [{LOCK: _in_brackets([key for param in stage.params for key in _keys(param)])}]
-        if stage.params
-        else [],
-        "outs": _in_brackets(
-            [
-                *(
-                    path.rstrip("/") if cache_base else {path.rstrip("/"): {"cache": False}}
-                    for path in stage.uncached
-                ),
-                *(path.rstrip("/") for path in stage.outs),
-            ]
-        ),
+        "params": [{LOCK: _in_brackets(params)}] if stage.params else [],
+        "outs": _in_brackets([*uncached, *(path.rstrip("/") for path in stage.outs)]),
         "metrics": _in_brackets(stage.metrics),
         "plots": [{path: _in_brackets(values)} for path, values in stage.plots.items()],
     }

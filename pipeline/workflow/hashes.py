@@ -110,7 +110,8 @@ class Hashes:
 
     def _save(self) -> None:
         rows = [(name, *state, digest) for name, (state, digest) in self._unsaved.items()]
-        self._unsaved, self._saved_at = {}, time.monotonic()
+        self._unsaved = {}
+        self._saved_at = time.monotonic()
         with suppress(sqlite3.Error), self._database:  # A file that is not cached is read again.
             self._database.executemany("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)", rows)
 
@@ -129,11 +130,9 @@ def _own_folder() -> Path:
 
 def files_below(path: Path) -> list[Path]:
     """Return `path` if it is a file, otherwise all files below it, without pipes and devices."""
-    files = (
-        [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-        if path.is_dir()
-        else [path]
-    )
+    files = [path]
+    if path.is_dir():
+        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     return [file for file in files if file.is_file()]
 
 
@@ -152,7 +151,8 @@ def _look(path: Path, advance: Callable[[int], None]) -> tuple[str, State, State
     Return None if it is missing.
     """
     try:
-        before, started = _state(path), time.time_ns()
+        before = _state(path)
+        started = time.time_ns()
         try:
             digest = _md5(path, advance)
         except OSError:

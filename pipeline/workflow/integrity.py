@@ -85,17 +85,20 @@ def damage_sentences(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[s
     the remedy works.
     """
     update_dvc_state(repo, hashes)
-    checked, sentences = set(paths), []
+    checked = set(paths)
+    sentences: list[str] = []
     for out in repo.index.outs:
-        path, is_source = Path(out.fs_path), out.stage.is_data_source
-        suspects = [file for file in hashes.suspects if overlap(file, path)] if is_source else []
-        if (suspects if is_source else path in checked) and "modified" in out.workspace_status().values():
-            quarantine_damaged(out, hashes)
-            sentences.append(
-                _source_sentence(out, suspects)
-                if is_source
-                else _stage_sentence(out, changed_files(out, hashes))
-            )
+        path = Path(out.fs_path)
+        is_source = out.stage.is_data_source
+        suspects = [file for file in hashes.suspects if is_source and overlap(file, path)]
+        is_suspect = bool(suspects) if is_source else path in checked
+        if not is_suspect or "modified" not in out.workspace_status().values():
+            continue
+        quarantine_damaged(out, hashes)
+        if is_source:
+            sentences.append(_source_sentence(out, suspects))
+        else:
+            sentences.append(_stage_sentence(out, changed_files(out, hashes)))
     return sentences
 
 

@@ -64,7 +64,8 @@ class Package:
     def _led_to(self, path: str, name: str) -> Iterator[Node]:
         if path == ANYTHING:
             return
-        source, folder = self.sources[path], path.rpartition("/")[0]
+        source = self.sources[path]
+        folder = path.rpartition("/")[0]
         if source.is_module and name == BODY:
             for module in source.loads:
                 yield from self._imported(module)
@@ -77,7 +78,12 @@ class Package:
         for callee in part.hands if part else ():
             if not self._takes_settings(callee, path):
                 yield from self._used(SETTINGS, path)
-        for text in part.texts if part else source.texts if not source.is_module else ():
+        texts: list[str] = []
+        if part:
+            texts = part.texts
+        elif not source.is_module:
+            texts = source.texts
+        for text in texts:
             yield from self._named(text, folder)
 
     def _takes_settings(self, callee: str, path: str) -> bool:
@@ -96,7 +102,8 @@ class Package:
         if name == ".":
             yield from self._whole(path)
         elif name.startswith(f"{ANYTHING}."):
-            if (attribute := (ANYTHING, name.removeprefix(f"{ANYTHING}."))) in self.attributes:
+            attribute = (ANYTHING, name.removeprefix(f"{ANYTHING}."))
+            if attribute in self.attributes:
                 yield attribute
         elif name.startswith("."):
             yield from self._in_module(path, name[1:].split("."))
@@ -109,7 +116,8 @@ class Package:
                     return
 
     def _in_module(self, path: str, names: list[str]) -> Iterator[Node]:
-        parts, imports = self.sources[path].parts, self.sources[path].imports
+        parts = self.sources[path].parts
+        imports = self.sources[path].imports
         if not names:  # the module itself, of which anything may be used
             yield from self._whole(path)
             for origin in imports.values():
@@ -180,7 +188,8 @@ class Package:
         aliases: dict[str, set[str]] = {}
         taken: dict[tuple[str, str], int] = {}
         for path in sorted(self._data(), key=lambda path: path.count("/")):
-            parts, depth = path.split("/"), path.count("/")
+            parts = path.split("/")
+            depth = path.count("/")
             tails = {"/".join(parts[start:]) for start in range(len(parts))}
             for name in tails | {tail.removesuffix(".jinja") for tail in tails}:
                 if taken.setdefault((self._package(path), name), depth) == depth:

@@ -30,9 +30,9 @@ def need_usable_path(root: Path) -> None:
 
 def check_path(folder: Path) -> None:
     """Raise `ConfigError` if DVC would fail in `folder`, an absolute path."""
-    found = UNUSABLE.search(str(folder))
-    if found:
-        what = f'"{found[0]}"' if found[0] in "{}" else "a byte that is not UTF-8"
+    unusable = UNUSABLE.search(str(folder))
+    if unusable:
+        what = f'"{unusable[0]}"' if unusable[0] in "{}" else "a byte that is not UTF-8"
         raise ConfigError(
             "Q-WORKFLOW-026",
             f"{safe(str(folder))} has {what} in its path, with which DVC fails: choose another name or place",
@@ -97,9 +97,11 @@ def changed_code(root: Path) -> dict[str, list[str]]:
 
     A new stage has all its files. Raises `DataError` if a key can't be read.
     """
-    package, changed = Package(), {}
+    package = Package()
+    changed: dict[str, list[str]] = {}
     for stage, modules in code_of_stages().items():
-        file, now = root / key_file(stage), package.key(*modules)
+        file = root / key_file(stage)
+        now = package.key(*modules)
         try:
             before = file.read_text(encoding="utf-8") if file.is_file() else ""
         except (OSError, ValueError) as error:

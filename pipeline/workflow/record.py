@@ -80,7 +80,9 @@ def inputs_state(stage: str, root: Path) -> Any:
     if entry is None:
         return None
     # The settings are not checked: an unfinished edit of another section must not stop this stage.
-    read, recorded, roots = read_strict(root / "params.yaml")[0], lock_values(root), code_of_stages()
+    read = read_strict(root / "params.yaml")[0]
+    recorded = lock_values(root)
+    roots = code_of_stages()
     params = with_defaults(read if isinstance(read, dict) else {})
     sections = {key.partition(".")[0] for key in params_of(entry)}
     # Values that the stage reads from params.yaml, and those that DVC will record.

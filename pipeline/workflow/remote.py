@@ -52,7 +52,10 @@ def inputs_read(stage: str, root: Path) -> dict[str, str]:
     """Return {path: md5} of what `stage` is about to read in a job on another machine; empty elsewhere,
     because DVC hashes it later.
     """
-    if not is_remote() or stage not in (stages := stages_of(root)):
+    if not is_remote():
+        return {}
+    stages = stages_of(root)
+    if stage not in stages:
         return {}
     with Hashes(root) as hashes:
         deps = [dep for dep in stages[stage].deps if not dep.startswith(KEYS)]

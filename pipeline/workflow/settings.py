@@ -48,7 +48,8 @@ def need_settings(root: Path, read: Read, stage: str = "") -> None:
         complete(root / "params.yaml", read, read_by_dvc(read.params.graph))
         write_lock(root, read.params)
         return
-    values, recorded = values_of(read.params), Values(lock_values(root))
+    values = values_of(read.params)
+    recorded = Values(lock_values(root))
     keys = params_of(entry_of(stage, root) or {})
     if _differs(root, read.params) and any(values.at(key) != recorded.at(key) for key in keys):
         raise ConfigError(
@@ -144,8 +145,10 @@ def read_by_dvc(graph: Graph) -> set[Key]:
     names = set[str]()
     for stage in stages_in(graph).values():
         names |= set(re.findall(r"\$\{([\w.]+)\}", stage.model_dump_json()))
-        each = {"item": stage.each} if isinstance(stage.each, str) else stage.each or {}
-        names |= set(each.values())
+        if isinstance(stage.each, str):
+            names.add(stage.each)
+        elif stage.each:
+            names |= set(stage.each.values())
     return {tuple(name.split(".")) for name in names if not re.match(r"item\b", name)}
 
 
@@ -155,7 +158,8 @@ def starting_text(params: Params, header: list[str]) -> str:
 
     `header` is its first comment.
     """
-    values, defaults = params.model_dump(mode="json"), Params().model_dump(mode="json")
+    values = params.model_dump(mode="json")
+    defaults = Params().model_dump(mode="json")
     needed = read_by_dvc(params.graph) | SHOWN
     places = {
         place

@@ -95,7 +95,9 @@ def parse_item(phase: str, item: str) -> tuple[int | None, int]:
     """
     scattered = PHASES[phase][0]
     match = ITEM.fullmatch(item)
-    shard, shards = (int(part) if part else 0 for part in match.groups()) if match else (0, 0)
+    shard, shards = (0, 0)
+    if match:
+        shard, shards = (int(part or 0) for part in match.groups())
     if not match or bool(shard) != scattered or not shard <= shards <= MOST:
         form = f"3-of-7, with at most {MOST} shards" if scattered else f"of-7, with at most {MOST} shards"
         raise ConfigError("Q-CURATE-018", f"{item!r} is not a job of phase {phase}: write {form}")

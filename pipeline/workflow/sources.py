@@ -32,7 +32,8 @@ MEMORY = own_folder() / ".quench" / "syntax.json"
 LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")  # suffixes of files that editors and merges leave
 QUOTED = re.compile(rf"""["']({NAME.pattern})["']""")
 OF_ALL = f"{ALL}."  # prefix of the members of the class of all settings
-BODY, PROGRAM = "", "__main__"  # parts of a module: the code that runs when it is imported, or started
+BODY = ""  # the part of a module that runs when it is imported
+PROGRAM = "__main__"  # the part of a module that runs when it is started
 
 
 class Source(NamedTuple):

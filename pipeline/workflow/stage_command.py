@@ -39,7 +39,12 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
             f"{safe(item, 80)} is not the name of a level or a model: write {name}@F16 for example",
         )
     if resume is not True and name != "train":
-        option = f"--{REPLAY}" if resume == REPLAY else f"--resume {resume}" if resume else "--no-resume"
+        if resume == REPLAY:
+            option = f"--{REPLAY}"
+        elif resume:
+            option = f"--resume {resume}"
+        else:
+            option = "--no-resume"
         raise ConfigError(
             "Q-WORKFLOW-020",
             f"{option} is about checkpoints, and only train has any: leave it out for {name}",

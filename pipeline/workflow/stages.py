@@ -180,21 +180,28 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
     If there are several `shards`, stage curate publishes what its jobs (`pipeline.workflow.shards`) have
     made.
     """
-    values, stages = values_of(params), stages_in(params.graph)
+    values = values_of(params)
+    stages = stages_in(params.graph)
     written = [path for stage in stages.values() for path in filled(stage.written, stage, values)]
     for name, stage in stages.items():
         lists = lists_of(stage.each, values)
         if not all(lists.values()):
             continue  # compare.seeds is []: no such job
-        ending, item = "-".join(f"{{{key}}}" for key in lists), {key: f"{{{key}}}" for key in lists}
+        ending = "-".join(f"{{{key}}}" for key in lists)
+        item = {key: f"{{{key}}}" for key in lists}
         of_job = values.of(item if isinstance(stage.each, Mapping) else ending)
         outputs = [of_job.fill(path) for path in stage.written]
+        inputs = [path for dep in stage.deps for path in _inside(of_job.fill(dep), written)]
+        argument = f"{name}@{ending}" if ending else name
+        if name == DIVIDED:
+            inputs += made_of(shards)
+            if not ending:
+                argument += option(shards)
         yield Rule(
             name,
-            f"{name}@{ending}" if ending else f"{name}{option(shards)}" if name == DIVIDED else name,
+            argument,
             [of_job.fill(path) for path in key_files(name, stage.methods)],
-            [path for dep in stage.deps for path in _inside(of_job.fill(dep), written)]
-            + (made_of(shards) if name == DIVIDED else []),
+            inputs,
             [path for path in outputs if not path.endswith("/")],
             [path.rstrip("/") for path in outputs if path.endswith("/")],
             {key: "|".join(map(str, items)) for key, items in lists.items()},
@@ -209,7 +216,11 @@ def lists_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -
 
     `each` is as in the table, or as `foreach` and `matrix` in dvc.yaml.
     """
-    named = {} if each is None else {"item": each} if isinstance(each, str) else each
+    named: Mapping[str, str | list[Any]] = {}
+    if isinstance(each, str):
+        named = {"item": each}
+    elif each is not None:
+        named = each
     return {
         key: items if isinstance(items, list) else values.at(items.strip("${}"))
         for key, items in named.items()
@@ -253,4 +264,6 @@ def _inside(dep: str, written: list[str]) -> list[str]:
 
 
 def _threads(wanted: str | None, values: Values, cores: int) -> int:
-    return cores if wanted == ALL else int(values.at(wanted)) if wanted else 1
+    if wanted == ALL:
+        return cores
+    return int(values.at(wanted)) if wanted else 1

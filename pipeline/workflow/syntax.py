@@ -53,7 +53,8 @@ class Reader:
     """
 
     def __init__(self, scope: dict[str, str], *, of_settings: bool) -> None:
-        self.scope, self.of_settings = dict(scope), of_settings
+        self.scope = dict(scope)
+        self.of_settings = of_settings
         self.uses: set[str] = set()
         self.texts: set[str] = set()
         self.hands: set[str] = set()
@@ -111,7 +112,9 @@ class Reader:
             self.uses |= {f"{ANYTHING}.{attribute}" for attribute in attributes.split(".") if attribute}
         if first in self.settings:
             taken = attributes.partition(".")[0]
-            self.uses.add(f"{SETTINGS}.{HEAD if taken == VALUES else taken}" if taken else SETTINGS)
+            if taken == VALUES:
+                taken = HEAD
+            self.uses.add(f"{SETTINGS}.{taken}" if taken else SETTINGS)
             return
         if origin and not origin.startswith("."):
             self.origins.add(f"{first}={origin}\n")
@@ -142,7 +145,8 @@ class Reader:
 
     def signature(self, node: ast.AST) -> None:
         """Record a type of a parameter or a result."""
-        before, self.in_signature = self.in_signature, True
+        before = self.in_signature
+        self.in_signature = True
         self.visit(node)
         self.in_signature = before
 
