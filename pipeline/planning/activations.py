@@ -11,7 +11,7 @@ from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import rank_of, trains_in
 from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.setup import FLOAT, Setup
-from pipeline.planning.shape import Built
+from pipeline.planning.shape import Built, Linear
 from pipeline.planning.weights import (
     Linears,
     first_trained,
@@ -41,7 +41,8 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     Linears whose scales train keep only their inputs.
     """
     train = setup.train
-    shared, apart = list(targets), []
+    shared = list(targets)
+    apart: list[Linear] = []
     if train.dropout or setup.lora_element != setup.element:
         shared = [linear for linear in targets if setup.lean and linear in setup.shape.by_layer[layer]]
         apart = [linear for linear in targets if linear not in shared]
@@ -121,7 +122,10 @@ def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
     rows. The result is an upper bound. The unit matrices are in × in: for wide linears they outweigh all
     else, unless layers are recomputed.
     """
-    element, lora_element, dropout, kept = setup.element, setup.lora_element, setup.train.dropout > 0, 0
+    element = setup.element
+    lora_element = setup.lora_element
+    dropout = setup.train.dropout > 0
+    kept = 0
     for linear in targets:
         kept += setup.tokens * linear.outputs * (element * (2 if dropout else 1) + lora_element)
         # The unit matrix, and A of it.
@@ -161,7 +165,9 @@ def ends_kept(setup: Setup) -> int:
     These are shared cosines and sines, the final norm, which may train too, and the ids of embeddings that
     train.
     """
-    whole = setup.tokens * setup.shape.hidden * setup.element if "norm" in setup.train.modules_to_save else 0
+    whole = 0
+    if "norm" in setup.train.modules_to_save:
+        whole += setup.tokens * setup.shape.hidden * setup.element
     if table_trains("embed_tokens", setup):
         whole += setup.tokens * INDEX
     if setup.shape.built:
@@ -176,7 +182,8 @@ def kept_by_layer(setup: Setup) -> dict[int, int]:
 
     With gradient checkpointing, or embeddings that train, the first layer's input needs a gradient too.
     """
-    by_layer, first = targets(setup), first_trained(setup)
+    by_layer = targets(setup)
+    first = first_trained(setup)
     has_gradient = setup.train.gradient_checkpointing or table_trains("embed_tokens", setup)
     entry = None if has_gradient and not first else first
     return {
@@ -230,8 +237,10 @@ def gradients_in_flight(setup: Setup) -> int:
 def workspace(setup: Setup) -> tuple[int, str]:
     """Return the bytes that linears need while they run, with cuBLAS's own workspace, and a description."""
     size, words = base_kind(setup).workspace
-    cublas = (CUBLAS_WORKSPACE, "cuBLAS") if setup.device == "cuda" else (0, "")
-    return size + cublas[0], ", ".join(filter(None, (words, cublas[1]))) or "none"
+    if setup.device == "cuda":
+        size += CUBLAS_WORKSPACE
+        words = f"{words}, cuBLAS" if words else "cuBLAS"
+    return size, words or "none"
 
 
 def loss(setup: Setup) -> tuple[int, str]:

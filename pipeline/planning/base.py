@@ -103,7 +103,8 @@ def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
         return load_shape(folder / "config.json", build=build)
     if is_here(base, root):
         return load_shape(root / "models" / "base" / "config.json", build=build)
-    if (file := own_file(base, root)) is not None:
+    file = own_file(base, root)
+    if file is not None:
         unpacked = base.quantization != "gguf" and base.tie == "auto"
         return gguf_shape(file, unpacked=unpacked, build=build)
     shape = published_shape(base.model, base.file, build=build)
@@ -144,7 +145,8 @@ def find_quantized(params: Params, shape: Shape, root: Path) -> QuantizedBase | 
     base = params.base
     if base.quantization != "gguf":
         return None
-    folder, given = root / "models" / "base", own_file(base, root)
+    folder = root / "models" / "base"
+    given = own_file(base, root)
     if (folder / MODEL_FILE).is_file() and is_here(base, root):
         original = (folder / SOURCE_FILE).stat().st_size if (folder / SOURCE_FILE).is_file() else 0
         return replace(quantized_file(folder / MODEL_FILE), made_from=original)

@@ -10,9 +10,12 @@ from pipeline.config.methods import METHODS
 from pipeline.config.sections import Quantization
 from pipeline.planning.setup import FLOAT, Loss, Setup
 
-NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights for each scale; scales for each scale of scales
+NF4_BLOCK = 64  # weights for each scale
+SCALE_BLOCK = 256  # scales for each scale of scales
 # Bytes of the tables and the offset that bitsandbytes keeps per linear.
-NF4_CODE, SCALE_CODE, OFFSET = 16 * FLOAT, 256 * FLOAT, FLOAT
+NF4_CODE = 16 * FLOAT
+SCALE_CODE = 256 * FLOAT
+OFFSET = FLOAT
 # From `pipeline.models.quantized_linear`, `quantized_head` and `chunked_loss`, which import torch (a test
 # keeps them equal): weights that are dense at a time, of linears and of the head; logits in a chunk.
 BLOCK_WEIGHTS = {"cuda": 32 << 20, "cpu": 8 << 20}
@@ -48,7 +51,9 @@ class BaseKind(NamedTuple):
 
 def unquantized(setup: Setup) -> BaseKind:
     """Return the kind of a base with everything in the compute type."""
-    shape, element, kind = setup.shape, setup.element, setup.train.bnb_4bit_compute_dtype
+    shape = setup.shape
+    element = setup.element
+    kind = setup.train.bnb_4bit_compute_dtype
     layers = [sum(linear.weights * linear.copies for linear in linears) for linears in shape.by_layer]
     return BaseKind(
         "linears",
@@ -88,7 +93,8 @@ def packed(setup: Setup) -> BaseKind:
     if their bytes are missing.
     """
     assert setup.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
-    file, most = setup.quantized, BLOCK_WEIGHTS[setup.device]
+    file = setup.quantized
+    most = BLOCK_WEIGHTS[setup.device]
     block = max(
         min(linear.outputs, max(1, most // linear.inputs)) * linear.inputs
         for layer in setup.shape.by_layer
@@ -136,7 +142,8 @@ def logits_bytes(setup: Setup) -> int:
     (arXiv:2410.10989, `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its
     gradient; rows in it are T ÷ ⌈V/h⌉ rounded up to a power of two.
     """
-    shape, tokens = setup.shape, setup.tokens
+    shape = setup.shape
+    tokens = setup.tokens
     if setup.loss == "liger" and not METHODS[setup.train.method].answers:
         rows = min(tokens, 1 << (ceil(tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
         return rows * shape.vocabulary * setup.element + tokens * FLOAT
@@ -155,7 +162,7 @@ def quantized_head_bytes(setup: Setup) -> int:
     """
     shape = setup.shape
     gradient = setup.tokens * shape.hidden
-    head, logits = min(shape.table_weights, BLOCK_HEAD), min(setup.tokens * shape.vocabulary, BLOCK_HEAD)
-    return max(
-        head * setup.element + logits * LOSS_BYTES + gradient * (FLOAT + setup.element), 3 * gradient * FLOAT
-    )
+    head = min(shape.table_weights, BLOCK_HEAD)
+    logits = min(setup.tokens * shape.vocabulary, BLOCK_HEAD)
+    in_blocks = head * setup.element + logits * LOSS_BYTES + gradient * (FLOAT + setup.element)
+    return max(in_blocks, 3 * gradient * FLOAT)

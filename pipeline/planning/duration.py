@@ -56,18 +56,15 @@ def warmup_steps(settings: Train, rows: int) -> int:
 
 def total_steps(settings: Train, rows: int) -> int:
     """Return the optimizer steps of a complete run over `rows` training rows."""
-    return (
-        settings.max_steps
-        if settings.max_steps > 0
-        else math.ceil(steps_per_epoch(settings, rows) * settings.num_train_epochs)
-    )
+    if settings.max_steps > 0:
+        return settings.max_steps
+    return math.ceil(steps_per_epoch(settings, rows) * settings.num_train_epochs)
 
 
 def steps_per_epoch(settings: Train, rows: int) -> int:
     """Return the optimizer steps of one pass over `rows` training rows."""
-    return math.ceil(
-        math.ceil(rows / settings.per_device_train_batch_size) / settings.gradient_accumulation_steps
-    )
+    batches = math.ceil(rows / settings.per_device_train_batch_size)
+    return math.ceil(batches / settings.gradient_accumulation_steps)
 
 
 def flops_per_token(setup: Setup) -> float:
@@ -80,7 +77,9 @@ def flops_per_token(setup: Setup) -> float:
     4 per query width and key, half of them masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361,
     appendix B). `forwards` are added.
     """
-    shape, train, trained = setup.shape, setup.train, enumerate(targets(setup))
+    shape = setup.shape
+    train = setup.train
+    trained = enumerate(targets(setup))
     back = 1 - first_trained(setup) / shape.layers
     again = 2 / int(train.gradient_checkpointing) if train.gradient_checkpointing else 0
     if setup.train.tuning.inside:  # The gradient of every weight is computed, and summed per scale.
@@ -119,11 +118,9 @@ def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
     Steps are counted as in transformers, tokens on average; for prompts, with all completions at their
     longest.
     """
-    epochs = (
-        train.num_train_epochs
-        if train.max_steps <= 0
-        else train.max_steps / steps_per_epoch(train, packed_rows)
-    )
+    epochs = train.num_train_epochs
+    if train.max_steps > 0:
+        epochs = train.max_steps / steps_per_epoch(train, packed_rows)
     if METHODS[train.method].prompts:
         tokens = train.grpo.group_size * (tokens + packed_rows * train.grpo.max_new_tokens)
     return Work(round(tokens * epochs), total_steps(train, packed_rows))

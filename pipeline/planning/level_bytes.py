@@ -107,7 +107,8 @@ def tensor_type(
     It is tensor `number` of the model's `count` tensors under the same rules, by default one in each layer.
     """
     count = shape.layers if count is None else count
-    name, with_matrix = ModelName(level).level, ModelName(level).imatrix
+    name = ModelName(level).level
+    with_matrix = ModelName(level).imatrix
     if name in ("F32", "F16", "BF16"):
         return name
     base = LEVELS[name].base
@@ -128,12 +129,12 @@ def tensor_type(
             return _quantized("Q4_K", columns)
     # A tensor without a rule, such as a mixer's, has the level's own type.
     rules = RULES.get("output" if is_output else ruled_as(tensor), {})
-    places = rules.get(
-        f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ())
-    )
-    return _quantized(
-        next((ggml_type for where, ggml_type in places if _holds(where, shape, number, count)), base), columns
-    )
+    default: tuple[tuple[str, str], ...] = (("all", "Q6_K"),) if is_output else ()
+    places = rules.get(name, default)
+    if with_matrix:
+        places = rules.get(f"{name}-imatrix", places)
+    types = (ggml_type for where, ggml_type in places if _holds(where, shape, number, count))
+    return _quantized(next(types, base), columns)
 
 
 def ruled_as(tensor: str) -> str:

@@ -78,7 +78,9 @@ def plan_memory(setup: Setup) -> MemoryPlan:
     parts = [*lasting_parts(setup), kept, *moments, *server_parts(setup)]
     # All weights are put on the GPU before some move to main memory; on a CPU the 16-bit file is mapped. A
     # GGUF is loaded tensor by tensor, and a base that is shared out is loaded in main memory.
-    frozen, loading, mapped = weights.frozen_bytes(setup), 0, 0
+    frozen = weights.frozen_bytes(setup)
+    loading = 0
+    mapped = 0
     if not base_kind(setup).is_file and setup.parts == 1:
         if setup.device == "cuda":
             loading = frozen + CUDA_CONTEXT
@@ -91,10 +93,14 @@ def lasting_parts(setup: Setup) -> list[Part]:
     """Return the parts that stay from the first step to the last, including those of sharing and
     offloading.
     """
-    shape, train, base = setup.shape, setup.train, base_kind(setup)
-    away, (elsewhere, gathered) = weights.offloaded_bytes(setup), weights.shared_bytes(setup)
+    shape = setup.shape
+    train = setup.train
+    base = base_kind(setup)
+    away = weights.offloaded_bytes(setup)
+    elsewhere, gathered = weights.shared_bytes(setup)
     in_main_memory = f"{memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
-    (table, table_source), off_card = base.tables, weights.off_card_bytes(setup)
+    table, table_source = base.tables
+    off_card = weights.off_card_bytes(setup)
     tables = (
         table_source,
         "one table for both" if shape.tied else "",
@@ -122,8 +128,10 @@ def lasting_parts(setup: Setup) -> list[Part]:
 def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
     """Return (what is kept for the backward, what the backward needs in addition, what the loss needs)."""
     # All layers get the mask that keeps packed rows apart, T × T bools. Autograd doesn't keep it.
-    mask, copies = setup.tokens**2, activations.autocast_copies(setup)
-    in_layer, (at_loss, logits) = activations.gradients_in_flight(setup), activations.loss(setup)
+    mask = setup.tokens**2
+    copies = activations.autocast_copies(setup)
+    in_layer = activations.gradients_in_flight(setup)
+    at_loss, logits = activations.loss(setup)
     in_forward = activations.forward_kept(setup) + mask
     bound = "at most " if setup.shape.built else ""  # counted with transformers' own code, and not Liger's
     if setup.train.gradient_checkpointing:
@@ -176,8 +184,10 @@ def server_parts(setup: Setup) -> list[Part]:
     """
     if not answers_by_server(setup.train):
         return []
-    shape, grpo = setup.shape, setup.train.grpo
-    if not (file := made_file(setup)):  # Rollouts use the file that is trained on.
+    shape = setup.shape
+    grpo = setup.train.grpo
+    file = made_file(setup)
+    if not file:  # Rollouts use the file that is trained on.
         assert setup.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
         file = setup.quantized.file
     context = (setup.max_length + grpo.max_new_tokens + MORE) * grpo.parallel

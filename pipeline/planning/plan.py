@@ -73,7 +73,8 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        setup, memory = self.setup, self.memory
+        setup = self.setup
+        memory = self.memory
         return {
             "parameters": setup.shape.parameters,
             "device": setup.device,
@@ -96,9 +97,11 @@ def make_plan(setup: Setup, work: Work | None = None, tflops: float | None = Non
     For several processes the time is that of one. Raises `ConfigError` for targets or an optimizer that can't
     be planned.
     """
-    card, memory = setup.card, plan_memory(setup)
+    card = setup.card
+    memory = plan_memory(setup)
     assumed = assumed_tflops(card) if card and tflops is None else None
-    flops, copied = flops_per_token(setup), copied_bytes(setup) / setup.tokens
+    flops = flops_per_token(setup)
+    copied = copied_bytes(setup) / setup.tokens
     rate = trained_per_second(flops, tflops or assumed, copied)
     return Plan(
         setup=setup,
@@ -121,7 +124,9 @@ def trained_per_second(flops_per_token: float, tflops: float | None, copied_per_
     """Return the tokens a second, if each costs operations and copies to the GPU; None if
     `tflops` is None.
     """
-    return None if tflops is None else 1 / (flops_per_token / (tflops * 1e12) + copied_per_token / PCIE)
+    if tflops is None:
+        return None
+    return 1 / (flops_per_token / (tflops * 1e12) + copied_per_token / PCIE)
 
 
 # --- what fits
@@ -181,8 +186,12 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if train.r > SMALL_RANK:
         setup = setup.at(setup.max_length, r=SMALL_RANK)
         yield f"train.r: {SMALL_RANK}", setup
-    if left := setup.offload_left:
-        setup = _offloaded(setup, room) if left == "layers" else setup.at(setup.max_length, offload="shared")
+    left = setup.offload_left
+    if left == "layers":
+        setup = _offloaded(setup, room)
+    elif left:
+        setup = setup.at(setup.max_length, offload="shared")
+    if left:
         yield f"train.offload: {setup.train.offload}", setup
 
 
@@ -198,11 +207,9 @@ def _offloaded(setup: Setup, room: int) -> Setup:
 def _shortened(setup: Setup, room: int) -> Setup:
     """Return the set-up with the longest rows that fit, not below `SHORTEST`."""
     fitting = longest_rows(setup, room)
-    return (
-        setup
-        if fitting >= setup.max_length
-        else setup.at(min(setup.max_length, max(SHORTEST, fitting // STEP * STEP)))
-    )
+    if fitting >= setup.max_length:
+        return setup
+    return setup.at(min(setup.max_length, max(SHORTEST, fitting // STEP * STEP)))
 
 
 # --- disk
@@ -217,7 +224,8 @@ def plan_disk(setup: Setup) -> dict[str, int]:
     one more copy of each but the checkpoints, and of the base, even if it is `uncached`, because DVC caches
     runs with all their outputs. The copies need no space if the file system shares blocks (Btrfs, XFS).
     """
-    shape, quantized = setup.shape, setup.quantized
+    shape = setup.shape
+    quantized = setup.quantized
     adapter = adapter_bytes(setup)
     checkpoint = adapter + optimizer_bytes(setup) + STATE
     sizes = {

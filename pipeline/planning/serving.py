@@ -44,7 +44,9 @@ class ServingMemory:
         measured.
         """
         sizes = self.weights + (self.kv_cache or 0)
-        return round(sizes * (1 + BUFFERS)) - sizes if self.peak is None else max(0, self.peak - sizes)
+        if self.peak is None:
+            return round(sizes * (1 + BUFFERS)) - sizes
+        return max(0, self.peak - sizes)
 
     @property
     def total(self) -> int:
@@ -53,16 +55,18 @@ class ServingMemory:
 
     def __str__(self) -> str:
         tokens = "" if self.context is None else f" of {self.context:,} tokens"
-        cache = (
-            "KV cache not measured"
-            if self.kv_cache is None
-            else f"{memory_gb(self.kv_cache)} KV cache{tokens}"
-        )
-        buffers = (
-            f"{BUFFERS * 100:.0f} %" if self.peak is None else f"{memory_gb(self.buffers)} buffers (measured)"
-        )
-        if self.kv_cache is None and self.peak is not None:
-            cache, buffers = "", f"{memory_gb(self.buffers)} KV cache{tokens} and buffers (measured)"
+        if self.kv_cache is not None:
+            cache = f"{memory_gb(self.kv_cache)} KV cache{tokens}"
+        elif self.peak is None:
+            cache = "KV cache not measured"
+        else:
+            cache = ""  # The peak includes it.
+        if self.peak is None:
+            buffers = f"{BUFFERS * 100:.0f} %"
+        elif self.kv_cache is None:
+            buffers = f"{memory_gb(self.buffers)} KV cache{tokens} and buffers (measured)"
+        else:
+            buffers = f"{memory_gb(self.buffers)} buffers (measured)"
         kept = f"{memory_gb(self.prompt_cache)} prompt cache" if self.prompt_cache else ""
         parts = " + ".join(filter(None, (f"{memory_gb(self.weights)} weights", cache, buffers, kept)))
         return f"{parts} = {'' if self.known else 'at least '}{memory_gb(self.total)}"
@@ -104,7 +108,10 @@ def plan_level(model: PlannedModel, serve: Serve, room: int | None) -> LevelPlan
     A context beyond the model's positions fits nowhere. Without `per_token` and `peak` a level may be too
     large, but can't be known to fit.
     """
-    context, parallel, kept, per_token = serve.ctx_size, serve.parallel, prompt_cache(serve), model.per_token
+    context = serve.ctx_size
+    parallel = serve.parallel
+    kept = prompt_cache(serve)
+    per_token = model.per_token
     cache = None if per_token is None else per_token * context * parallel
     memory = ServingMemory(model.weights, cache, context * parallel, model.peak, kept)
     too_long = context > model.positions
@@ -112,13 +119,16 @@ def plan_level(model: PlannedModel, serve: Serve, room: int | None) -> LevelPlan
         return LevelPlan(model.name, memory, model.made, None, False if too_long else None)
     longest = None
     if per_token:
-        spare = (
-            (room - kept) / (1 + BUFFERS) - model.weights
-            if model.peak is None
-            else room - kept - model.weights - memory.buffers
-        )
+        if model.peak is None:
+            spare = (room - kept) / (1 + BUFFERS) - model.weights
+        else:
+            spare = room - kept - model.weights - memory.buffers
         longest = max(0, min(model.positions, int(spare // (per_token * parallel))))
-    fits = False if too_long or memory.total > room else True if memory.known else None
+    fits = None
+    if too_long or memory.total > room:
+        fits = False
+    elif memory.known:
+        fits = True
     return LevelPlan(model.name, memory, model.made, longest, fits)
 
 

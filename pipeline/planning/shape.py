@@ -2,7 +2,7 @@
 Qwen-, Llama- or Mistral-like model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -240,7 +240,8 @@ def known_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     check_experts(config, where)
     kind = str(config["model_type"])
     number = partial(number_in, config, where)
-    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    hidden = number("hidden_size")
+    heads = number("num_attention_heads")
     kv_heads = number("num_key_value_heads", heads)
     head_dim = number("head_dim", 128 if kind == "qwen3" else hidden // heads)
     if heads % kv_heads:
@@ -252,9 +253,16 @@ def known_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     output_bias = kind in ("llama", "qwen3", "qwen3_moe") and bool(config.get("attention_bias"))
     attention_bias = output_bias or kind == "qwen2" or (kind == "qwen2_moe" and config.get("qkv_bias", True))
     mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
-    queries, keys = heads * head_dim, kv_heads * head_dim
+    queries = heads * head_dim
+    keys = kv_heads * head_dim
     routing = read_routing(config, number)
-    inner = number("intermediate_size") if routing is None else routing.shared + routing.used * routing.width
+    mlp: Iterable[Linear]
+    if routing is None:
+        inner = number("intermediate_size")
+        mlp = gated(hidden, inner, mlp_bias)
+    else:
+        inner = routing.shared + routing.used * routing.width
+        mlp = mixed(hidden, routing)
     return Shape(
         layers=number("num_hidden_layers"),
         hidden=hidden,
@@ -271,7 +279,7 @@ def known_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             Linear("k_proj", hidden, keys, attention_bias, "normed"),
             Linear("v_proj", hidden, keys, attention_bias, "normed"),
             Linear("o_proj", queries, hidden, output_bias, "attended"),
-            *(gated(hidden, inner, mlp_bias) if routing is None else mixed(hidden, routing)),
+            *mlp,
         ),
         routing=routing,
     )

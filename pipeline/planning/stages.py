@@ -97,9 +97,11 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
     Return None if it was not measured: training and evaluation on a GPU, a base that isn't unpacked, a merge
     that measures nothing.
     """
-    shape, on_cpu = plan.setup.shape, plan.setup.device == "cpu"
-    # Weights in 16 bit; the embeddings in float32; the logits of a row in float32.
-    weights, table, row = 2 * shape.parameters, 4 * shape.table_weights, POSITIONS * 4 * shape.vocabulary
+    shape = plan.setup.shape
+    on_cpu = plan.setup.device == "cpu"
+    weights = 2 * shape.parameters  # 16 bit
+    table = 4 * shape.table_weights  # the embeddings in float32
+    row = POSITIONS * 4 * shape.vocabulary  # the logits of a row in float32
     match name:
         case "train" if on_cpu:
             return plan.memory.peak

@@ -20,8 +20,10 @@ from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Linear, Shape
 
-EIGHT_BIT_BLOCK, SMALLEST_EIGHT_BIT = 256, 4096  # elements, for bitsandbytes' 8-bit optimizers
-EIGHT_BIT_CODE = 256 * FLOAT
+# bitsandbytes' 8-bit optimizers
+EIGHT_BIT_BLOCK = 256  # elements that share a scale
+SMALLEST_EIGHT_BIT = 4096  # elements of the smallest tensor with 8-bit states
+EIGHT_BIT_CODE = 256 * FLOAT  # bytes of a state's table
 # States that an optimizer keeps per trained parameter, by its name in transformers: (number of states, True
 # if they are 8 bit, True if there is a step tensor).
 OPTIMIZERS = {
@@ -87,7 +89,8 @@ def targets(setup: Setup) -> tuple[Linears, ...]:
 
     Raises `ConfigError` for targets or layers that the model doesn't have, and as `check_mixture`.
     """
-    shape, train = setup.shape, setup.train
+    shape = setup.shape
+    train = setup.train
     check_mixture(train, mixture=shape.mixture)
     linears = _targets(shape, train.model_dump_json(include=ASKED))
     if isinstance(linears, str):
@@ -139,9 +142,11 @@ def saved_norms(setup: Setup) -> list[tuple[int, int]]:
 
     Raises `ConfigError` for one that the model doesn't have.
     """
-    shape, train = setup.shape, setup.train
+    shape = setup.shape
+    train = setup.train
     sizes = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), shape.hidden)
-    sizes |= dict.fromkeys(("q_norm", "k_norm"), shape.head_dim) if shape.qk_norms else {}
+    if shape.qk_norms:
+        sizes |= dict.fromkeys(("q_norm", "k_norm"), shape.head_dim)
     if shape.built:
         sizes = dict(norm for norms in shape.built.norms for norm in norms)
     layers = [layer for layer in range(shape.layers) if trains_in(layer, train)]
@@ -154,8 +159,10 @@ def saved_norms(setup: Setup) -> list[tuple[int, int]]:
                 "Q-PLANNING-007",
                 f"train.modules_to_save names {name}, which this model has not: take it out",
             )
-        last = name == "norm"
-        norms += [(shape.layers, shape.hidden)] if last else [(layer, sizes[name]) for layer in layers]
+        if name == "norm":  # the last one
+            norms.append((shape.layers, shape.hidden))
+        else:
+            norms += [(layer, sizes[name]) for layer in layers]
     return norms
 
 
