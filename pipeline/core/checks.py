@@ -40,12 +40,14 @@ class Check:
     step: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.verdict:12}  {self.name}: {self.found}" + (f" → {self.remedy}" if self.remedy else "")
+        remedy = f" → {self.remedy}" if self.remedy else ""
+        return f"{self.verdict:12}  {self.name}: {self.found}{remedy}"
 
     @property
     def found(self) -> str:
         """The figure against its limit, and the sentence."""
-        return ", ".join(filter(None, (self.measured if self.what else "", self.sentence)))
+        measured = self.measured if self.what else ""
+        return ", ".join(filter(None, (measured, self.sentence)))
 
     @property
     def measured(self) -> str:
@@ -53,7 +55,8 @@ class Check:
         if self.figure is None:
             return ""
         limit = "" if self.limit is None else f" (limit {figure_text(self.limit)})"
-        return f"{figure_text(self.figure)}{self.unit and ' ' + self.unit}{limit}"
+        unit = f" {self.unit}" if self.unit else ""
+        return f"{figure_text(self.figure)}{unit}{limit}"
 
     def record(self, keys: Mapping[str, str]) -> dict[str, Any]:
         """Return the check as JSON: each of `keys` with the value of the field that it names."""

@@ -60,11 +60,9 @@ def read_raw_lines(
                 offset += len(piece)
             yield number, start, None
         else:
-            yield (
-                number,
-                start,
-                piece.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").removesuffix(b"\n"),
-            )
+            if number == 1:
+                piece = piece.removeprefix(BYTE_ORDER_MARK)
+            yield number, start, piece.removesuffix(b"\n")
 
 
 def parse_line(line: bytes) -> dict[str, Any]:

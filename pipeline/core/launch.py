@@ -53,8 +53,11 @@ def exit_code(ended: dict[int, int], heard: Sequence[int]) -> int:
     if not ended[0] or not failed:
         return 0
     # A lost peer is not a reason of its own, nor is our signal to a process that has not noticed the loss.
-    noticed = {MachineError.exit_code, *([] if heard else [128 + signal.SIGTERM])}
-    if reasons := [code for _, code in failed if code > 0 and code not in noticed]:
+    noticed: set[int] = {MachineError.exit_code}
+    if not heard:
+        noticed.add(128 + signal.SIGTERM)
+    reasons = [code for _, code in failed if code > 0 and code not in noticed]
+    if reasons:
         return reasons[0]
     number, code = failed[0]
     if code > 0:

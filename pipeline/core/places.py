@@ -51,8 +51,9 @@ def user_cache() -> Path | None:
     if chosen is not None:
         return None if chosen.lower() in OFF else expanded(chosen, "QUENCH_CACHE").absolute()
     try:
-        # XDG says that a relative path is ignored.
-        return (base if base.is_absolute() else Path.home() / ".cache") / "quench"
+        if not base.is_absolute():  # XDG says that a relative path is ignored.
+            base = Path.home() / ".cache"
+        return base / "quench"
     except RuntimeError:
         return None
 

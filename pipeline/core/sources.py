@@ -60,7 +60,8 @@ def read_source(path: Path) -> Source | None:
 def said_license(card: Mapping[str, Any]) -> str | None:
     """Return the license that a data set's card names, in one line."""
     named = card.get("license")
-    names = [str(name) for name in (named if isinstance(named, list) else [named]) if name]
+    entries = named if isinstance(named, list) else [named]
+    names = [str(name) for name in entries if name]
     if names == ["other"] and card.get("license_name"):
         names = [str(card["license_name"])]
     return " ".join(", ".join(names).split())[:200] or None

@@ -31,9 +31,14 @@ def safe(text: str, longest: int | None = None, *, lines: bool = False) -> str:
     The escapes are JSON's for characters that JSON allows unescaped. The text is put on one line, unless
     `lines` may stay.
     """
-    shown = STEERS.sub(_escape, text if longest is None else text[: longest + 1])
-    shown = shown if lines else shown.translate(LINE_ENDS)
-    return shown if longest is None or len(shown) <= longest else f"{shown[: longest - 1]}…"
+    if longest is not None:
+        text = text[: longest + 1]
+    shown = STEERS.sub(_escape, text)
+    if not lines:
+        shown = shown.translate(LINE_ENDS)
+    if longest is None or len(shown) <= longest:
+        return shown
+    return f"{shown[: longest - 1]}…"
 
 
 def quoted(value: Any) -> str:
