@@ -38,7 +38,8 @@ class Has(NamedTuple):
         """Return True if the condition is met by a setting with this `value`."""
         if not self.values:
             return bool(value)
-        return any(item in self.values for item in (value if isinstance(value, list) else [value]))
+        items = value if isinstance(value, list) else [value]
+        return any(item in self.values for item in items)
 
 
 class Only(NamedTuple):

@@ -32,7 +32,9 @@ def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], keys: 
     shown = [f"{path} has {plural(len(left), 'error')}:"]
     while left and sum(map(len, shown)) < MOST - LONGEST:
         shown.append(f"  {left.pop(0)}")
-    return "\n".join([*shown, *([f"  … and {plural(len(left), 'error')} more"] if left else [])])
+    if left:
+        shown.append(f"  … and {plural(len(left), 'error')} more")
+    return "\n".join(shown)
 
 
 def _line(error: Any, lines: Mapping[Place, int], keys: Sequence[str]) -> str:

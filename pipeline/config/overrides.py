@@ -165,7 +165,9 @@ def _with(text: str, given: Given) -> str:
     yaml.width = 1 << 16
     values = yaml.load(text.replace(line_end(text), "\n")) or {}
     for place, value in given.items():
-        put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
+        if isinstance(value, list | dict):
+            value = yaml.load(as_yaml(value))
+        put(values, place, value)
     written = StringIO()
     yaml.dump(values, written)
     return written.getvalue().replace("\n", line_end(text))

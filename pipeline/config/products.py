@@ -71,7 +71,8 @@ class Product:
         if not self.served or model == TUNED:
             return ModelFiles(ggufs / f"{name}-{model}.gguf")
         lora = ggufs / f"{name}-lora.gguf" if model == BASE_WITH_ADAPTER else None
-        return ModelFiles(root / (ORIGINAL_FILE if model == ORIGINAL else BASE_FILE), lora)
+        gguf = ORIGINAL_FILE if model == ORIGINAL else BASE_FILE
+        return ModelFiles(root / gguf, lora)
 
     def needed_checks(self, model: str, sixteen: str) -> Mapping[str, str]:
         """Return the parity checks, by key, that must have passed before `model` is served, with what each

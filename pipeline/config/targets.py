@@ -94,7 +94,8 @@ def rank_of(path: str, train: Train) -> int:
 def scale_of(path: str, train: Train) -> float:
     """Return the LoRA scale: α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
     rank = rank_of(path, train)
-    return train.lora_alpha / (sqrt(rank) if "rslora" in train.lora_variants else rank)
+    divisor = sqrt(rank) if "rslora" in train.lora_variants else rank
+    return train.lora_alpha / divisor
 
 
 def by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:

@@ -105,12 +105,14 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bo
     """
     end = line_end(text)
     rows = text.splitlines()  # YAML, too, accepts every kind of line end
-    kept = (text if text.endswith(("\n", "\r")) else text + end).splitlines(keepends=True)
+    kept = text.splitlines(keepends=True)
+    if not text.endswith(("\n", "\r")):
+        kept = (text + end).splitlines(keepends=True)
     lines = read.lines
     values = read.params.model_dump(mode="json")
     edits: list[_Edit] = []
-    for place in needed & lines.keys() if needed and anew else ():
-        edits.append(_behind(place, value_at(values, place), rows, lines))
+    if needed and anew:
+        edits += [_behind(place, value_at(values, place), rows, lines) for place in needed & lines.keys()]
     for number, place in enumerate(left_out(read.values, needed)):
         more = _more_indent(place, rows, lines)
         block = [
@@ -121,8 +123,10 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bo
         ]
         after = _end_of_sibling(place, rows, lines)
         # A section's own keys come before the next section.
-        order = -len(place), number
-        edits.append(_Edit(after, order, after, ["", *block] if len(place) == 1 else block))
+        order = (-len(place), number)
+        if len(place) == 1:
+            block = ["", *block]
+        edits.append(_Edit(after, order, after, block))
     for edit in sorted(edits, reverse=True):  # reversed, so that line numbers stay valid
         kept[edit.first : edit.last] = [row + end for row in edit.rows]
     return "".join(kept)

@@ -187,7 +187,9 @@ class Base(Section):
     @property
     def gguf_name(self) -> str | None:
         """The name of the GGUF that the base is, or is unpacked from; None for a folder of safetensors."""
-        return self.file or (self.model if self.source == "gguf" else None)
+        if self.file:
+            return self.file
+        return self.model if self.source == "gguf" else None
 
     def _of_a_hash(self) -> Iterator[str]:
         if self.sha256 is None:

@@ -95,11 +95,12 @@ class Quantize(Section):
     @property
     def files(self) -> list[str]:
         """The levels of the tuned model, each followed by the level that is distilled from it."""
-        return [
-            name
-            for level in self.tuned
-            for name in (level, *([level + DISTILLED] if level in self.distill else []))
-        ]
+        names = []
+        for level in self.tuned:
+            names.append(level)
+            if level in self.distill:
+                names.append(level + DISTILLED)
+        return names
 
     @property
     def deciding(self) -> str:

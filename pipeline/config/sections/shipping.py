@@ -86,7 +86,9 @@ class Report(Section):
         It is half of the gate's limit, or half of the default limit if that rule is off.
         """
         refused = self.gate.max_task_drop
-        return (MAX_TASK_DROP if refused is None else refused) / 2
+        if refused is None:
+            refused = MAX_TASK_DROP
+        return refused / 2
 
 
 class ServeKeys(Section):

@@ -193,7 +193,9 @@ class Train(Section):
     def beta(self) -> float:
         """`preference.beta`, or the method's own."""
         given = self.preference.beta
-        return float(given if given is not None else METHODS[self.method].beta or 0.0)
+        if given is None:
+            given = METHODS[self.method].beta or 0.0
+        return float(given)
 
     @property
     def tuning(self) -> Tuning:
