@@ -28,7 +28,8 @@ def norm_kept(setup: Setup, rows: int, width: int) -> int:
     """Return the bytes an RMSNorm over `rows` vectors keeps: input (float32 unless Liger's) and reciprocal
     roots.
     """
-    return rows * (width * (setup.element if setup.loss == "liger" else FLOAT) + FLOAT)
+    element = setup.element if setup.loss == "liger" else FLOAT
+    return rows * (width * element + FLOAT)
 
 
 def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[str, ...] = ()) -> int:
@@ -83,20 +84,16 @@ def layer_kept(setup: Setup, layer: int, targets: Linears, first: bool = False) 
     if setup.shape.built:
         return built_kept(setup, setup.shape.built, layer, targets)
     norms = norm_kept(setup, setup.tokens, setup.shape.hidden)
-    # Gate, up and, unless Liger's, SiLU's output.
-    gated = setup.tokens * setup.shape.intermediate * setup.element * (2 if setup.loss == "liger" else 3)
+    if not first:
+        norms *= 2
+    tensors = 2 if setup.loss == "liger" else 3  # gate, up and, unless Liger's, SiLU's output
+    gated = setup.tokens * setup.shape.intermediate * setup.element * tensors
     whole = whole_norms(setup, layer)
-    lora = lora_kept(setup, layer, targets, ("normed",) if first and "input_layernorm" not in whole else ())
+    without_mask = ("normed",) if first and "input_layernorm" not in whole else ()
+    lora = lora_kept(setup, layer, targets, without_mask)
     if setup.train.use_dora:
         lora += dora_kept(setup, layer, targets)
-    return (
-        norms * (1 if first else 2)
-        + normalized_kept(setup, whole)
-        + lora
-        + attention_kept(setup)
-        + gated
-        + routing_kept(setup)
-    )
+    return norms + normalized_kept(setup, whole) + lora + attention_kept(setup) + gated + routing_kept(setup)
 
 
 def built_kept(setup: Setup, built: Built, layer: int, targets: Linears) -> int:
@@ -107,7 +104,9 @@ def built_kept(setup: Setup, built: Built, layer: int, targets: Linears) -> int:
     whole = whole_norms(setup, layer)
     kept = in_elements(built.kept[layer].bytes(setup.tokens), setup)
     kept += normalized_kept(setup, whole) + lora_kept(setup, layer, targets)
-    return kept + (dora_kept(setup, layer, targets) if setup.train.use_dora else 0)
+    if setup.train.use_dora:
+        kept += dora_kept(setup, layer, targets)
+    return kept
 
 
 def in_elements(size: int, setup: Setup) -> int:
@@ -125,13 +124,16 @@ def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
     element = setup.element
     lora_element = setup.lora_element
     dropout = setup.train.dropout > 0
+    output = (2 if dropout else 1) * element + lora_element  # bytes of a number of the output
     kept = 0
     for linear in targets:
-        kept += setup.tokens * linear.outputs * (element * (2 if dropout else 1) + lora_element)
+        kept += setup.tokens * linear.outputs * output
         # The unit matrix, and A of it.
         kept += linear.inputs * (linear.inputs + rank_of(linear.path(layer), setup.train)) * lora_element
         # The dequantized weight, its copy for the product, and the lengths of its rows.
-        kept += (2 * element * linear.weights if dropout else 0) + 3 * linear.outputs * FLOAT
+        if dropout:
+            kept += 2 * element * linear.weights
+        kept += 3 * linear.outputs * FLOAT
     return kept
 
 

@@ -94,7 +94,8 @@ def flops_per_token(setup: Setup) -> float:
     weights = shape.used_weights * (2 + (2 + again) * back)
     scores = attention * (1 + (2 + again / 2) * back)
     forward = 2 * (shape.used_weights + shape.table_weights) + attention
-    head = shape.table_weights * (8 if table_trains("lm_head", setup) else 4)
+    per_weight = 8 if table_trains("lm_head", setup) else 4
+    head = shape.table_weights * per_weight
     return weights + head + adapter + scores + forwards(train) * forward
 
 

@@ -238,10 +238,16 @@ def plan_disk(setup: Setup) -> dict[str, int]:
         sizes["LoRA GGUF"] = lora_bytes(setup)
     if not base_kind(setup).is_file:
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
-        for level in ("F16", *([f"{UNTUNED}F16"] if setup.untuned else []), *setup.levels):
+        sixteen = ["F16", f"{UNTUNED}F16"] if setup.untuned else ["F16"]
+        for level in (*sixteen, *setup.levels):
             sizes[f"{level} GGUF"] = level_bytes(shape, level)
-    before = quantized.file + quantized.made_from if quantized else 2 * shape.parameters
-    copies = sum(sizes.values()) - sizes["checkpoints"] + (quantized.file if quantized else before)
+    if quantized:
+        before = quantized.file + quantized.made_from
+        base_copy = quantized.file
+    else:
+        before = 2 * shape.parameters
+        base_copy = before
+    copies = sum(sizes.values()) - sizes["checkpoints"] + base_copy
     if rollouts := made_file(setup):
         sizes["GGUF for rollouts"] = rollouts  # stored among the checkpoints
     return sizes | {BASE: before, CACHE: copies}

@@ -114,7 +114,10 @@ class Kept:
 
     def bytes(self, tokens: int) -> int:
         """Return the bytes of a row of `tokens`."""
-        steps = Fraction(-(-tokens // self.step) if self.whole else Fraction(tokens, self.step)) - 1
+        steps = Fraction(tokens, self.step)
+        if self.whole:
+            steps = Fraction(ceil(steps))
+        steps -= 1
         first, second, third = self.values
         slope = second - first
         bend = third - 2 * second + first
@@ -216,7 +219,9 @@ class Shape:
         if self.built:
             return self.built.small
         biases = sum(linear.outputs for linear in self.linears if linear.bias)
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norms else 0)
+        norms = 2 * self.hidden
+        if self.qk_norms:
+            norms += 2 * self.head_dim
         router = self.routing.number * self.hidden if self.routing else 0
         return self.layers * (biases + norms + router) + self.hidden
 
