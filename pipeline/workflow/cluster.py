@@ -172,7 +172,10 @@ def _records(root: Path) -> list[Receipt | Failure]:
         # An incomplete record, or one of another version, is ignored: the stage runs again.
         with suppress(OSError, ValueError, TypeError):
             values = json.loads(file.read_text(encoding="utf-8"))
-            results.append(Failure(**values) if "error" in values else Receipt(**values))
+            if "error" in values:
+                results.append(Failure(**values))
+            else:
+                results.append(Receipt(**values))
     return results
 
 

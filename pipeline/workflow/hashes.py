@@ -47,7 +47,8 @@ class Hashes:
         self.suspects: set[Path] = set()
         self._unsaved: dict[bytes, tuple[State, str]] = {}
         self._saved_at = time.monotonic()
-        self._database, rows = _open((_own_folder() if is_remote() else self._root / ".quench") / "hashes.db")
+        folder = _own_folder() if is_remote() else self._root / ".quench"
+        self._database, rows = _open(folder / "hashes.db")
         self._known: dict[bytes, tuple[State, str]] = {row[0]: (row[1:5], row[5]) for row in rows}
 
     def __enter__(self) -> "Hashes":

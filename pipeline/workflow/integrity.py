@@ -130,11 +130,13 @@ def changed_files(out: Any, hashes: Hashes) -> list[str]:
 
 
 def _stage_sentence(out: Any, files: list[str]) -> str:
-    names = ", ".join(files[:NAMED]) + (f" and {len(files) - NAMED} more" if len(files) > NAMED else "")
+    names = ", ".join(files[:NAMED])
+    if len(files) > NAMED:
+        names += f" and {len(files) - NAMED} more"
     place = f"{_place(out)} ({names})" if files else _place(out)
-    back = (
-        "" if out.changed_cache() else f"`dvc checkout --force {_place(out)}` brings back what it wrote, or "
-    )
+    back = f"`dvc checkout --force {_place(out)}` brings back what it wrote, or "
+    if out.changed_cache():
+        back = ""
     return f"{place} changed on disk since {out.stage.name} wrote it: {back}`snakemake` runs it again"
 
 

@@ -227,9 +227,7 @@ def _refetch(stages: list[str], root: Path) -> None:
 def _need_raw_data(root: Path) -> None:
     raw = root / "data" / "raw"
     if not any(path.is_file() for path in raw.rglob("*")):
-        remedy = (
-            "run `dvc pull` for the recorded data"
-            if (root / "data" / "raw.dvc").is_file()
-            else "run `quench data demo`"
-        )
+        remedy = "run `quench data demo`"
+        if (root / "data" / "raw.dvc").is_file():
+            remedy = "run `dvc pull` for the recorded data"
         raise DataError("Q-WORKFLOW-013", f"{raw} holds no file: put JSONL files of chats there, or {remedy}")

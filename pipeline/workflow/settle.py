@@ -109,7 +109,8 @@ def _record_generated(repo: Any) -> None:
         if _is_stale(stage) or any(out.changed_cache() for out in stage.outs if out.use_cache):
             stage.save(run_cache=False)
             # An edit came in between. The outputs and their sources must belong to one moment.
-            if refresh_keys(root) if stage.name == CODE else refresh_lock(root):
+            changed = refresh_keys(root) if stage.name == CODE else refresh_lock(root)
+            if changed:
                 stage.save(run_cache=False)
             stage.commit()
             stage.dump(update_pipeline=False)
@@ -132,9 +133,11 @@ def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
             quarantine_damaged(out, hashes)
-            (settled.absent if out.changed_cache() else settled.restored).append(
-                os.path.relpath(out.fs_path, repo.root_dir)
-            )
+            path = os.path.relpath(out.fs_path, repo.root_dir)
+            if out.changed_cache():
+                settled.absent.append(path)
+            else:
+                settled.restored.append(path)
     if settled.restored:
         repo.checkout(targets=[str(Path(repo.root_dir, path)) for path in settled.restored], force=True)
 

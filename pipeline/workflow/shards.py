@@ -80,11 +80,12 @@ def option(shards: Sequence[str]) -> str:
 
 
 def _folders(phases: tuple[str, ...], shards: Sequence[str]) -> list[str]:
-    return [
-        f"{FOLDER}/{phase}-{item}"
-        for phase in phases
-        for item in (shards if PHASES[phase][0] else [f"of-{len(shards)}"])
-    ]
+    folders: list[str] = []
+    for phase in phases:
+        is_scattered = PHASES[phase][0]
+        items = shards if is_scattered else [f"of-{len(shards)}"]
+        folders += [f"{FOLDER}/{phase}-{item}" for item in items]
+    return folders
 
 
 def parse_item(phase: str, item: str) -> tuple[int | None, int]:

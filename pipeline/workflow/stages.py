@@ -233,11 +233,9 @@ def items_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -
     """
     lists = lists_of(each, values)
     for combination in product(*lists.values()):
-        item = (
-            dict(zip(lists, combination, strict=True))
-            if isinstance(each, Mapping)
-            else next(iter(combination), None)
-        )
+        item: Any = next(iter(combination), None)
+        if isinstance(each, Mapping):
+            item = dict(zip(lists, combination, strict=True))
         yield "-".join(map(str, combination)), item
 
 
