@@ -81,8 +81,9 @@ DISTILLING = tuple(name for name, strategy in STRATEGIES.items() if strategy.tau
 
 
 def of_methods() -> Iterator[Only]:
-    """Yield the rules of settings that act only with the methods that read them. Those of section `train` are
-    refused.
+    """Yield the rules of settings that act only with the methods that read them.
+
+    Those of section `train` are refused.
     """
     for key in dict.fromkeys(key for learning in METHODS.values() for key in learning.settings):
         methods = Has("train.method", tuple(methods_reading(key)))

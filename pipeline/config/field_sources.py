@@ -45,7 +45,7 @@ SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", '."', '!"', '?"')
 
 
 class Constant(NamedTuple):
-    """The same text in every row."""
+    """A text that is the same in every row."""
 
     text: str
 
@@ -57,8 +57,9 @@ class Path(NamedTuple):
 
 
 class Template(NamedTuple):
-    """A text that contains the values of several paths. Each piece is a literal, then a path (None after the
-    last).
+    """A text that contains the values of several paths.
+
+    Each piece is a literal, then a path (None after the last).
     """
 
     pieces: tuple[tuple[str, str | None], ...]

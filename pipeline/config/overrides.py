@@ -51,8 +51,9 @@ def from_words(words: Sequence[str]) -> Given:
 
 
 def from_sections(config: Mapping[str, Any]) -> Given:
-    """Return the settings of Snakemake's `--config 'train={r: 8}'`. Raises `ConfigError` as `from_words`
-    does.
+    """Return the settings of Snakemake's `--config 'train={r: 8}'`.
+
+    Raises `ConfigError` as `from_words` does.
 
     Snakemake leaves every value inside of braces a text, so texts are parsed here.
     """
@@ -60,8 +61,9 @@ def from_sections(config: Mapping[str, Any]) -> Given:
 
 
 def override(file: Path, given: Given) -> list[str]:
-    """Write settings into a `params.yaml` and keep its other text. Return a line on each change: "train.r: 16
-    → 8".
+    """Write settings into a `params.yaml` and keep its other text.
+
+    Return a line on each change: "train.r: 16 → 8".
 
     Raises `ConfigError` if the settings would then be invalid.
     """
@@ -104,8 +106,9 @@ def _fields() -> Mapping[str, FieldInfo]:
 
 
 def place_of(name: str) -> Key:
-    """Return the place of a key, "train.r". Raises `ConfigError`, with the closest key, if there is no such
-    key.
+    """Return the place of a key, "train.r".
+
+    Raises `ConfigError`, with the closest key, if there is no such key.
     """
     fields = _fields()
     if name not in fields:
@@ -174,8 +177,9 @@ def _with(text: str, given: Given) -> str:
 
 
 def _write(file: Path, text: str, values: Any, problem: str) -> None:
-    """Replace the entire file with `text`. Raises `ConfigError` (`problem`) if it would not
-    contain `values`.
+    """Replace the entire file with `text`.
+
+    Raises `ConfigError` (`problem`) if it would not contain `values`.
     """
     with publishing(file) as aside:
         aside.write_text(text, encoding="utf-8", newline="")

@@ -153,8 +153,9 @@ def _behind(place: Key, value: Any, rows: list[str], lines: Mapping[Place, int])
 
 
 def _last_line(place: Key, rows: Sequence[str], lines: Mapping[Place, int]) -> int:
-    """Return the number of the last line of the value at a place. Comments of the next key are not part of
-    it.
+    """Return the number of the last line of the value at a place.
+
+    Comments of the next key are not part of it.
     """
     later = (line for other, line in lines.items() if line > lines[place] and other[: len(place)] != place)
     last = min(later, default=len(rows) + 1) - 1

@@ -69,8 +69,9 @@ def overall(checks: Iterable[Check]) -> Literal["pass", "fail"]:
 
 
 def refuse(checks: Iterable[Check]) -> None:
-    """Raise the first failed check as the error named by its id, in one sentence. Do nothing if
-    none failed.
+    """Raise the first failed check as the error named by its id, in one sentence.
+
+    Do nothing if none failed.
     """
     failed = [check for check in checks if check.verdict == "fail"]
     if failed:
@@ -83,8 +84,9 @@ def refuse(checks: Iterable[Check]) -> None:
 
 
 def figure_text(value: Any) -> str:
-    """Return a whole number, or three significant digits: 812, 0.0104, 1.2e-07. Return a dash if it is not a
-    number.
+    """Return a whole number, or three significant digits: 812, 0.0104, 1.2e-07.
+
+    Return a dash if it is not a number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–"

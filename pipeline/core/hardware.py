@@ -54,8 +54,9 @@ class Card:
 
 
 def first_gpu() -> Card | None:
-    """Return the GPU that training uses; None if there is none. If it shares main memory, all of that counts
-    as its own.
+    """Return the GPU that training uses; None if there is none.
+
+    If it shares main memory, all of that counts as its own.
     """
     gpu = accelerator()
     return Card(gpu.name, gpu.memory or main_memory().memory, "cuda") if gpu else None

@@ -101,8 +101,9 @@ class Interruption:
             raise Stopped(number)
 
     def hear(self, number: int) -> None:
-        """Record signal `number`, which another process of this training received. Only the first
-        one counts.
+        """Record signal `number`, which another process of this training received.
+
+        Only the first one counts.
         """
         if self.received is None:
             # The time comes first: a signal between the two lines must not see an old one.

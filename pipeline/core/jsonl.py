@@ -1,5 +1,6 @@
-"""Strict JSONL: one object a line, split on newline bytes only, UTF-8, no NaN, no key twice. A file is
-published complete or not at all.
+"""Strict JSONL: one object a line, split on newline bytes only, UTF-8, no NaN, no key twice.
+
+A file is published complete or not at all.
 """
 
 import json
@@ -66,8 +67,9 @@ def read_raw_lines(
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """Return the strict JSON object in a line's bytes; a trailing CR and spaces are allowed. Raises
-    `BadLine`.
+    """Return the strict JSON object in a line's bytes; a trailing CR and spaces are allowed.
+
+    Raises `BadLine`.
     """
     return _object(parse_value(line))
 
@@ -79,8 +81,9 @@ def parse_value(line: bytes) -> Any:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Return a JSON object that Quench itself wrote; its texts may contain any character. Raises
-    `BadLine`.
+    """Return a JSON object that Quench itself wrote; its texts may contain any character.
+
+    Raises `BadLine`.
     """
     return _object(_parse_json(data))
 
@@ -128,8 +131,9 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file that Quench itself wrote. It may contain model output, control characters
-    included.
+    """Yield the rows of a file that Quench itself wrote.
+
+    It may contain model output, control characters included.
 
     Raises `DataError`, which names file and line of a bad row.
     """
@@ -209,8 +213,9 @@ def is_deeper_than(value: Any, depth: int) -> bool:
 
 
 def _parse_strictly(line: bytes) -> Any:
-    """Return any one JSON value if a training row may contain all of it; this parser decides. Raises
-    `BadLine`.
+    """Return any one JSON value if a training row may contain all of it; this parser decides.
+
+    Raises `BadLine`.
     """
     value = _parse_json(line)
     level = [value]

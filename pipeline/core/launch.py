@@ -115,8 +115,9 @@ def _passed_on(processes: "list[subprocess.Popen[bytes]]") -> Iterator[list[int]
 
 
 def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
-    """Return {number: exit code} of all processes, in the order in which they exited. Signal those that are
-    too late.
+    """Return {number: exit code} of all processes, in the order in which they exited.
+
+    Signal those that are too late.
     """
     ended: dict[int, int] = {}
     over_at = None

@@ -1,5 +1,6 @@
-"""The metrics log of a training run: one JSON line per step and per evaluation. All lines are complete except
-for a torn last line, whenever the run is killed.
+"""The metrics log of a training run: one JSON line per step and per evaluation.
+
+All lines are complete except for a torn last line, whenever the run is killed.
 
 A row has a `kind`. "step": step, epoch (passes done), loss, learning_rate, grad_norm (before clipping),
 tokens, trained_tokens, rows (packed rows in order), row_ids, seconds, tokens_per_second, memory_bytes.

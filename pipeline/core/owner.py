@@ -1,5 +1,7 @@
-"""The owner of a stage: the Snakemake or DVC process that runs it. A stage stops when its owner has exited,
-for whatever reason, because a job must not keep working next to the next run.
+"""The owner of a stage: the Snakemake or DVC process that runs it.
+
+A stage stops when its owner has exited, for whatever reason, because a job must not keep working next to the
+next run.
 
 A stage that a user runs by hand, under nohup for example, has no owner.
 """

@@ -27,8 +27,9 @@ def resource(name: str) -> Path:
 
 
 def scratch(stage: str) -> Path:
-    """Return the folder in a project in which a stage's jobs work, a subfolder each. Neither Snakemake nor
-    DVC looks there.
+    """Return the folder in a project in which a stage's jobs work, a subfolder each.
+
+    Neither Snakemake nor DVC looks there.
     """
     return Path(f"models/.{stage}")
 

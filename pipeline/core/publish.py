@@ -178,8 +178,9 @@ def is_scrap(name: str) -> bool:
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """Return JSON of `write_json` or another tool. Raises `DataError` with `remedy` if it is missing or
-    truncated.
+    """Return JSON of `write_json` or another tool.
+
+    Raises `DataError` with `remedy` if it is missing or truncated.
     """
     need_file(path)
     try:
@@ -191,8 +192,9 @@ def read_json(path: Path, remedy: str) -> Any:
 
 
 def read_if_there(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is no file. Raises `ValueError` if it is not
-    JSON.
+    """Return the JSON object in a file; an empty one if there is no file.
+
+    Raises `ValueError` if it is not JSON.
     """
     value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return value

@@ -27,8 +27,9 @@ FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK",
 
 @dataclass(frozen=True)
 class Rank:
-    """Process `number` of `count`, which meet at `address`:`port`. `local_count` of them are on this machine,
-    where this one is number `local`.
+    """Process `number` of `count`, which meet at `address`:`port`.
+
+    `local_count` of them are on this machine, where this one is number `local`.
     """
 
     number: int
@@ -127,8 +128,9 @@ def _of_torchrun() -> Rank | None:
 
 
 def _of_slurm() -> Rank | None:
-    """Return the rank of a task of `srun`. A batch script itself, which has SLURM_NTASKS too, is
-    not a task.
+    """Return the rank of a task of `srun`.
+
+    A batch script itself, which has SLURM_NTASKS too, is not a task.
     """
     environment = os.environ
     if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) == 1:

@@ -84,8 +84,9 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """Return a value as it would be written in a file. Raises `ConfigError`, naming `where`, if it can't be
-    read.
+    """Return a value as it would be written in a file.
+
+    Raises `ConfigError`, naming `where`, if it can't be read.
     """
     try:
         return deepcopy(_document(text)[0])

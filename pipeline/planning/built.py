@@ -62,8 +62,9 @@ def built_shape(config: Mapping[str, Any], where: str) -> Shape:
 
 @lru_cache(maxsize=4)
 def _built(text: str) -> Shape | str:
-    """Return the shape, or the reason why there is none. `text` is a config as JSON, which a
-    cache can store.
+    """Return the shape, or the reason why there is none.
+
+    `text` is a config as JSON, which a cache can store.
     """
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 

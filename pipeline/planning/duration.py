@@ -128,8 +128,9 @@ def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
 
 
 def work_in(root: Path, train: Train) -> Work | None:
-    """Return the work in data/tokens; None if nothing is tokenized. Raises `DataError` for an unreadable
-    record.
+    """Return the work in data/tokens; None if nothing is tokenized.
+
+    Raises `DataError` for an unreadable record.
     """
     for name in ("data/tokens/manifest.json", "reports/labels.json"):
         if (root / name).is_file():

@@ -1,5 +1,6 @@
-"""The entire plan of a run: if it fits, what to change if it doesn't, disk and time. `quench config plan` and
-the preflight check share it.
+"""The entire plan of a run: if it fits, what to change if it doesn't, disk and time.
+
+`quench config plan` and the preflight check share it.
 """
 
 from bisect import bisect_left, bisect_right

@@ -74,8 +74,9 @@ class ServingMemory:
 
 @dataclass(frozen=True)
 class LevelPlan:
-    """One level at the wanted context. `longest` is the largest context per slot that fits `room` bytes, in
-    tokens; None if that is not known.
+    """One level at the wanted context.
+
+    `longest` is the largest context per slot that fits `room` bytes, in tokens; None if that is not known.
     """
 
     name: str

@@ -87,8 +87,8 @@ class Setup:
 
     @property
     def offload_left(self) -> Literal["shared", "layers", ""]:
-        """What `train.offload` could still move off a card: the base, shared out, or layers; ""
-        for nothing.
+        """The weights that `train.offload` could still move off a card: the base, shared out, or layers; ""
+        for none.
         """
         train = self.train
         if self.processes > 1 and not train.use_dora and not train.offloaded_layers:

@@ -162,8 +162,9 @@ def _size(path: Path) -> int:
 
 
 def remove_obsolete(root: Path, params: Params) -> None:
-    """Remove results that `params`, the project's own, do not need, and scratch. Remove nothing while one of
-    the jobs is at work.
+    """Remove results that `params`, the project's own, do not need, and scratch.
+
+    Remove nothing while one of the jobs is at work.
 
     A file that can't be removed is named on stderr.
     """
@@ -187,8 +188,9 @@ def remove_obsolete(root: Path, params: Params) -> None:
 
 
 def _is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:
-    """Return True if DVC's cache has a file or a folder exactly as it is on disk. The cached objects are read
-    too.
+    """Return True if DVC's cache has a file or a folder exactly as it is on disk.
+
+    The cached objects are read too.
     """
     digests = hashes.md5s([file for file in files_below(path) if file.name not in NO_PART])
     objects = {place(cache, md5): md5 for md5 in (*digests.values(), digest_of(path, digests) or "")}

@@ -29,8 +29,9 @@ LOCK = "params.lock.yaml"  # output of stage settings
 
 
 def stage_module(stage: str) -> str:
-    """Return the module whose `main` is the stage ("compare_nf4": `compare.nf4`). The rest is found from
-    there.
+    """Return the module whose `main` is the stage ("compare_nf4": `compare.nf4`).
+
+    The rest is found from there.
     """
     package, _, part = stage.partition("_")
     return f"{ROOT}.stages.{package}.{part or 'stage'}"
@@ -56,8 +57,9 @@ def key_files(stage: str, methods: Iterable[str]) -> list[str]:
 
 
 def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
-    """Write each key below `root`, given the modules that it starts from. Return the names of those that
-    changed.
+    """Write each key below `root`, given the modules that it starts from.
+
+    Return the names of those that changed.
 
     Raises `MachineError` if a key can't be written.
     """

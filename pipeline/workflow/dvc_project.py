@@ -28,8 +28,9 @@ RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
 
 
 def lock_record(root: Path) -> AbstractContextManager[IO[str]]:
-    """Wait until no stage below `root` is being recorded, and block other recordings. Give the
-    lock's file.
+    """Wait until no stage below `root` is being recorded, and block other recordings.
+
+    Give the lock's file.
     """
     return locked(root / RECORD_LOCK, fcntl.LOCK_EX)
 
@@ -86,8 +87,9 @@ def _sentence(error: Exception) -> str:
 
 
 def check_record(repo: Any) -> None:
-    """Raise `MachineError` if a separate `dvc repro` writes outputs. Set a `dvc.lock` aside that a kill cut
-    short.
+    """Raise `MachineError` if a separate `dvc repro` writes outputs.
+
+    Set a `dvc.lock` aside that a kill cut short.
 
     The caller has `repo.lock`.
     """
@@ -115,8 +117,9 @@ def _check_no_writer(rwlock: Path) -> None:
 
 
 def _set_aside_if_cut(file: Path) -> None:
-    """Rename a `dvc.lock` that was cut short, because DVC writes it in place. Stages without a record run
-    again.
+    """Rename a `dvc.lock` that was cut short, because DVC writes it in place.
+
+    Stages without a record run again.
 
     Raises `DataError` if it is an unmerged file of Git's: setting that aside would train again.
     """
@@ -172,8 +175,9 @@ def quarantine_damaged(out: Any, hashes: Hashes) -> None:
 
 
 def quarantine(cache: Path, digests: Digests) -> list[str]:
-    """Quarantine each object of DVC's cache (of `digests`, by path) that doesn't match its name. Return the
-    names.
+    """Quarantine each object of DVC's cache (of `digests`, by path) that doesn't match its name.
+
+    Return the names.
     """
     names = {path: path.parent.name + path.name for path in digests}
     return [

@@ -118,8 +118,9 @@ def _in_brackets(value: Any) -> Any:
 
 
 def need_graph(root: Path, graph: Graph) -> None:
-    """Raise `ConfigError` if `root`/dvc.yaml is of another graph than `graph`. A file of no graph
-    is ignored.
+    """Raise `ConfigError` if `root`/dvc.yaml is of another graph than `graph`.
+
+    A file of no graph is ignored.
     """
     file = root / "dvc.yaml"
     if _graph_of(file) not in (None, graph):
@@ -141,8 +142,9 @@ def _stages(file: Path) -> dict[str, Any]:
 
 
 def _graph_of(file: Path) -> Graph | None:
-    """Return the graph whose distinctive stage a dvc.yaml has, if only one. It may also contain
-    user stages.
+    """Return the graph whose distinctive stage a dvc.yaml has, if only one.
+
+    It may also contain user stages.
     """
     stages = _stages(file)
     graphs = [graph for graph, product in PRODUCTS.items() if product.made_by in stages]

@@ -117,8 +117,9 @@ def stages_of(root: Path) -> dict[str, Entry]:
 
 
 def graph_stages(file: Path) -> dict[str, Any]:
-    """Return the stages in a dvc.yaml as they are written there. Raises `ToolError` if it is not
-    such a file.
+    """Return the stages in a dvc.yaml as they are written there.
+
+    Raises `ToolError` if it is not such a file.
     """
     try:
         stages = (read_fast(file) or {}).get("stages") or {} if file.is_file() else {}

@@ -54,8 +54,9 @@ _held: list[IO[str]] = []  # the locks' open files, kept as long as the process
 
 @screen()
 def prepare(given: Any = None, root: Path = Path()) -> Params:
-    """Make the folder ready for a plan and return its settings. A user's mistake exits with one sentence and
-    its code.
+    """Make the folder ready for a plan and return its settings.
+
+    A user's mistake exits with one sentence and its code.
 
     `given` contains Snakemake's `--config` and `--configfile` (`workflow.config_settings`). The first is
     written into params.yaml, which every stage reads.
@@ -180,8 +181,9 @@ def no_stage_at_work(root: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the marks in a Snakemake folder. The folder stays; otherwise Snakemake would migrate its
-    records.
+    """Remove the marks in a Snakemake folder.
+
+    The folder stays; otherwise Snakemake would migrate its records.
     """
     for mark in folder.glob("*"):
         remove(mark)
@@ -202,8 +204,9 @@ def _report(settled: Settled) -> None:
 
 
 def _refetch(stages: list[str], root: Path) -> None:
-    """Make DVC rerun what it records but doesn't keep (base weights), and set dates again. A dry run only
-    reports it.
+    """Make DVC rerun what it records but doesn't keep (base weights), and set dates again.
+
+    A dry run only reports it.
     """
     if not stages:
         return

@@ -104,8 +104,9 @@ def refresh_keys_for(stage: str, root: Path) -> None:
 
 
 def is_project_config(params: Path | None, root: Path) -> bool:
-    """Return True if dvc.lock describes these settings. It describes only those of the project's
-    params.yaml.
+    """Return True if dvc.lock describes these settings.
+
+    It describes only those of the project's params.yaml.
     """
     return params is None or params.resolve() == (root / "params.yaml").resolve()
 

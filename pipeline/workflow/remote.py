@@ -1,5 +1,6 @@
-"""Stages that Snakemake runs as jobs on other machines, on a cluster's nodes for example. Only the machine on
-which Snakemake itself runs records them with DVC.
+"""Stages that Snakemake runs as jobs on other machines, on a cluster's nodes for example.
+
+Only the machine on which Snakemake itself runs records them with DVC.
 
 A job leaves a receipt (`pipeline.workflow.cluster`). Receipts are recorded when the workflow is done, and
 before the next one is planned, so that no finished stage is lost if Snakemake was killed.

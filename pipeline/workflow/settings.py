@@ -66,8 +66,9 @@ def write_settings(root: Path) -> None:
 
 
 def refresh_lock(root: Path) -> list[str]:
-    """Write params.lock.yaml from params.yaml. Return the changes like `write_lock`; raises what
-    `load_params` does.
+    """Write params.lock.yaml from params.yaml.
+
+    Return the changes like `write_lock`; raises what `load_params` does.
     """
     return write_lock(root, load_params(root / "params.yaml"))
 

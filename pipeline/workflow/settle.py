@@ -69,8 +69,9 @@ def settle(root: Path) -> Settled:
 
 
 def reuse(stage: str, root: Path, *, allowed: bool = False) -> bool:
-    """Restore the outputs of `stage` ("train", "quantize@Q4_K_M") from DVC's cache and report it. Return
-    False if it has to run.
+    """Restore the outputs of `stage` ("train", "quantize@Q4_K_M") from DVC's cache and report it.
+
+    Return False if it has to run.
 
     It has to if anything that it depends on differs from its record, if the cache lacks an output, and if
     reuse was not allowed (by `REUSE` or the caller; DVC itself does the same with its own runs). Raises
@@ -127,8 +128,9 @@ def _sweep(repo: Any) -> None:
 
 
 def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
-    """Check missing outputs out of the cache, unless it is damaged. Record those that only a pull can
-    restore.
+    """Check missing outputs out of the cache, unless it is damaged.
+
+    Record those that only a pull can restore.
     """
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
@@ -181,8 +183,9 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
 
 
 def _is_stale(stage: Any) -> bool:
-    """Return True if anything of the stage differs from its record. A missing file alone is not a
-    difference.
+    """Return True if anything of the stage differs from its record.
+
+    A missing file alone is not a difference.
     """
     verdicts = [
         verdict for entry in [*stage.deps, *stage.outs] for verdict in entry.workspace_status().values()

@@ -146,8 +146,9 @@ def module_of(tree: ast.Module) -> tuple[dict[str, Part], dict[str, str], list[s
 
 
 def _definitions(statement: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the parts that a statement of a module belongs to. An import is part of whatever uses
-    its name.
+    """Yield the parts that a statement of a module belongs to.
+
+    An import is part of whatever uses its name.
     """
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.If(test=ast.Name(id="TYPE_CHECKING")):

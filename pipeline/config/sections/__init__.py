@@ -1,5 +1,6 @@
-"""The sections of `params.yaml` as typed, frozen models, one per stage. `pipeline.config.params` reads the
-file.
+"""The sections of `params.yaml` as typed, frozen models, one per stage.
+
+`pipeline.config.params` reads the file.
 
 A key's default and its comment are here and nowhere else: `quench config use` writes `params.yaml` from them
 and a recipe.

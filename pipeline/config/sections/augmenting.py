@@ -23,8 +23,9 @@ AugmentKind = Literal["questions", "rejected", "answers"]
 
 
 def _check_address(text: str) -> str:
-    """Return an address that a key and rows may be sent to: this machine's, or one over https. Raises
-    `ValueError` for others.
+    """Return an address that a key and rows may be sent to: this machine's, or one over https.
+
+    Raises `ValueError` for others.
     """
     try:
         parts = urlsplit(text)

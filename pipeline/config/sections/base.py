@@ -45,8 +45,9 @@ PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 def _check_date(value: object) -> str:
-    """Return an ISO date as text. YAML parses an unquoted one as a date. Raises `ValueError` if it is not a
-    date.
+    """Return an ISO date as text.
+
+    YAML parses an unquoted one as a date. Raises `ValueError` if it is not a date.
     """
     day = value.isoformat() if isinstance(value, date) else value
     try:

@@ -146,8 +146,9 @@ class CurateKeys(Section):
 
 
 class Curate(CurateKeys):
-    """Section `curate` with values that none of its keys contains. `max_tokens` is
-    `preprocess.max_length`.
+    """Section `curate` with values that none of its keys contains.
+
+    `max_tokens` is `preprocess.max_length`.
     """
 
     max_tokens: Tokens = 1024
