@@ -21,8 +21,9 @@ from pipeline.core.text import listed
 
 
 class Has(NamedTuple):
-    """A condition: setting `key` is (for a list: `names`) one of `values`; without values, it is set to
-    anything.
+    """A condition: setting `key` is one of `values` (for a list: `names` one of them).
+
+    Without values, it is met if the setting is set to anything.
     """
 
     key: str
@@ -126,9 +127,7 @@ CONDITIONS = (
 
 
 def idle(params: Section) -> Iterator[Idle]:
-    """Yield each setting of a `Params` that differs from its default and has no effect, in the schema's
-    order.
-    """
+    """Yield each setting of a `Params` that is not its default and has no effect, in the schema's order."""
     for place, field in keys_of(type(params)):
         key = ".".join(place)
         if group_of(field):

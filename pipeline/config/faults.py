@@ -66,8 +66,9 @@ def _sentence(error: Any, keys: Sequence[str]) -> str:
 
 
 def nearest(key: str, keys: Sequence[str]) -> str:
-    """Return a sentence with the key that has that name in other trainers, or the closest in the section or
-    elsewhere.
+    """Return a sentence with the key that is probably meant.
+
+    It is the key that has that name in other trainers, or the closest in the section or elsewhere.
     """
     section, _, name = key.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}

@@ -147,8 +147,9 @@ def _turn_targets(stated: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _is_sentence(text: str) -> bool:
-    """Return True for a system text that is written out, because no key has a line break or ends
-    a sentence.
+    """Return True for a system text that is written out.
+
+    No key has a line break or ends like a sentence.
     """
     words = text.strip()
     is_text = "\n" in words or (len(words.split()) > 1 and words.endswith(SENTENCE_ENDS))

@@ -103,7 +103,5 @@ def tensor_type_problem(pattern: str, ggml_type: str) -> str | None:
 
 
 def level_key(group: str, level: str) -> str:
-    """Return the key of a level's parity check in reports/parity.json: weights_q4_k_m,
-    outputs_q4_k_m_imatrix.
-    """
+    """Return the key of a level's check in reports/parity.json: weights_q4_k_m, outputs_q4_k_m_imatrix."""
     return f"{group}_{level.lower().replace('-', '_')}"

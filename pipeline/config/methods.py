@@ -104,8 +104,7 @@ def learners(kind: str) -> list[Method]:
 
 
 def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
-    """Return a sentence on each setting that rows other than chats and text need to be trained, and that
-    rewards need to count.
+    """Return a sentence on each setting that rows other than chats and text, and rewards, need.
 
     `kinds` has rows by kind, `scored` the chats with a reward.
     """
@@ -126,9 +125,7 @@ def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
 
 
 def unused_sentences(kinds: Mapping[str, int], method: Method) -> list[str]:
-    """Return one sentence on the rows, by kind, that `method` doesn't learn from; empty if there are no such
-    rows.
-    """
+    """Return one sentence on the rows, by kind, that `method` doesn't learn from; empty if there are none."""
     rows = sum(kinds.values())
     if not rows:
         return []

@@ -1,5 +1,6 @@
-"""`params.yaml`, read strictly: a missing key has its default, an unknown key is an error, and all errors are
-reported at once.
+"""`params.yaml`, read strictly.
+
+A missing key has its default, an unknown key is an error, and all errors are reported at once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -76,8 +77,9 @@ class Params(sections.Section):
         return self.training_on(training_device(self.train.device))
 
     def training_on(self, device: Device) -> sections.Training:
-        """Return section `train` with `base.quantization`; `auto` type and optimizer become those for
-        `device`.
+        """Return section `train` with `base.quantization`.
+
+        Type and optimizer become those for `device` if they are auto.
         """
         fit = {"bnb_4bit_compute_dtype": fast_dtype(device), "optim": OPTIMIZER[device]}
         decided = {key: value for key, value in fit.items() if getattr(self.train, key) == "auto"}
@@ -233,9 +235,7 @@ def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> P
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a `params.yaml` plus the defaults it leaves out, unchecked; unknown
-    sections stay.
-    """
+    """Return the values of a `params.yaml` plus the missing defaults, unchecked; unknown sections stay."""
     given = {name: value for name, value in values.items() if value is not None}
     defaults = Params().model_dump(mode="json")
     filled = {

@@ -104,8 +104,9 @@ def by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> A
 
 
 def left_out(train: Train) -> str | None:
-    """Return a pattern, for PEFT's `exclude_modules`, of all modules in layers that don't train; None if all
-    do.
+    """Return a pattern of all modules in layers that don't train; None if all do.
+
+    It is for PEFT's `exclude_modules`.
     """
     if isinstance(train.layers, list):
         kept = "|".join(map(str, sorted(set(train.layers))))
@@ -115,10 +116,10 @@ def left_out(train: Train) -> str | None:
 
 
 def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
-    """Yield a sentence on each setting of `train` that doesn't fit a model of `layers` layers with linears at
-    `paths`.
+    """Yield a sentence on each setting of `train` that doesn't fit the model.
 
-    Of routed experts, the first of each layer is enough unless `tells_experts_apart`.
+    The model has `layers` layers with linears at `paths`. Of routed experts, the first of each layer is
+    enough unless `tells_experts_apart`.
     """
     paths = list(paths)
     if frozen_layers(train) >= layers:
@@ -206,11 +207,10 @@ def _has_all(names: Iterable[str], paths: Iterable[str]) -> bool:
 
 
 def merged_only(config: Mapping[str, Any]) -> str | None:
-    """Return the reason why an adapter of these settings can't be a GGUF of its own, in half a sentence; None
-    if it can.
+    """Return the reason why an adapter of these settings can't be a GGUF of its own; None if it can.
 
-    The settings are section `train` or adapter_config.json. llama.cpp adds (α ÷ r)·B·A with one α a file and
-    r the matrices' own (`llama-adapter.h`).
+    It is half a sentence. The settings are section `train` or adapter_config.json. llama.cpp adds (α ÷ r)·B·A
+    with one α a file and r the matrices' own (`llama-adapter.h`).
     """
     variants = {name: f"use_{name} is on" for name in ("dora", "rslora") if config.get(f"use_{name}")}
     variants |= {name: f"lora_variants names {name}" for name in config.get("lora_variants", ())}
@@ -235,9 +235,7 @@ def alpha_alone(config: Mapping[str, Any]) -> float:
 
 
 def _unlike(train: Train, paths: Iterable[str]) -> str | None:
-    """Return the first routed expert's linear that trains differently from the same one of
-    earlier experts.
-    """
+    """Return the first routed expert's linear that trains differently from that of earlier experts."""
     seen: dict[str, tuple[int, float] | None] = {}
     for path in filter(is_routed, paths):
         how = (rank_of(path, train), scale_of(path, train)) if is_target(path, train) else None

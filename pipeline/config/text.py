@@ -1,6 +1,4 @@
-"""Settings as text: all of them, those of a new `params.yaml`, or a file's own text with some added or
-removed.
-"""
+"""Settings as text: all of them, those of a new `params.yaml`, or a file's own text with changes."""
 
 import json
 import re
@@ -165,9 +163,7 @@ def _last_line(place: Key, rows: Sequence[str], lines: Mapping[Place, int]) -> i
 
 
 def _end_of_sibling(place: Key, rows: list[str], lines: dict[Place, int]) -> int:
-    """Return the number of lines up to the end of the nearest earlier key of the same section
-    that is there.
-    """
+    """Return the number of lines up to the end of the nearest earlier key of the same section."""
     siblings = _siblings(place)
     before = [other for other in siblings[: siblings.index(place)] if other in lines]
     if before:

@@ -1,7 +1,7 @@
-"""One check with its verdict: a line of `quench doctor`, of training's preflight and monitor, of parity, of
-the gate.
+"""One check with its verdict.
 
-`str(check)` is the line on the terminal. `pipeline/pages/templates/checks.html.jinja` is the row of a page.
+It is a line of `quench doctor`, of training's preflight and monitor, of parity, or of the gate. `str(check)`
+is the line on the terminal. `pipeline/pages/templates/checks.html.jinja` is the row of a page.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,13 +16,12 @@ Verdict = Literal["pass", "warn", "fail", "not measured"]
 
 @dataclass(frozen=True)
 class Check:
-    """A check's subject, its verdict and the remedy unless it passed ("warn" means that it works with a
-    reservation).
+    """A check's subject, its verdict, and the remedy unless it passed.
 
-    `id` is the error that a failed check is raised as. `figure` and `limit` are None, and `unit` is "", if
-    nothing was counted. `what` describes the figure; it is "" if the sentence already does. `figures`
-    contains further numbers, without a limit. `key` names the check in records. `step` is the training step
-    that the check is about.
+    "warn" means that it works with a reservation. `id` is the error that a failed check is raised as.
+    `figure` and `limit` are None, and `unit` is "", if nothing was counted. `what` describes the figure; it
+    is "" if the sentence already does. `figures` contains further numbers, without a limit. `key` names the
+    check in records. `step` is the training step that the check is about.
     """
 
     name: str

@@ -134,9 +134,7 @@ def _of_rocm(listing: str) -> list[Accelerator]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the CPU and its cores (those that this process may use, and all), bytes of memory,
-    and the GPUs.
-    """
+    """Return the CPU, its cores (usable by this process, and all), bytes of memory, and the GPUs."""
     import psutil
 
     return {
@@ -154,8 +152,9 @@ def usable_cores() -> int | None:
 
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return a line with all that speeds depend on: the CPU, its fastest instructions, the usable cores, the
-    GPUs.
+    """Return a line with all that speeds depend on.
+
+    It contains the CPU, its fastest instructions, the usable cores and the GPUs.
     """
     features = instructions(cpuinfo)
     parts = [
@@ -167,7 +166,7 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the CPU's own name: on Linux from `cpuinfo`, on macOS from sysctl, otherwise from
+    """Return the CPU's own name, from `cpuinfo` on Linux, from sysctl on macOS, otherwise from
     the platform.
     """
     if cpuinfo.is_file():
@@ -177,8 +176,9 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
 
 def gpus() -> list[dict[str, Any]] | None:
-    """Return name, bytes of memory and driver of each GPU; an empty list without their tool, None if it
-    fails.
+    """Return name, bytes of memory and driver of each GPU.
+
+    It is an empty list without their tool, None if the tool fails.
     """
     try:
         return [

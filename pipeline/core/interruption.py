@@ -49,9 +49,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 class Interruption:
-    """A context manager that handles `SIGNALS` in a program's main thread; in other threads it
-    does nothing.
-    """
+    """A context manager that handles `SIGNALS` in the main thread; in other threads it does nothing."""
 
     stopping = False  # True after a signal, while this process is stopping
 
@@ -85,8 +83,9 @@ class Interruption:
             self.waiting = before
 
     def defer(self) -> None:
-        """Let signals wait in `received` from here on: a process that exits on its own leaves its peers
-        waiting.
+        """Let signals wait in `received` from here on.
+
+        A process that exits on its own would leave its peers waiting.
         """
         self.waiting = True
 

@@ -174,8 +174,9 @@ def can_be_read(row: dict[str, Any]) -> bool:
 
 
 def dump_line(row: dict[str, Any]) -> bytes:
-    """Return a line like `to_line` without spaces, ten times as fast, for values from `parse_line` (NaN would
-    become null).
+    """Return a line like `to_line` without spaces, ten times as fast.
+
+    The values have to come from `parse_line`: NaN would become null.
     """
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 

@@ -48,16 +48,18 @@ def here() -> str:
 
 
 def end_with_owner(stage: str) -> None:
-    """Send SIGTERM to this process when the run that started it has exited, so that a training saves a
-    checkpoint.
+    """Send SIGTERM to this process when the run that started it has exited.
+
+    A training then saves a checkpoint.
     """
     for pid, owner in _owners():
         threading.Thread(target=_end_after, args=(stage, pid, owner), daemon=True).start()
 
 
 def _owners() -> Iterator[tuple[int, Any]]:
-    """Yield (process id, psutil's process or None if it has exited) of the Snakemake and the DVC that run
-    this process.
+    """Yield the Snakemake and the DVC that run this process.
+
+    Each is (process id, psutil's process or None if it has exited).
     """
     where, _, pid = os.environ.get(RUN, "").rpartition(":")
     if pid and where == here():

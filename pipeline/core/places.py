@@ -35,8 +35,9 @@ def scratch(stage: str) -> Path:
 
 
 def lines_of(package: str, lock: str) -> str:
-    """Return the requirement of one package with its hashes, as pip reads it, from a lock file's text; "" if
-    missing.
+    """Return the requirement of one package with its hashes, cut from a lock file's text; "" if missing.
+
+    It is in the form that pip reads.
     """
     pinned = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
     return pinned[0] + "\n" if pinned else ""

@@ -1,5 +1,6 @@
-"""Publishing of artifacts, completely or not at all: write a sibling, check, fsync, rename, fsync
-the folder.
+"""Publishing of artifacts, completely or not at all.
+
+Write a temporary sibling, check it, fsync it, rename it, and fsync the folder.
 """
 
 import errno
@@ -109,8 +110,9 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise `MachineError` if there is no room for the body's output (`> FILE` on a full disk) or another
-    write.
+    """Raise `MachineError` if there is no room for the body's output or another write.
+
+    An example is `> FILE` on a full disk.
     """
     try:
         yield
@@ -138,8 +140,9 @@ def unwritable(error: OSError, target: Path) -> MachineError:
 
 
 def _is_about(error: OSError, target: Path, aside: Path, old: Path) -> bool:
-    """Return True if the error names no file (a full disk), or the artifact, its sibling or one of their
-    folders.
+    """Return True if the error is about the artifact, its sibling or one of their folders.
+
+    It is also True if the error names no file (a full disk).
     """
     if not isinstance(error.filename, str | bytes):
         return True
@@ -171,8 +174,9 @@ def recover(target: Path, old: Path) -> bool:
 
 
 def is_scrap(name: str) -> bool:
-    """Return True if a file or folder of this name is incomplete, and so of use only to the process that
-    writes it.
+    """Return True if a file or folder of this name is incomplete.
+
+    It is of use only to the process that writes it.
     """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRAPS)
 

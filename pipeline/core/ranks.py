@@ -163,9 +163,7 @@ def _of_slurm() -> Rank | None:
 
 
 def _tasks_here(counts: str, node: int) -> int:
-    """Return the number of tasks on machine `node`, from 0, of a step whose counts are written like
-    `4(x2),3`.
-    """
+    """Return the number of tasks on machine `node`, from 0, of a step with counts like `4(x2),3`."""
     for part in counts.split(","):
         tasks, _, times = part.partition("(x")
         node -= int(times.rstrip(")") or 1)

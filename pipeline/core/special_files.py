@@ -25,15 +25,17 @@ KERNEL = ("/proc/", "/sys/")  # Files below are generated while they are read, a
 
 
 def is_users_data(name: str) -> bool:
-    """Return True if a file of this name in a user's folder is data: neither hidden nor DVC's record of
-    another file.
+    """Return True if a file of this name in a user's folder is data.
+
+    Hidden files and DVC's records of other files are not.
     """
     return not name.startswith(".") and not name.endswith(DVC_NOTE)
 
 
 def trouble(path: Path) -> str | None:
-    """Return the reason why a file or a link's target can't be read to its end; None for regular files and
-    folders.
+    """Return the reason why a file or a link's target can't be read to its end.
+
+    It is None for regular files and folders.
     """
     linked = path.is_symlink()
     try:
@@ -93,8 +95,9 @@ def unreadable(path: Path | str, error: OSError) -> NoReturn:
 
 
 def not_listed(error: OSError) -> None:
-    """Handle an error of `os.walk`: a folder that is gone has no data, one that can't be listed
-    is refused.
+    """Handle an error of `os.walk`.
+
+    A folder that is gone has no data. Raises `DataError` for one that can't be listed.
     """
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         unreadable(error.filename, error)

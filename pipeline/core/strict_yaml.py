@@ -124,8 +124,9 @@ def _text(path: Path) -> str:
 
 
 class _BoundedScanner(Scanner):
-    """A scanner with a limit on nesting: without it, thousands of brackets on one line take minutes before
-    the first event.
+    """A scanner with a limit on nesting.
+
+    Without it, thousands of brackets on one line take minutes before the first event.
     """
 
     def fetch_more_tokens(self) -> Any:

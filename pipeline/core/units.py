@@ -1,5 +1,7 @@
-"""The two kinds of GB: 2³⁰ bytes of memory, as cards are sold; 10⁹ bytes of disk and downloads, as disks are
-sold and hubs count.
+"""The two kinds of GB.
+
+A GB of memory is 2³⁰ bytes, as cards are sold. A GB of disk and downloads is 10⁹ bytes, as disks are sold and
+hubs count.
 """
 
 MEMORY_GB = 1 << 30

@@ -41,8 +41,9 @@ class Usage:
 
 @contextmanager
 def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Figures]) -> Iterator[None]:
-    """Record the body's usage as `stage` ("quantize@Q4_K_M") if it succeeds; call `disk` and `plan`
-    afterwards.
+    """Record the body's usage as `stage` ("quantize@Q4_K_M") if it succeeds.
+
+    `disk` and `plan` are called afterwards.
     """
     started = time.monotonic()
     yield
@@ -83,8 +84,9 @@ def peak_of_process() -> int:
 
 
 def peak_memory(pid: int) -> int | None:
-    """Return the largest resident set of a process so far, mapped files included, in bytes; None
-    if unknown.
+    """Return the largest resident set of a process so far, in bytes; None if unknown.
+
+    Mapped files are included.
     """
     return _memory(pid, "VmHWM")
 

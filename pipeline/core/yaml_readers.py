@@ -47,9 +47,7 @@ def old_kind(text: str) -> str:
 
 
 def is_plain_text(text: str) -> bool:
-    """Return True if `text` may be written unquoted: every YAML reader reads it as text, in every
-    position.
-    """
+    """Return True if `text` may be written unquoted, because every YAML reader reads it as text."""
     return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", text)) and {
         dvc_kind(text),
         old_kind(text),

@@ -25,8 +25,9 @@ CUBLAS_WORKSPACE = 8_519_680  # bytes; torch's default for a stream, :4096:2:16:
 
 
 def norm_kept(setup: Setup, rows: int, width: int) -> int:
-    """Return the bytes an RMSNorm over `rows` vectors keeps: input (float32 unless Liger's) and reciprocal
-    roots.
+    """Return the bytes that an RMSNorm over `rows` vectors keeps.
+
+    These are the input (float32 unless Liger's) and the reciprocal roots.
     """
     element = setup.element if setup.loss == "liger" else FLOAT
     return rows * (width * element + FLOAT)
@@ -62,11 +63,11 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
 
 
 def attention_kept(setup: Setup) -> int:
-    """Return the bytes kept by one layer's attention: queries, keys, values, output, log-sums and, for packed
-    rows, the T × T mask as bias.
+    """Return the bytes kept by one layer's attention.
 
-    With a mask, transformers' SDPA copies keys and values for every head (`use_gqa_in_sdpa`, `repeat_kv`). A
-    single one is a view.
+    These are queries, keys, values, output, log-sums and, for packed rows, the T × T mask as bias. With a
+    mask, transformers' SDPA copies keys and values for every head (`use_gqa_in_sdpa`, `repeat_kv`). A single
+    one is a view.
     """
     shape = setup.shape
     keys = shape.keys if shape.kv_heads == 1 else shape.queries
@@ -138,9 +139,7 @@ def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
 
 
 def routing_kept(setup: Setup) -> int:
-    """Return the bytes that a mixture's layer keeps in addition to its linears' inputs; 0 for a
-    dense one's.
-    """
+    """Return the bytes that a mixture's layer keeps in addition to its linears' inputs; 0 if it is dense."""
     if setup.shape.routing is None:
         return 0
     activations, indices, floats = setup.shape.routing.kept(setup.shape.hidden)
@@ -204,8 +203,9 @@ def recomputed_layers(setup: Setup) -> list[int]:
 
 
 def forward_kept(setup: Setup) -> int:
-    """Return the bytes kept for the backward: a recomputed layer's input, all that the others keep, and
-    `ends_kept`.
+    """Return the bytes kept for the backward.
+
+    These are a recomputed layer's input, all that the others keep, and `ends_kept`.
     """
     layer_input = setup.tokens * setup.shape.hidden * setup.element
     by_layer = kept_by_layer(setup) | dict.fromkeys(recomputed_layers(setup), layer_input)
@@ -213,16 +213,15 @@ def forward_kept(setup: Setup) -> int:
 
 
 def recomputed_kept(setup: Setup) -> int:
-    """Return what the forward of the widest recomputed layer keeps, in bytes; 0 without gradient
-    checkpointing.
-    """
+    """Return the bytes that the forward of the widest recomputed layer keeps; 0 without checkpointing."""
     by_layer = kept_by_layer(setup)
     return max((by_layer[layer] for layer in recomputed_layers(setup)), default=0)
 
 
 def autocast_copies(setup: Setup) -> int:
-    """Return the bytes of autocast's 16-bit copies of the adapter and of a head that trains, kept for an
-    entire forward.
+    """Return the bytes of autocast's 16-bit copies of the adapter and of a head that trains.
+
+    They are kept for an entire forward.
     """
     copied = setup.device == "cuda" and setup.element < FLOAT
     head = setup.shape.table_weights if table_trains("lm_head", setup) else 0
@@ -230,8 +229,9 @@ def autocast_copies(setup: Setup) -> int:
 
 
 def gradients_in_flight(setup: Setup) -> int:
-    """Return the bytes of activation gradients at a layer's widest point: two of hidden width, one of
-    intermediate width.
+    """Return the bytes of activation gradients at a layer's widest point.
+
+    These are two of hidden width and one of intermediate width.
     """
     return setup.tokens * (2 * setup.shape.hidden + setup.shape.intermediate) * setup.element
 
@@ -246,8 +246,9 @@ def workspace(setup: Setup) -> tuple[int, str]:
 
 
 def loss(setup: Setup) -> tuple[int, str]:
-    """Return the bytes that the loss adds, and a description: logits, and the last hidden states with their
-    gradient.
+    """Return the bytes that the loss adds, and a description.
+
+    These are logits, and the last hidden states with their gradient.
     """
     logits, words = base_kind(setup).logits
     if table_trains("lm_head", setup):

@@ -48,8 +48,8 @@ class Work:
 
 
 def warmup_steps(settings: Train, rows: int) -> int:
-    """Return `warmup_ratio` of the optimizer steps of `rows` training rows, rounded up as in
-    transformers 4.
+    """Return `warmup_ratio` of the optimizer steps of `rows` training rows, rounded up as transformers 4
+    does.
     """
     return math.ceil(total_steps(settings, rows) * settings.warmup_ratio)
 

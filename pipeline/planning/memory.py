@@ -90,9 +90,7 @@ def plan_memory(setup: Setup) -> MemoryPlan:
 
 
 def lasting_parts(setup: Setup) -> list[Part]:
-    """Return the parts that stay from the first step to the last, including those of sharing and
-    offloading.
-    """
+    """Return the parts that stay from the first step to the last, also those of sharing and offloading."""
     shape = setup.shape
     train = setup.train
     base = base_kind(setup)
@@ -169,8 +167,9 @@ def answers_by_server(train: Training) -> bool:
 
 
 def made_file(setup: Setup) -> int:
-    """Return the bytes of the GGUF that is made for llama-server and kept until training is done; 0 if none
-    is made.
+    """Return the bytes of the GGUF that is made for llama-server; 0 if none is made.
+
+    It is kept until training is done.
     """
     kind = setup.train.rollout_type
     return level_bytes(setup.shape, kind) if kind and answers_by_server(setup.train) else 0

@@ -29,8 +29,9 @@ STATE = 100_000  # bytes in a checkpoint: schedule, progress, marker
 
 @dataclass(frozen=True)
 class Reduction:
-    """One change in addition to those before: the bytes it saves, the new total, and True if that
-    is enough.
+    """One change in addition to those before.
+
+    It has the bytes that it saves, the new total, and True if that is enough.
     """
 
     change: str
@@ -122,9 +123,7 @@ def make_plan(setup: Setup, work: Work | None = None, tflops: float | None = Non
 
 
 def trained_per_second(flops_per_token: float, tflops: float | None, copied_per_token: float) -> float | None:
-    """Return the tokens a second, if each costs operations and copies to the GPU; None if
-    `tflops` is None.
-    """
+    """Return the tokens a second, if each costs operations and copies to the GPU; None without `tflops`."""
     if tflops is None:
         return None
     return 1 / (flops_per_token / (tflops * 1e12) + copied_per_token / PCIE)
@@ -217,13 +216,13 @@ def _shortened(setup: Setup, room: int) -> Setup:
 
 
 def plan_disk(setup: Setup) -> dict[str, int]:
-    """Return the bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written),
-    adapter, merged model, GGUFs.
+    """Return the bytes on disk by artifact: checkpoints, adapter, merged model, GGUFs.
 
-    Nothing is merged after training on a GGUF: the products are the adapter, in its folder and as a GGUF, or
-    the base's file with trained scales. `BASE` is what exists before. `CACHE` is the content of DVC's cache:
-    one more copy of each but the checkpoints, and of the base, even if it is `uncached`, because DVC caches
-    runs with all their outputs. The copies need no space if the file system shares blocks (Btrfs, XFS).
+    There is one checkpoint above `save_total_limit` while it is written. Nothing is merged after training on
+    a GGUF: the products are the adapter, in its folder and as a GGUF, or the base's file with trained scales.
+    `BASE` is what exists before. `CACHE` is the content of DVC's cache: one more copy of each but the
+    checkpoints, and of the base, even if it is `uncached`, because DVC caches runs with all their outputs.
+    The copies need no space if the file system shares blocks (Btrfs, XFS).
     """
     shape = setup.shape
     quantized = setup.quantized
@@ -255,7 +254,8 @@ def plan_disk(setup: Setup) -> dict[str, int]:
 
 
 def own_bytes(sizes: Mapping[str, int]) -> int:
-    """Return the bytes of `plan_disk` that training and later stages write: neither the base nor DVC's
-    copies.
+    """Return the bytes that training and later stages write, out of the result of `plan_disk`.
+
+    It counts neither the base nor DVC's copies.
     """
     return sum(size for name, size in sizes.items() if name not in (BASE, CACHE))

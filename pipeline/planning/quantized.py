@@ -1,5 +1,6 @@
-"""Bytes of a base that is trained on as a GGUF: from the file's header, or from a level and a shape before
-there is a file.
+"""Bytes of a base that is trained on as a GGUF.
+
+They come from the file's header, or from a level and a shape before there is a file.
 """
 
 import re
@@ -28,8 +29,9 @@ LEVEL = re.compile(rf"(?<![a-z0-9])({LEVEL_NAMES}|FP16)(?![a-z0-9_])", re.IGNORE
 
 @dataclass(frozen=True)
 class QuantizedBase:
-    """Bytes of the quantized matrices of a GGUF, and of the entire file; `head` is 0 if the embeddings are
-    the head as well.
+    """Bytes of the quantized matrices of a GGUF, and of the entire file.
+
+    `head` is 0 if the embeddings are the head as well.
     """
 
     linears: int
@@ -50,8 +52,9 @@ class QuantizedBase:
         return self.embeddings + self.head
 
     def scratch(self, device: str, block: int) -> int:
-        """Return the bytes for dequantizing `block` weights in addition to the result, on "cpu" or "cuda"
-        (Triton).
+        """Return the bytes for dequantizing `block` weights in addition to the result.
+
+        `device` is "cpu" or "cuda" (Triton).
         """
         kinds = [TYPES[name] for name in self.ggml_types if name in TYPES]
         alone = [kind.scratch or 0 for kind in kinds if device != "cuda" or not kind.kernel]
@@ -83,16 +86,15 @@ def quantized_file(file: Path) -> QuantizedBase:
 
 
 def scales_of(ggml_type: str, stored: int) -> int:
-    """Return the number of float16 scales and minima of the blocks in `stored` bytes of a type; 0
-    for floats.
-    """
+    """Return the number of float16 scales and minima of the blocks in `stored` bytes; 0 for floats."""
     kind = TYPES[ggml_type]
     return stored // kind.bytes * (len(kind.scales) or 1) if kind.weights > 1 else 0
 
 
 def quantized_level(shape: Shape, level: str) -> QuantizedBase:
-    """Return the bytes of `level` before there is a file: each tensor in the type that llama-quantize would
-    give it.
+    """Return the bytes of `level` before there is a file.
+
+    Each tensor has the type that llama-quantize would give it.
     """
     sizes = {"linears": 0, "token_embd": 0, "output": 0}
     ggml_types = set()
@@ -174,9 +176,7 @@ def gguf_shape(file: Path, unpacked: bool = False, *, build: bool = True) -> Sha
 
 
 def _family_settings(header: Header, file: Path) -> dict[str, Any] | None:
-    """Return config.json's settings of a family that is known to be described by its header; None
-    for others.
-    """
+    """Return config.json's settings of a family that its header describes; None for other families."""
     family = family_in(header.fields)
     if family is None or family.model_type is None:
         return None

@@ -40,8 +40,9 @@ class ServingMemory:
 
     @property
     def buffers(self) -> int:
-        """Compute buffers and the process: measured peak less weights and cache, or a tenth of them if not
-        measured.
+        """Compute buffers and the process, in bytes.
+
+        It is the measured peak less weights and cache, or a tenth of them if the peak was not measured.
         """
         sizes = self.weights + (self.kv_cache or 0)
         if self.peak is None:

@@ -80,15 +80,14 @@ class Setup:
 
     @property
     def parts(self) -> int:
-        """The number of parts into which the layers are shared out among the processes; 1 if each has all of
-        them.
-        """
+        """The number of parts that the layers are shared out in among the processes; 1 if each has all."""
         return self.processes if self.train.shares_base else 1
 
     @property
     def offload_left(self) -> Literal["shared", "layers", ""]:
-        """The weights that `train.offload` could still move off a card: the base, shared out, or layers; ""
-        for none.
+        """The weights that `train.offload` could still move off a card.
+
+        These are the base, shared out, or layers; "" for none.
         """
         train = self.train
         if self.processes > 1 and not train.use_dora and not train.offloaded_layers:
@@ -96,8 +95,9 @@ class Setup:
         return "layers" if self.device == "cuda" and not train.use_dora and not train.shares_base else ""
 
     def exchanged(self, trained: int) -> int:
-        """Return the bytes of a round's gradients in one piece, what others send, and this process's part of
-        the sum.
+        """Return the bytes for exchanging gradients.
+
+        These are a round's gradients in one piece, what others send, and this process's part of the sum.
         """
         return 2 * trained + trained // self.processes if self.processes > 1 else 0
 

@@ -147,8 +147,9 @@ def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
 
 
 def by_size(name: str, item: str, plan: Plan) -> float:
-    """Return the seconds of a stage on `CORES` cores that grow with the model; for quantize, with the scale
-    search.
+    """Return the seconds of a stage on `CORES` cores that grow with the model.
+
+    For quantize it includes the scale search.
     """
     seconds = SECONDS[name][1] * plan.setup.shape.parameters
     if name == "quantize":

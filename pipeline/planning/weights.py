@@ -61,8 +61,9 @@ def shared_bytes(setup: Setup) -> tuple[int, int]:
 
 
 def off_card_bytes(setup: Setup) -> int:
-    """Return the bytes of an embedding that is in main memory: 0 for a GGUF's, and for one that is the head
-    too.
+    """Return the bytes of an embedding that is in main memory.
+
+    It is 0 for a GGUF's, and for one that is the head too.
     """
     base = base_kind(setup)
     movable = setup.device == "cuda" and not base.is_file and not setup.shape.tied
@@ -70,9 +71,7 @@ def off_card_bytes(setup: Setup) -> int:
 
 
 def small_bytes(setup: Setup) -> int:
-    """Return the bytes of norms and biases, and of the rotary embedding's two float32 tables of
-    frequencies.
-    """
+    """Return the bytes of norms and biases, and of the rotary embedding's two float32 frequency tables."""
     if setup.shape.built:
         return setup.shape.small_weights * setup.element + setup.shape.built.buffers
     return setup.shape.small_weights * setup.element + 2 * ceil(setup.shape.head_dim / 2) * FLOAT

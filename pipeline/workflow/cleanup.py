@@ -118,8 +118,9 @@ def _temporary_files(root: Path) -> Iterator[Path]:
 
 
 def _is_users(folder: Path, root: Path) -> bool:
-    """Return True if a folder has a name that `publishing` uses for old folders, but `publishing` never
-    writes `NAME`.
+    """Return True if a folder named like `publishing`'s old folders belongs to the user.
+
+    It does if `publishing` never writes `NAME`.
     """
     if not folder.name.endswith(OLD):
         return False

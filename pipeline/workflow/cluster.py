@@ -112,8 +112,9 @@ def _jobs_of(scheduler: Scheduler, root: Path) -> list[str]:
 
 
 class Receipt(NamedTuple):
-    """The record of a finished stage; {path relative to the project: md5 as DVC has it} of what it read and
-    wrote.
+    """The record of a finished stage.
+
+    `inputs` and `outputs` are {path relative to the project: md5 as DVC has it} of what it read and wrote.
     """
 
     stage: str

@@ -43,15 +43,17 @@ def method_module(method: Method) -> str:
 
 
 def key_file(name: str) -> str:
-    """Return the file, relative to the project, that changes when a stage's or method's ("train.grpo") code
-    does.
+    """Return the file that changes when a stage's or method's ("train.grpo") code does.
+
+    It is relative to the project.
     """
     return f"{FOLDER}/{name}.key"
 
 
 def key_files(stage: str, methods: Iterable[str]) -> list[str]:
-    """Return the files that change when a stage's code does, as in dvc.yaml: the stage's and one per training
-    method.
+    """Return the files that change when a stage's code does: the stage's and one per training method.
+
+    They are written as in dvc.yaml.
     """
     return [key_file(stage), *(key_file(f"train.{method}") for method in methods)]
 

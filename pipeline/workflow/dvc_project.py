@@ -164,8 +164,9 @@ def update_dvc_state(repo: Any, hashes: Hashes) -> None:
 
 
 def quarantine_damaged(out: Any, hashes: Hashes) -> None:
-    """Quarantine and report DVC's cached objects of `out` that don't match their names: DVC then counts them
-    as missing.
+    """Quarantine and report DVC's cached objects of `out` that don't match their names.
+
+    DVC then counts them as missing.
     """
     if out.use_cache and out.hash_info:
         cache = Path(out.cache.path)

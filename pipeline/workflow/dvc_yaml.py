@@ -93,8 +93,9 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
 
 
 def _keys(param: str) -> list[str]:
-    """Return what DVC gets for a stage's `param`: itself, or for "train -seed -r" all keys of train except
-    these.
+    """Return what DVC gets for a stage's `param`.
+
+    It is the param itself, or for "train -seed -r" all keys of train except these.
     """
     section, *left_out = param.split(" -")
     if not left_out:
@@ -132,8 +133,9 @@ def need_graph(root: Path, graph: Graph) -> None:
 
 
 def _stages(file: Path) -> dict[str, Any]:
-    """Return the stages in a dvc.yaml; empty if it can't be read, because DVC reports what is
-    wrong with it.
+    """Return the stages in a dvc.yaml; empty if it can't be read.
+
+    DVC reports what is wrong with it.
     """
     try:
         return graph_stages(file)
@@ -152,8 +154,9 @@ def _graph_of(file: Path) -> Graph | None:
 
 
 def _keeps_base(file: Path) -> bool:
-    """Return True if DVC keeps the base's weights by this dvc.yaml, as `quench config graph --cache-base`
-    writes it.
+    """Return True if DVC keeps the base's weights by this dvc.yaml.
+
+    `quench config graph --cache-base` writes it like that.
     """
     base = _stages(file).get("base")
     outs = base.get("outs") if isinstance(base, dict) else None

@@ -25,8 +25,9 @@ NAMED = 3  # files of a folder that a sentence names
 
 
 def verify_inputs(stage: str, root: Path) -> None:
-    """Raise `DataError` if an input of `stage` differs from its record, or if raw data changed without a new
-    date.
+    """Raise `DataError` if an input of `stage` differs from its record.
+
+    It is also raised if raw data changed without a new date.
     """
     root = root.resolve()
     inputs = inputs_of(stage, root) if (root / ".dvc").is_dir() else []

@@ -27,9 +27,7 @@ class Package:
         self._edges: dict[Node, set[Node]] = {}
 
     def key(self, *modules: str) -> str:
-        """Return a line for each file that `modules` reach: the hash of the parts that they reach, and its
-        path.
-        """
+        """Return a line for each file that `modules` reach: the hash of its reached parts, and its path."""
         reached = sorted(self.closure(*modules).items())
         return "".join(f"{self._digest(path, parts)} {path}\n" for path, parts in reached)
 

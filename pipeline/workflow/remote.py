@@ -32,8 +32,9 @@ SHELL = """set -euo pipefail; trap : INT TERM; tee() ( trap "" INT TERM; exec te
 
 
 def job_settings(root: Path = Path(), *, remote: bool) -> Params:
-    """Return the project's settings for a process other than Snakemake's main one; `remote`: on another
-    machine.
+    """Return the project's settings for a process other than Snakemake's main one.
+
+    `remote` is True if it runs on another machine.
     """
     if remote:
         os.environ[REMOTE] = "1"

@@ -92,9 +92,7 @@ def write_lock(root: Path, params: Params) -> list[str]:
 
 
 def lock_text(params: Params) -> str:
-    """Return the text of params.lock.yaml for these settings, with the values derived from
-    several of them.
-    """
+    """Return the text of params.lock.yaml for these settings, with the derived values."""
     derived = [f"{INDENT}{name}: {as_yaml(value)}" for name, value in params.derived.items()]
     return full_text(params, HEADER) + "\n".join([f"{DERIVED}:", *derived, ""])
 

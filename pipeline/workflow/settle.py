@@ -118,8 +118,9 @@ def _record_generated(repo: Any) -> None:
 
 
 def _sweep(repo: Any) -> None:
-    """Remove a killed checkout's leftovers next to and in outputs: they would count as content of
-    a folder.
+    """Remove a killed checkout's leftovers next to and in outputs.
+
+    They would count as content of a folder.
     """
     name = f".{'?' * 22}.tmp"  # DVC's temporary name: 16 random bytes as text; .dvcignore has it too
     outs = [Path(out.fs_path) for out in repo.index.outs]

@@ -56,8 +56,9 @@ class Before(Protocol):
 
 
 def jobs(stage: Before, shards: Sequence[str]) -> Iterator[Job]:
-    """Yield the phases for these shards (1-of-7 …); none for a single shard, which the stage
-    itself works on.
+    """Yield the phases for these shards (1-of-7 …).
+
+    There are none for a single shard, which the stage itself works on.
     """
     if len(shards) == 1:
         return

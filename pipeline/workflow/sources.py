@@ -119,8 +119,9 @@ def _recall(memory: Path, version: str) -> dict[str, Source]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write `file` in one rename, by a unique temporary name: jobs that run side by side may do
-    so at once.
+    """Write `file` in one rename, by a unique temporary name.
+
+    Jobs that run side by side may do so at once.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f".{file.name}.{os.getpid()}.writing")

@@ -228,8 +228,9 @@ def lists_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -
 
 
 def items_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -> Iterator[tuple[str, Any]]:
-    """Yield (text after "@" in a job's name, `${item}` in its paths) per job of a stage; ("", None) if only
-    one.
+    """Yield (text after "@" in a job's name, `${item}` in its paths) for each job of a stage.
+
+    It is ("", None) if there is only one.
     """
     lists = lists_of(each, values)
     for combination in product(*lists.values()):

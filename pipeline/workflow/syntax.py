@@ -239,8 +239,9 @@ def tree_hash(node: ast.AST) -> str:
 
 
 def _written(node: object) -> str:
-    """Return a syntax tree as text, the same for every version of Python (`ast.dump` differs in empty
-    fields).
+    """Return a syntax tree as text, the same for every version of Python.
+
+    `ast.dump` differs in empty fields.
     """
     if isinstance(node, list):
         return f"[{''.join(map(_written, node))}]"

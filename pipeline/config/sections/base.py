@@ -229,8 +229,9 @@ class Base(Section):
 
 
 def keys_of_file(file: Path) -> dict[str, Any]:
-    """Return the keys of a base that is the GGUF `file`, trained on unchanged, whatever base a
-    project has.
+    """Return the keys of a base that is the GGUF `file`, trained on unchanged.
+
+    They don't depend on the base of the project.
     """
     return {
         # It is not resolved, because DVC's copy, to which a link leads, doesn't end in .gguf.

@@ -1,6 +1,4 @@
-"""Sections `merge`, `convert`, `quantize` and `distill`: the way from an adapter to files that llama.cpp
-serves.
-"""
+"""Sections `merge`, `convert`, `quantize` and `distill`: from an adapter to files that llama.cpp serves."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal

@@ -121,7 +121,8 @@ class Serve(ServeKeys):
 
     @property
     def on_gpu(self) -> bool:
-        """True if these settings put layers on a GPU, whatever the machine; False for auto, which doesn't
-        specify it.
+        """True if these settings put layers on a GPU, whatever the machine.
+
+        It is False for auto, which doesn't specify it.
         """
         return self.n_gpu_layers not in (0, AUTO)

@@ -42,9 +42,7 @@ class Reason:
 
 @cache
 def reasons() -> dict[str, Reason]:
-    """Return every reason that `data/rejects.jsonl` can contain, by name, in the order of
-    docs/data-formats.md.
-    """
+    """Return every reason that `data/rejects.jsonl` can contain, by name, in docs/data-formats.md's order."""
     return {name: Reason(name, **entry) for name, entry in read_fast(REASONS).items()}
 
 
