@@ -1,1 +1,1 @@
-"""Linears on NF4 and GGUF blocks, the losses, and what a merge computes."""
+"""Linears on NF4 and GGUF blocks, the losses, and the arithmetic of a merge."""

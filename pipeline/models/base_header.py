@@ -1,8 +1,8 @@
-"""Whether a GGUF can become a base model, and what it is, by its header: its metadata as typed values, each
-within what a model can have.
+"""Check by its header that a GGUF can become a base model, and read the metadata as typed values, each within
+what a model can have.
 
 Anybody may have written the file. Whatever reads it later (transformers, the conversion of its tokenizer,
-llama.cpp) believes the values, and stops with an exception of its own, or not at all, where one is none.
+llama.cpp) believes the values. It stops with an exception of its own for an invalid one, or not at all.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from pipeline.models.experts.recognize import check_experts_of, expert_settings
 
 
 def _stored_as_float(value: Any) -> Any:
-    """Refuse integers, of which llama.cpp makes no float."""
+    """Refuse integers, because llama.cpp does not convert them to floats."""
     if isinstance(value, int):
         raise ValueError(f"{quoted(value)} is an integer, and llama.cpp reads a float there")
     return value
@@ -28,13 +28,15 @@ def _stored_as_float(value: Any) -> Any:
 
 Whole = Annotated[int, Field(ge=0, lt=1 << 31)]
 Size = Annotated[int, Field(ge=1, lt=1 << 31)]
-Sizes = Size | Annotated[list[Whole], Field(fail_fast=True)]  # the same for all layers, or layer by layer
+# one value for all layers, or one for each layer
+Sizes = Size | Annotated[list[Whole], Field(fail_fast=True)]
 Text = Annotated[str, Field(min_length=1)]
 Float = Annotated[float, BeforeValidator(_stored_as_float)]
 Real = Annotated[Float, Field(allow_inf_nan=False)]
 Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
-CHAT_TEMPLATE = "tokenizer.chat_template"  # the field; those of other names add a dot and the name
-LAST_TYPE = 6  # LLAMA_TOKEN_TYPE_BYTE, the largest of llama.cpp's
+# The field of the default template. The others append a dot and their name.
+CHAT_TEMPLATE = "tokenizer.chat_template"
+LAST_TYPE = 6  # LLAMA_TOKEN_TYPE_BYTE, the largest of llama.cpp's token types
 Tokens = Annotated[list[str], Field(fail_fast=True)]
 TokenTypes = Annotated[list[Annotated[int, Field(ge=0, le=LAST_TYPE)]], Field(fail_fast=True)]
 Scores = Annotated[list[Real], Field(fail_fast=True)]
@@ -42,26 +44,26 @@ Merges = Annotated[list[Annotated[str, Field(pattern="(?s)^.+ .+$")]], Field(fai
 
 
 class Part(BaseModel):
-    """Fields with a common beginning; those that nothing here reads may be anything."""
+    """Fields with a common prefix. Fields that nothing here reads may have any value."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
 class General(Part):
-    """`general.…`"""
+    """Fields `general.…`."""
 
     name: str | None = None
     file_type: Whole | None = None
 
 
 class Split(Part):
-    """`split.…`: the parts that the model's file was cut into."""
+    """Fields `split.…`: the parts that the model's file was cut into."""
 
     count: Whole = 1
 
 
 class Network(Part):
-    """The fields of the architecture: `llama.…`, `qwen2.…`"""
+    """Fields of the architecture: `llama.…`, `qwen2.…`."""
 
     block_count: Size
     embedding_length: Size
@@ -77,7 +79,7 @@ class Network(Part):
     rope_base: Positive | None = Field(None, alias="rope.freq_base")
     rope_dimensions: Size | None = Field(None, alias="rope.dimension_count")
     rope_scaling: str = Field("none", alias="rope.scaling.type")
-    # llama.cpp takes either for linear scaling; 0 and 1 are none
+    # llama.cpp reads either field for linear scaling. 0 and 1 mean none.
     rope_factor: Real = Field(1.0, alias="rope.scaling.factor")
     rope_linear: Real = Field(1.0, alias="rope.scale_linear")
     first_context: Size | None = Field(None, alias="rope.scaling.original_context_length")
@@ -93,7 +95,7 @@ class Network(Part):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        """What is said layer by layer is said of each, and norms have their epsilon."""
+        """Check that per-layer values cover every layer and that norms have their epsilon."""
         for name in ("feed_forward_length", "head_count", "head_count_kv"):
             if isinstance(values := getattr(self, name), list) and len(values) != self.block_count:
                 raise ValueError(f"it has {self.block_count} layers and {len(values)} entries of {name}")
@@ -103,7 +105,7 @@ class Network(Part):
 
 
 class Vocabulary(Part):
-    """`tokenizer.…`"""
+    """Fields `tokenizer.…`."""
 
     model: Text = Field(alias="ggml.model")
     pre: Text | None = Field(None, alias="ggml.pre")
@@ -123,7 +125,7 @@ class Vocabulary(Part):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        """Every id is a token's, and what is said token by token is said of each."""
+        """Check that every id is a token's and that per-token values cover every token."""
         count = len(self.tokens)
         for name in ("bos", "eos", "eot", "unknown", "padding"):
             if (number := getattr(self, name)) is not None and number >= count:
@@ -135,7 +137,7 @@ class Vocabulary(Part):
 
 
 class Metadata(Part):
-    """What a GGUF says of the language model in it."""
+    """Metadata of the language model in a GGUF."""
 
     general: General
     split: Split
@@ -144,7 +146,9 @@ class Metadata(Part):
 
 
 def checked_header(file: Path) -> Header:
-    """The header of a GGUF that can become a base model. Raises `DataError` with the reason if it can't."""
+    """Return the header of a GGUF that can become a base model. Raises `DataError` with the reason if it
+    can't.
+    """
     try:
         header = read_header(file)
     except NotGguf as error:
@@ -155,7 +159,7 @@ def checked_header(file: Path) -> Header:
         raise DataError(
             "Q-MODELS-002", f"{file} can't be read ({error.strerror}): correct base.model in params.yaml"
         ) from None
-    # before the metadata, which the first part alone has; 0 is what joining leaves
+    # This comes before the metadata, which only the first part contains. Joining the parts leaves 0.
     if isinstance(parts := header.fields.get("split.count"), int) and parts > 1:
         raise DataError(
             "Q-MODELS-004",
@@ -172,7 +176,7 @@ def checked_header(file: Path) -> Header:
         )
     scaled = network.rope_scaling != "none" or not {network.rope_factor, network.rope_linear} <= {0, 1}
     family = family_in(header.fields)
-    # read in `pipeline.models.header_config`
+    # They are read in `pipeline.models.header_config`.
     is_known = network.rope_scaling == "yarn" and family is not None and family.yarn
     if (scaled and not is_known) or _has_unknown_factors(header, file):
         raise DataError(
@@ -184,7 +188,7 @@ def checked_header(file: Path) -> Header:
 
 
 def _has_unknown_factors(header: Header, file: Path) -> bool:
-    """Return True if the file has rotary factors of llama3 that no published settings make."""
+    """Return True if the file has rotary factors of llama3 that no published settings give."""
     # It imports NumPy, which planning from a header never needs.
     from pipeline.gguf.rope import LLAMA3, published_settings
 
@@ -192,8 +196,8 @@ def _has_unknown_factors(header: Header, file: Path) -> bool:
 
 
 def read_metadata(header: Header, file: Path) -> Metadata:
-    """The metadata of a language model that can be trained. Raises `DataError` where it is none, and with the
-    values that no model can have.
+    """Return the metadata of a language model that can be trained. Raises `DataError` if the file is not one,
+    with the values that no model can have.
     """
     architecture = header.fields.get("general.architecture")
     if not isinstance(architecture, str) or not architecture or not header.tensors:
@@ -224,8 +228,8 @@ def read_metadata(header: Header, file: Path) -> Metadata:
 
 
 def named_templates(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates of a header by name; llama-server takes `tool_use`, if there is one, where a request
-    has tools, as transformers does.
+    """Return the chat templates of a header by name. llama-server uses `tool_use`, if there is one, for
+    requests with tools, as transformers does.
     """
     beginning = f"{CHAT_TEMPLATE}."
     named = {
@@ -238,8 +242,8 @@ def named_templates(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def stated_config(header: Header) -> dict[str, Any]:
-    """What a header says as config.json would: rows of the embeddings, whether these are the head too, and
-    what only a mixture has, its model_type too.
+    """Return a header's settings under the keys of config.json: rows of the embeddings, whether these are the
+    head too, and the settings of a mixture with its model_type.
     """
     table = header.tensors.get("token_embd.weight", ((0, 0), 0))[0]
     return {
@@ -250,12 +254,12 @@ def stated_config(header: Header) -> dict[str, Any]:
 
 
 def is_mixture(header: Header) -> bool:
-    """Whether it is a mixture's, of those that can be trained."""
+    """Return True if the model is a mixture of experts of a kind that can be trained."""
     return bool(expert_settings(header.fields))
 
 
 def not_dense(header: Header) -> str | None:
-    """What the model with this header is, if it is none of the `DENSE` ones; None if it is."""
+    """Return the kind of a model that is not one of the `DENSE` ones; None if it is one."""
     architecture = str(header.fields["general.architecture"])
     if is_mixture(header):
         return f"a mixture of experts ({architecture})"

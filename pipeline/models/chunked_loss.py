@@ -1,5 +1,5 @@
-"""The loss in plain torch, and log-probabilities of the trained tokens and losses that are made of them, that
-never hold all logits: trained positions only, a few of them at a time.
+"""The loss in plain torch, log-probabilities of the trained tokens, and losses computed from them. None holds
+all logits: only trained positions are computed, a few of them at a time.
 """
 
 from typing import Any
@@ -12,24 +12,24 @@ from pipeline.core.errors import GateError, ToolError
 from pipeline.models.loss_parts import LossWithGradient, gradient_type, logit_rule, to_logits, trained_states
 from pipeline.models.quantized_head import QuantizedHeadLoss, has_quantized_head, losses_and_gradient
 
-CHUNK_LOGITS = 5 << 20  # logits alive at once, 34 rows of 151,936; a chunk takes 12 bytes a logit
+CHUNK_LOGITS = 5 << 20  # Logits alive at once: 34 rows of 151,936. A chunk takes 12 bytes a logit.
 
 
 def chunked_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
-    """Summed cross entropy over the trained tokens ÷ `tokens` (default: as many as `inputs` trains); a
-    float32 scalar.
+    """Return the summed cross entropy over the trained tokens ÷ `tokens` (default: the number that `inputs`
+    trains), a float32 scalar.
 
-    `model` is the causal model below PEFT, `inputs` what the collator gives: `labels` (B, S), -100 where
-    nothing is trained, and the forward's own arguments. Logits have the head's type and the softmax is in
-    float32, as in transformers' own loss.
+    `model` is the causal model below PEFT. `inputs` is the collator's output: `labels` (B, S), -100 for
+    positions that do not train, and the forward's own arguments. Logits have the head's type and the softmax
+    is in float32, as in transformers' own loss.
     """
     states, targets = trained_states(model, inputs)
     return head_loss(states, targets, model, max(len(targets), 1) if tokens is None else tokens)
 
 
 def head_loss(states: Any, targets: Any, model: Any, divisor: Any) -> Any:
-    """Summed cross entropy ÷ `divisor` of `states` (N, H) for `targets` (N,). A quantized head has a loss of
-    its own, `pipeline.models.quantized_head`, and so has one that trains.
+    """Return the summed cross entropy ÷ `divisor` of `states` (N, H) for `targets` (N,). A quantized head has
+    a loss of its own, `pipeline.models.quantized_head`, and so has a head that trains.
     """
     if head_trains(model):
         return recomputed_losses(states, targets, model).sum() / divisor
@@ -38,13 +38,15 @@ def head_loss(states: Any, targets: Any, model: Any, divisor: Any) -> Any:
 
 
 class ChunkedLoss(LossWithGradient):
-    """Gradients are made with the loss, so no logit is computed twice (as Liger does, arXiv:2410.10989)."""
+    """Chunked loss with its gradient. Both are computed together, so that no logit is computed twice (as in
+    Liger, arXiv:2410.10989).
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
-        """The loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
+        """Return the loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
         gradient = torch.empty(states.shape, dtype=gradient_type(states.dtype), device=states.device)
-        # where it is divided by, of a chunk or of all
+        # The division comes before or after rounding to the type of the gradient.
         before, after = (divisor, 1) if gradient.dtype == states.dtype else (1, divisor)
         total = torch.zeros((), device=states.device)
         rows = max(1, CHUNK_LOGITS // model.config.vocab_size)
@@ -62,10 +64,10 @@ class ChunkedLoss(LossWithGradient):
 
 
 def check_head(model: Any) -> None:
-    """Prove on four tokens that `to_logits` of the last hidden states is what `model` (below PEFT) answers;
-    `ToolError` if not.
+    """Prove on four tokens that `to_logits` of the last hidden states equals the output of `model` (below
+    PEFT). Raises `ToolError` if not.
 
-    Also refuses a head with an adapter: neither this loss nor Liger's makes gradients for it here.
+    Also refuses a head with an adapter, because neither this loss nor Liger's computes gradients for it here.
     """
     trained = [name for name, weight in model.lm_head.named_parameters() if weight.requires_grad]
     if any(not name.startswith("modules_to_save.") for name in trained):
@@ -93,10 +95,10 @@ def check_head(model: Any) -> None:
 
 
 def token_logps(model: Any, inputs: dict[str, Any]) -> Any:
-    """log p of each trained token behind what is before it, float32 (N,), in the order of `labels`.
+    """Return log p of each trained token given the tokens before it, float32 (N,), in the order of `labels`.
 
-    `model` is the causal model below PEFT; `inputs` has `labels` (B, S), -100 where nothing is trained, and
-    the forward's own arguments. The head, quantized or dense, gets a gradient only if it trains.
+    `model` is the causal model below PEFT; `inputs` has `labels` (B, S), -100 for positions that do not
+    train, and the forward's own arguments. The head, quantized or dense, gets a gradient only if it trains.
     """
     states, targets = trained_states(model, inputs)
     if head_trains(model):
@@ -111,7 +113,7 @@ def head_trains(model: Any) -> bool:
 
 def recomputed_losses(states: Any, targets: Any, model: Any) -> Any:
     """Return the cross entropy (N,), float32, of `states` (N, H) for `targets` (N,), a few rows of logits at
-    a time, which the backward computes again: it gives states and head their gradients.
+    a time. The backward computes them again and gives gradients to states and head.
     """
     rows = max(1, CHUNK_LOGITS // model.config.vocab_size)
     pieces = [
@@ -128,13 +130,13 @@ def _losses(model: Any, states: Any, targets: Any) -> Any:
 
 
 class TokenLogps(LossWithGradient):
-    """Each token's gradient is made along with its log-probability, so that no logit is computed twice; the
-    loss's own gradient scales it.
+    """Log-probabilities with their gradients. Each token's gradient is computed with its log-probability, so
+    that no logit is computed twice. The backward scales it by the loss's own gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, with_gradient: bool) -> Any:
-        """The log-probabilities (N,); `states` (N, H), `targets` (N,)."""
+        """Return the log-probabilities (N,); `states` (N, H), `targets` (N,)."""
         if has_quantized_head(model):
             with torch.autocast(states.device.type, enabled=False):
                 losses, gradient = losses_and_gradient(
@@ -148,13 +150,17 @@ class TokenLogps(LossWithGradient):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        """The gradient of `states`: each token's, times the loss's gradient by its log-probability."""
+        """Return the gradient of `states`: each token's gradient times the loss's gradient by its
+        log-probability.
+        """
         (gradient,) = ctx.saved_tensors
         return (gradient * upstream[0][:, None]).to(ctx.type), None, None, None
 
 
 def dense_losses_and_gradient(states: Any, targets: Any, model: Any, with_gradient: bool) -> tuple[Any, Any]:
-    """−log p (N,) and its gradient by `states` (N, H; None without), a few rows of logits at a time."""
+    """Return −log p (N,) and its gradient by `states` (N, H; None without), a few rows of logits at a
+    time.
+    """
     losses = torch.empty(len(targets), device=states.device)
     kind = gradient_type(states.dtype)
     gradient = torch.empty(states.shape, dtype=kind, device=states.device) if with_gradient else None
@@ -171,17 +177,23 @@ def dense_losses_and_gradient(states: Any, targets: Any, model: Any, with_gradie
 
 
 def at_trained(values: Any, labels: Any) -> Any:
-    """Of values (B, S) of tokens those of the trained ones (N,), in the order of `token_logps`."""
+    """Return the values (N,) of the trained tokens, from values (B, S) of all tokens, in the order of
+    `token_logps`.
+    """
     return values[:, 1:][labels[:, 1:] != -100]
 
 
 def sums_by_sequence(values: Any, inputs: dict[str, Any], count: int) -> Any:
-    """Sums (count,) of values (N,) of the trained tokens of a packed batch, one for each of its sequences."""
-    numbers = (inputs["position_ids"] == 0).cumsum(1) - 1  # positions restart with every sequence
+    """Return the sums (count,) of values (N,) of the trained tokens of a packed batch, one for each of its
+    sequences.
+    """
+    numbers = (inputs["position_ids"] == 0).cumsum(1) - 1  # Positions restart with every sequence.
     places = at_trained(numbers, inputs["labels"])
     return torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, places, values)
 
 
 def weighted_loss(model: Any, inputs: dict[str, Any], weights: Any, tokens: Any) -> Any:
-    """Σ weight · cross entropy of trained tokens ÷ `tokens`, float32 scalar; `weights` (1, S) per token."""
+    """Return Σ weight · cross entropy of trained tokens ÷ `tokens`, a float32 scalar; `weights` (1, S) are
+    per token.
+    """
     return -(token_logps(model, inputs) * at_trained(weights, inputs["labels"])).sum() / tokens

@@ -1,14 +1,14 @@
-"""How far a level's answers are from its original's: the loss of distillation, by blocks of the vocabulary,
-never all logits nor a dense head.
+"""The loss of distillation: the distance of a level's answers from its original's. It is computed by blocks
+of the vocabulary, without all logits and without a dense head.
 
 Of the teacher, its k likeliest tokens T and the probability of all others together are known: p_j for j in T,
 and p_R. With the student's q_j, and q_R the sum of q_j over the tokens not in T,
 
     KL = Σ over T of p_j · log(p_j ÷ q_j) + p_R · log(p_R ÷ q_R).
 
-It is a divergence between two true distributions over k + 1 outcomes, so never negative, and 0 where these
-agree. Merging outcomes can't raise a divergence (the log-sum inequality), so it is a lower bound of the one
-over the entire vocabulary, and equal to it where k is the vocabulary.
+It is a divergence between two true distributions over k + 1 outcomes, so it is never negative, and 0 if they
+agree. Merging outcomes can't raise a divergence (the log-sum inequality). So it is a lower bound of the
+divergence over the entire vocabulary, and equal to it if k is the vocabulary.
 
 Its gradient by a logit is q_j − p_j in T, and q_j · (1 − p_R ÷ q_R) elsewhere.
 """
@@ -28,8 +28,8 @@ from pipeline.models.quantized_head import (
 
 
 class TopK(NamedTuple):
-    """What is known of the teacher at P positions: the ids (P, k) of its likeliest tokens, and the logarithms
-    (P, k + 1) of their probabilities and of all others' together.
+    """The teacher's distribution at P positions: the ids (P, k) of its likeliest tokens, and the logarithms
+    (P, k + 1) of their probabilities and of the probability of all others together.
     """
 
     ids: Any
@@ -37,10 +37,10 @@ class TopK(NamedTuple):
 
 
 def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
-    """(1 − w) · sum of KL ÷ `positions` + w · sum of cross entropies ÷ `answered`; a float32 scalar. w is
-    `sft_weight`.
+    """Return (1 − w) · sum of KL ÷ `positions` + w · sum of cross entropies ÷ `answered`, a float32 scalar. w
+    is `sft_weight`.
 
-    `model` is the causal model below PEFT; `inputs` has `labels` and `position_ids` (1, S), the teacher's
+    `model` is the causal model below PEFT. `inputs` has `labels` and `position_ids` (1, S), the teacher's
     `teacher_ids` (P, k) and `teacher_logs` (P, k + 1) for the P positions after which a token follows in the
     same row, and the forward's own arguments.
     """
@@ -62,18 +62,20 @@ def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, position
 
 
 def followed(position_ids: Any) -> Any:
-    """Which of the positions (1, S - 1) has its next token in the same row, from `position_ids` (1, S), which
-    restart with every row.
+    """Return a mask of the positions (1, S - 1) that are followed by a token of the same row. `position_ids`
+    (1, S) restart with every row.
     """
     return position_ids[:, 1:] != 0
 
 
 class Divergence(LossWithGradient):
-    """Gradients are made with the loss, so no logit is computed and no block dequantized a third time."""
+    """Divergence with its gradient. Both are computed together, so that no logit is computed and no block
+    dequantized a third time.
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Any, teacher: TopK, model: Any, divisor: Any, with_gradient: bool) -> Any:
-        """Sum of KL ÷ `divisor`; `states` (P, H). The head is frozen: it gets no gradient."""
+        """Return the sum of KL ÷ `divisor`; `states` (P, H). The head is frozen: it gets no gradient."""
         with torch.autocast(states.device.type, enabled=False):
             total, gradient = divergence_and_gradient(states, teacher, model, with_gradient)
         if gradient is not None:
@@ -82,14 +84,15 @@ class Divergence(LossWithGradient):
 
 
 def divergence_and_gradient(states: Any, teacher: TopK, model: Any, with_gradient: bool) -> tuple[Any, Any]:
-    """Summed KL (float32) and its gradient (P, H) by `states` (None without).
+    """Return the summed KL (float32) and its gradient (P, H) by `states` (None without).
 
-    T is kept out of the running sums: where level and original nearly agree, q_j − p_j would be lost in the
+    T is kept out of the running sums: if level and original nearly agree, q_j − p_j would be lost in the
     head's 16 bits.
     """
     ids, kept, head = teacher.ids.long(), teacher.ids.shape[1], model.lm_head
     factor, softcap = logit_rule(model.config)
-    logs = teacher.logs.float().log_softmax(1)  # float16 has rounded them: a distribution again
+    # float16 has rounded them; normalize them to a distribution again.
+    logs = teacher.logs.float().log_softmax(1)
     logits, slopes, highest, others, pulled = sums_outside(states, head, ids, factor, softcap, with_gradient)
     ours = torch.cat([logits, (highest + others.log())[:, None]], 1).log_softmax(1)  # (P, k + 1)
     chances = logs.exp()
@@ -102,8 +105,8 @@ def divergence_and_gradient(states: Any, teacher: TopK, model: Any, with_gradien
 
 
 def pull_kept(gradient: Any, head: Any, ids: Any, weights: Any) -> Any:
-    """Add to `gradient` (P, H) the head's rows for `ids` (P, k), times `weights` (P, k); few positions at a
-    time, each row dequantized once.
+    """Add to `gradient` (P, H) the head's rows for `ids` (P, k), times `weights` (P, k). A few positions are
+    added at a time, and each row is dequantized once.
     """
     step = max(1, BLOCK_HEAD // (ids.shape[1] * gradient.shape[1]))
     for start in range(0, len(ids), step):

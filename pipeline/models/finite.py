@@ -1,4 +1,6 @@
-"""Whether all that training multiplies with is finite: dequantized weights, adapter, its linears' outputs."""
+"""Prove that everything that training multiplies with is finite: dequantized weights, adapter, its linears'
+outputs.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ DIVERGED = (
 
 
 def finite_record(model: Any) -> dict[str, int]:
-    """What was proven finite, for the record of a run."""
+    """Return the counts of what was proven finite, for the record of a run."""
     return {
         "nf4_linears_finite": dequantization_is_finite(model),
         "quantized_tensors_finite": quantized_is_finite(model),
@@ -30,7 +32,7 @@ def finite_record(model: Any) -> dict[str, int]:
 
 
 def dequantization_is_finite(model: Any) -> int:
-    """How many NF4 linears there are, each proven to give finite weights; `GateError` names the first that
+    """Count the NF4 linears, each proven to give finite weights. Raises `GateError` naming the first that
     doesn't.
 
     One linear's weights are in memory at a time. Cheap enough to do before a run's first step.
@@ -39,7 +41,7 @@ def dequantization_is_finite(model: Any) -> int:
 
     linears = nf4_linears(model).items()
     weights = (
-        # the weight itself may be in main memory (`pipeline.models.offload`)
+        # The weight itself may be in main memory (`pipeline.models.offload`).
         (name, dequantize_4bit(whole(linear.weight).data.to(state.absmax.device), state))
         for name, linear in linears
         for state in (nf4_state(linear),)
@@ -48,7 +50,7 @@ def dequantization_is_finite(model: Any) -> int:
 
 
 def adapter_is_finite(model: Any) -> int:
-    """How many tensors were trained, of an adapter or of scales, each proven finite; `GateError` names the
+    """Count the trained tensors of an adapter or of scales, each proven finite. Raises `GateError` naming the
     first that isn't. Cheap at any step.
     """
     matrices = ((name, weight) for name, weight, _ in tuner_on(model).numbers(model))
@@ -56,7 +58,9 @@ def adapter_is_finite(model: Any) -> int:
 
 
 def quantized_is_finite(model: Any) -> int:
-    """Count quantized linears and tables, proven finite by block; `GateError` names the first that isn't."""
+    """Count quantized linears and tables, proven finite by block. Raises `GateError` naming the first that
+    isn't.
+    """
     from pipeline.gguf.dequantize import dequantize
     from pipeline.models.quantized_linear import row_blocks
 
@@ -64,7 +68,7 @@ def quantized_is_finite(model: Any) -> int:
         id(module.weight): (name, module)
         for name, module in model.named_modules()
         if hasattr(module, "logical")
-    }  # a tied head once
+    }  # A tied head is counted once.
     blocks = (
         (name, dequantize(weight[block], module.ggml_type))
         for name, module in modules.values()
@@ -75,20 +79,22 @@ def quantized_is_finite(model: Any) -> int:
 
 
 def _count_finite(values: Iterable[tuple[str, Any]], id: str, fault: str) -> int:
-    """How many names `values` has, all of them finite."""
+    """Return the number of names in `values`. Raises `GateError` with `id` and `fault` for the first tensor
+    that is not finite.
+    """
     names = set()
     for name, tensor in values:
         if not all_finite(tensor):
             raise GateError(id, f"{name} {fault}")
         names.add(name)
-        del tensor  # before the next is made
+        del tensor  # Free it before the next is computed.
     return len(names)
 
 
 def nf4_linears(model: Any) -> dict[str, Any]:
-    """Every linear in NF4, by its name in the base (without PEFT's prefix and wrapping)."""
+    """Return every linear in NF4, by its name in the base (without PEFT's prefix and wrapping)."""
     modules = {name: module for name, module in model.named_modules() if nf4_state(module) is not None}
-    # PEFT's layer answers for its base layer's weight too: take the linear itself
+    # PEFT's layer answers for its base layer's weight too, so take the linear itself.
     return {
         name.removeprefix("base_model.model.").removesuffix(".base_layer"): module
         for name, module in modules.items()
@@ -98,8 +104,8 @@ def nf4_linears(model: Any) -> dict[str, Any]:
 
 @contextmanager
 def outputs_watched(model: Any) -> Iterator[list[int]]:
-    """Inside, every output of a linear with an adapter must be finite; `GateError` names the first that
-    isn't. Gives a count of outputs, as [n].
+    """Check that every output of a linear with an adapter is finite while the body runs. Yields the count of
+    outputs, as [n]. Raises `GateError` naming the first linear with another output.
     """
     from peft.tuners.lora import LoraLayer
 

@@ -1,9 +1,8 @@
-"""How a model's parameters are called and their rows ordered in its GGUF, and the proof that file and model
-are one to one.
+"""Map a model's parameters to names and row order in its GGUF, and prove that file and model are one to one.
 
-llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so in q and k the
-converter lays row i of both halves side by side. It also orders the value heads of delta nets
-(`pipeline.gguf.delta_heads`), in one linear by its columns. Blocks lie along a row, so that moving rows keeps
+llama.cpp's rotary embedding rotates neighbors, transformers' the two halves of a head. So in q and k the
+converter puts row i of both halves side by side. It also orders the value heads of delta nets
+(`pipeline.gguf.delta_heads`), in one linear by its columns. Blocks lie along a row, so moving rows keeps
 every weight; columns stay where they are.
 """
 
@@ -22,12 +21,12 @@ from pipeline.gguf.families import Family
 from pipeline.gguf.sources import in_folder, mapped_name
 from pipeline.gguf.tensors import GgufTensor
 
-LISTED = 3  # names in an error
+LISTED = 3  # names listed in an error
 
 
 class Place(NamedTuple):
-    """Where values are in a GGUF: a tensor, and which part of it, where it has those of all of a layer's
-    experts; None: the whole.
+    """Place of values in a GGUF: a tensor and, if it contains all experts of a layer, which part of it. None
+    is the entire tensor.
     """
 
     tensor: str
@@ -36,16 +35,18 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Names:
-    """How a model's parameters are called in its GGUF, and which of them llama.cpp puts in another order."""
+    """Names of a model's parameters in its GGUF, and the parameters that llama.cpp orders differently."""
 
     file: Path
     map: Any  # gguf's TensorNameMap
-    heads: dict[str, int]  # attention heads by linear whose rows are reordered
+    heads: dict[str, int]  # attention heads, by linear with reordered rows
     family: Family
-    delta: DeltaHeads | None  # heads of its delta nets, if it has such
+    delta: DeltaHeads | None  # heads of its delta nets, if it has any
 
     def of(self, parameter: str) -> str:
-        """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` for none."""
+        """Return the GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` if it has
+        none.
+        """
         name = mapped_name(together(parameter), self.map)
         if name is None:
             raise DataError(
@@ -55,11 +56,11 @@ class Names:
         return name
 
     def place(self, parameter: str, ending: str = "") -> Place:
-        """Where a parameter's values are, in a tensor whose name has `ending` too."""
+        """Return the place of a parameter's values, in a tensor whose name ends with `ending`."""
         return Place(f"{self.of(parameter)}{ending}", part_of(parameter))
 
     def row_places(self, parameter: str, rows: int) -> torch.Tensor | None:
-        """Return the place in the file of each of a parameter's `rows` rows; None if none moves."""
+        """Return the place in the file of each of a parameter's `rows` rows; None if no row moves."""
         heads = self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2])
         if heads:
             halves = torch.arange(rows).reshape(heads, rows // heads // 2, 2)
@@ -68,7 +69,7 @@ class Names:
         return None if order is None else torch.from_numpy(order).argsort()
 
     def grid(self, parameter: str) -> tuple[int, int] | None:
-        """Return how a parameter's columns are ordered (`DeltaHeads.grid`); None if none moves."""
+        """Return the order of a parameter's columns (`DeltaHeads.grid`); None if no column moves."""
         return self.delta.grid(parameter) if self.delta else None
 
     def in_order(self, parameter: str, rows: torch.Tensor) -> torch.Tensor:
@@ -82,12 +83,12 @@ class Names:
         return rows if places is None else rows[places.argsort()]
 
     def in_model(self, parameter: str, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of a parameter for those that the file has of it."""
+        """Return the values of a parameter from those that the file has for it."""
         return cast(torch.Tensor, in_folder(self.of(parameter), self.family, values))
 
 
 def values_at(tensors: Mapping[str, GgufTensor], place: Place) -> GgufTensor | None:
-    """What is at a place, None if there is no such tensor or part."""
+    """Return the tensor or part at a place; None if there is none."""
     tensor = tensors.get(place.tensor)
     if tensor is None or place.part is None:
         return tensor
@@ -95,7 +96,9 @@ def values_at(tensors: Mapping[str, GgufTensor], place: Place) -> GgufTensor | N
 
 
 def left_over(tensors: Mapping[str, GgufTensor], places: Iterable[Place]) -> list[str]:
-    """The tensors that are not, or not in all their parts, at one of `places`, which are each there once."""
+    """Return the tensors that are not, or not in all their parts, at one of `places`. Each place is listed
+    once.
+    """
     taken = Counter(place.tensor for place in places)
     return [
         name
@@ -105,18 +108,18 @@ def left_over(tensors: Mapping[str, GgufTensor], places: Iterable[Place]) -> lis
 
 
 def is_matrix(path: str, module: Any) -> bool:
-    """Whether a GGUF holds the weight of the module at `path` in blocks, as it may that of a linear or of
-    embeddings; it never does that of a router.
+    """Return True if a GGUF can store the weight of the module at `path` in blocks: that of a linear or of
+    embeddings, never that of a router.
     """
     return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not is_router(path)
 
 
 def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
-    """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
-    left without values.
+    """Raise `DataError` unless the file's tensors and the model's parameters are one to one and every
+    parameter has values.
     """
     used: dict[Place, str] = {}
-    for parameter, values in model.named_parameters():  # a tied one under its first name
+    for parameter, values in model.named_parameters():  # A tied parameter is listed under its first name.
         place = names.place(parameter)
         if values.is_meta:
             raise DataError(

@@ -1,7 +1,7 @@
-"""config.json from a GGUF's header, for the families whose header transformers can't read.
+"""Write config.json from a GGUF's header, for the families whose header transformers can't read.
 
-A header may name settings that this code doesn't know. llama.cpp would compute with them and training would
-not, so that such a file is refused.
+A header may contain settings that this code does not know. llama.cpp would compute with them and training
+would not, so such a file is refused.
 """
 
 import math
@@ -21,7 +21,8 @@ from pipeline.gguf.tensors import Floats
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 KEY_HEADS = "attention.head_count_kv"
-# which layers don't attend, or every so-many-th does; and all value heads of a delta net together
+# The layers without attention, or the interval of those with it; and the number of value heads of a delta
+# net.
 RECURRENT = "attention.recurrent_layers"
 INTERVAL = "full_attention_interval"
 INNER = "ssm.inner_size"
@@ -29,9 +30,9 @@ VALUE_WIDTH = "attention.value_length"
 ROPE_BASE = "rope.freq_base"
 LOCAL_ROPE_BASE = "rope.freq_base_swa"
 ROPE_WIDTH = "rope.dimension_count"
-ROPE_ATTENTION = "rope.scaling.attn_factor"  # of rope_type longrope: a factor of cos and sin
+ROPE_ATTENTION = "rope.scaling.attn_factor"  # attention factor of rope_type longrope: scales cos and sin
 OPTIONAL = ("num_key_value_heads", "head_dim")  # keys of `CONFIG_FIELDS` that a header may leave out
-# fields that are checked here or for every file (`pipeline.models.base_header`), or repeat a tensor's shape
+# Fields that are checked here or for every file (`pipeline.models.base_header`), or repeat a tensor's shape.
 CHECKED = (
     ROPE_BASE,
     ROPE_WIDTH,
@@ -45,14 +46,14 @@ CHECKED = (
 
 @dataclass(frozen=True)
 class Stated:
-    """The fields of a family in the header of `file`, by their names without the family's."""
+    """Fields of a family in the header of `file`, by their names without the family's prefix."""
 
     family: Family
     values: Mapping[str, Any]
     file: Path
 
     def untrainable(self, why: str) -> DataError:
-        """Return the error for a header that can't be trained on."""
+        """Return the error for a header that can't be trained on, with the reason `why`."""
         return DataError(
             "Q-MODELS-028",
             f"{self.file} {why}, so training would not compute what llama.cpp does: take the model's Hugging "
@@ -62,7 +63,7 @@ class Stated:
 
 def header_config(header: Header, family: Family, file: Path) -> Any:
     """Return transformers' configuration of the model in `file`. Raises `DataError` if its header lacks a
-    setting of the family, has one that is not known to be computed in training, or sizes that no model has.
+    setting of the family, has one that training may not compute, or sizes that no model has.
     """
     from transformers import AutoConfig
 
@@ -81,7 +82,7 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
         )
     try:
         return AutoConfig.for_model(family.model_type, **settings, **assumed_settings(family, settings))
-    except Exception as error:  # an untrusted file: transformers raises what it stumbles over
+    except Exception as error:  # An untrusted file: transformers raises exceptions of any type.
         raise DataError(
             "Q-MODELS-038",
             f"{file} has metadata that no model can have ({shortened(error)}): fetch it again, or take "
@@ -90,8 +91,8 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
 
 
 def sizes(stated: Stated) -> dict[str, Any]:
-    """Return the settings that are numbers of the header. Raises `DataError` if one is missing or has no
-    place in config.json.
+    """Return the settings that are numbers of the header. Raises `DataError` if one is missing or has no key
+    in config.json.
     """
     family = stated.family
     fields = {**CONFIG_FIELDS, **family.factors}
@@ -131,7 +132,9 @@ def sizes(stated: Stated) -> dict[str, Any]:
 
 
 def heads_by_layer(stated: Stated) -> int:
-    """Return how many heads of keys a layer of attention has. Raises `DataError` unless all have as many."""
+    """Return the number of key heads in a layer of attention. Raises `DataError` unless all layers have as
+    many.
+    """
     by_layer = stated.values[KEY_HEADS]
     counts = set(by_layer) - {0}
     if len(counts) != 1:
@@ -140,9 +143,9 @@ def heads_by_layer(stated: Stated) -> int:
 
 
 def layer_types(stated: Stated, layers: int) -> dict[str, Any]:
-    """Return the setting `layer_types` of a family whose header says it; empty for others.
+    """Return the setting `layer_types` of a family whose header gives it; empty for others.
 
-    Raises `DataError` if it doesn't say what each of `layers` layers is, or in a way that is not known.
+    Raises `DataError` if it doesn't give the type of each of `layers` layers, or in a way that is not known.
     """
     family = stated.family
     if family.recurrent:
@@ -161,7 +164,9 @@ def layer_types(stated: Stated, layers: int) -> dict[str, Any]:
 
 
 def attending(values: Mapping[str, Any], layers: int) -> list[bool]:
-    """Return whether each of `layers` layers attends, by the first field that says so; empty if none does."""
+    """Return for each of `layers` layers whether it attends, by the first field that tells; empty if none
+    does.
+    """
     heads = values.get(KEY_HEADS)
     if isinstance(heads, list):
         return [bool(count) for count in heads]
@@ -175,8 +180,8 @@ def attending(values: Mapping[str, Any], layers: int) -> list[bool]:
 
 
 def value_heads(stated: Stated, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the width of the value heads of delta nets, if the model has such. Raises `DataError` if key
-    heads can't be shared out among them.
+    """Return the width of the value heads of delta nets, if the model has any. Raises `DataError` if they
+    can't be distributed over the key heads.
     """
     if "linear_num_value_heads" not in settings:
         return {}
@@ -191,12 +196,12 @@ def value_heads(stated: Stated, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Floats]) -> dict[str, Any]:
-    """Return `rope_parameters`. Raises `DataError` if heads are turned in another way than the family's."""
+    """Return `rope_parameters`. Raises `DataError` if heads are rotated in another way than the family's."""
     values = stated.values
     width = settings.get("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
     turned = values.get(ROPE_WIDTH, width)
     is_all = turned == width > 0
-    # transformers has the share, and computes the dimensions from it
+    # transformers stores the share and computes the dimensions from it.
     is_part = stated.family.partial_rotary and 0 < turned < width and int(turned / width * width) == turned
     if not (is_all or is_part) or values.get(VALUE_WIDTH, width) != width:
         raise stated.untrainable(
@@ -238,7 +243,7 @@ def by_layer_type(stated: Stated, rope: dict[str, Any]) -> dict[str, Any]:
 
 def stretched(stated: Stated) -> dict[str, Any]:
     """Return the keys of `rope_parameters` for YaRN; empty for positions that are not stretched. Raises
-    `DataError` if the header has a setting of it that llama.cpp doesn't compute with.
+    `DataError` if the header has a YaRN setting that llama.cpp doesn't compute with.
     """
     family = stated.family
     if not family.yarn:

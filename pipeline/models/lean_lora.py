@@ -1,14 +1,16 @@
-"""LoRA on a CPU as PEFT computes it, to the bit, in less memory.
+"""LoRA on a CPU as PEFT computes it, bit for bit, in less memory.
 
-PEFT casts the input of each adapter to float32, and autograd keeps every cast: of the same tensor three times
-for q, k and v, and with dropout the noise as well, in float32. They are a third of what a layer keeps, with
-dropout half; the input in 16 bit is there anyway, so here the backward casts it again, and of the noise a
-byte is kept that says what was dropped. And what comes and goes (a float32 sum of an MLP's width takes 20 MB
-at 1,024 tokens) lies in memory that is used again: glibc before 2.38 can't give a freed block to an aligned
-request of its own size, so that between what is kept each one would leave a hole.
+PEFT casts the input of each adapter to float32, and autograd keeps every cast: three times that of the same
+tensor for q, k and v. With dropout it keeps the noise too, in float32. The casts are a third of what a layer
+keeps, with dropout half. The input in 16 bit is kept anyway, so here the backward casts it again. Of the
+noise, one byte a feature is kept that marks what was dropped.
 
-Dropout draws other numbers than PyTorch's, whose draw leaves such holes and takes four times as long: 16 bits
-for each feature, so shares are rounded to 1/65,536.
+Temporary values (a float32 sum of an MLP's width takes 20 MB at 1,024 tokens) use the same memory again.
+glibc before 2.38 can't give a freed block to an aligned request of its own size, so each one would leave a
+hole between what is kept.
+
+Dropout draws other numbers than PyTorch's, whose draw leaves such holes and takes four times as long. It
+draws 16 bits for each feature, so shares are rounded to 1/65,536.
 """
 
 from functools import partial
@@ -20,28 +22,32 @@ _scratch: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
 
 def scratch(name: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a tensor of the shape of `like`, which the next one of this name overwrites."""
+    """Return memory for a tensor with the shape of `like`. The next call with this name overwrites it."""
     key = name, dtype
     if key not in _scratch or _scratch[key].numel() < like.numel():
-        with torch.inference_mode(False):  # a tensor made in it could not be written to by training
+        with torch.inference_mode(False):  # Training could not write to a tensor made in inference mode.
             _scratch[key] = torch.empty(like.numel(), dtype=dtype)
     return _scratch[key][: like.numel()].view(like.shape)
 
 
 def float32(name: str, values: torch.Tensor) -> torch.Tensor:
-    """A cast of `values` (T, width) that lasts until the next of this name."""
+    """Return a float32 cast of `values` (T, width) that is valid until the next call with this name."""
     return scratch(name, values, torch.float32).copy_(values)
 
 
 def draw_dropped(like: torch.Tensor, share: float) -> torch.Tensor:
-    """A mask of the shape of `like`, true where a feature is dropped, with the probability `share`."""
+    """Return a mask with the shape of `like`, true for features that are dropped, with the probability
+    `share`.
+    """
     quarters = scratch("drawn", like.flatten()[::4], torch.int64).random_(-(2**63), None)
     drawn = quarters.view(torch.int16)[: like.numel()].view(like.shape)
     return torch.lt(drawn, round(share * 2**16) - 2**15)
 
 
 class Added(torch.autograd.Function):
-    """base + (dropout(x)·Aᵀ·Bᵀ · scale, rounded to 16 bit); of x is kept what came in, of base nothing."""
+    """base + (dropout(x)·Aᵀ·Bᵀ · scale, rounded to 16 bit). For the backward, x is kept in its own type and
+    base is not kept.
+    """
 
     @staticmethod
     def forward(
@@ -52,7 +58,9 @@ class Added(torch.autograd.Function):
         b: torch.Tensor,
         scale_and_share: tuple[float, float],
     ) -> torch.Tensor:
-        """base (..., out), x (..., in) in 16 bit; a (r, in), b (out, r) float32; the share of x dropped."""
+        """Return the sum: base (..., out), x (..., in) in 16 bit; a (r, in), b (out, r) float32; the share of
+        x that is dropped.
+        """
         ctx.scale, share = scale_and_share
         ctx.stays, given, dropped = 1 - share, float32("in", rows(x)), None
         if share:
@@ -66,7 +74,7 @@ class Added(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        """The products that autograd makes for PEFT's two linears, in its order."""
+        """Return the products that autograd computes for PEFT's two linears, in its order."""
         x, low, a, b, dropped = ctx.saved_tensors
         high = float32("out", rows(upstream[0])).mul_(ctx.scale)
         of_b, of_low = high.t().mm(low), high.mm(b).div_(ctx.stays)
@@ -81,13 +89,13 @@ class Added(torch.autograd.Function):
 
 
 def rows(values: torch.Tensor) -> torch.Tensor:
-    """(T, width) of (..., width)."""
+    """Return (..., width) as (T, width)."""
     return values.reshape(-1, values.shape[-1])
 
 
 def lighten(model: Any) -> None:
-    """Have the LoRA layers of `model` on NF4 linears compute as above. Those with DoRA or biases, which do
-    more, stay PEFT's.
+    """Let the LoRA layers of `model` on NF4 linears compute as above. Layers with DoRA or biases, which do
+    more, keep PEFT's forward.
     """
     from peft.tuners.lora import Linear4bit
 
@@ -97,12 +105,14 @@ def lighten(model: Any) -> None:
 
 
 def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch.Tensor:
-    """`layer.forward`; PEFT's own where it does anything but add its one adapter in 16 bit on a CPU."""
+    """Return `layer.forward`. Calls PEFT's own unless the layer only adds its one adapter in 16 bit on a
+    CPU.
+    """
     (name,) = layer.active_adapters if len(layer.active_adapters) == 1 else ("",)
     others = arguments or more or layer.disable_adapters or layer.merged or name not in layer.lora_A
     if others or x.element_size() != 2 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return type(layer).forward(layer, x, *arguments, **more)  # type: ignore[no-any-return]
     weights = layer.lora_A[name].weight, layer.lora_B[name].weight
-    dropout = layer.lora_dropout[name]  # an identity where there is none
+    dropout = layer.lora_dropout[name]  # an identity if dropout is 0
     share = getattr(dropout, "p", 0.0) if dropout.training else 0.0
     return Added.apply(layer.base_layer(x), x, *weights, (layer.scaling[name], share))  # type: ignore[no-any-return, no-untyped-call]

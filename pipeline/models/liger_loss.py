@@ -1,4 +1,6 @@
-"""Liger's kernels: RMSNorm, RoPE, SwiGLU put into transformers before the model loads, and the fused loss."""
+"""Liger's kernels: RMSNorm, RoPE and SwiGLU replaced in transformers before the model loads, and the fused
+loss.
+"""
 
 import inspect
 import sys
@@ -11,14 +13,14 @@ from pipeline.core.text import shortened
 from pipeline.models.small_model import empty
 from pipeline.models.text_config import read_text_config
 
-# of an architecture that has all kernels
+# arguments of an architecture that has all kernels
 SWITCHES = {"rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy"}
 
 
 def choose_loss(wanted: str, *, mixture: bool = False, norms: bool = False) -> str:
-    """Return `auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere, for a mixture
-    of experts and if `norms` train. Raises `ToolError` for liger without these. Whether Liger knows the
-    architecture is for `try_liger` to say.
+    """Return the loss that `auto` stands for on this machine: liger on a GPU with Triton, chunked elsewhere,
+    for a mixture of experts and if `norms` train. Raises `ToolError` for liger without these. `try_liger`
+    decides whether Liger knows the architecture.
     """
     import torch
 
@@ -41,22 +43,24 @@ def choose_loss(wanted: str, *, mixture: bool = False, norms: bool = False) -> s
 
 
 def apply_liger(folder: Path) -> None:
-    """Swap kernels as `try_liger`. Raises `ToolError` if Liger doesn't have them for the architecture."""
+    """Replace kernels as `try_liger` does. Raises `ToolError` if Liger doesn't have them for the
+    architecture.
+    """
     if lacking := try_liger(folder):
         raise ToolError("Q-MODELS-014", f"{lacking}: set train.loss to auto or chunked")
 
 
 def try_liger(folder: Path) -> str:
-    """Swap this architecture's RMSNorm, RoPE and SwiGLU for Liger's kernels, in this process for good, before
-    the model is loaded. Return an empty text, or what Liger lacks for the architecture; nothing is swapped
-    then.
+    """Replace this architecture's RMSNorm, RoPE and SwiGLU by Liger's kernels, permanently in this process,
+    before the model is loaded. Return an empty text, or what Liger lacks for the architecture; nothing is
+    replaced then.
     """
     return lacking_kernels(read_text_config(folder), swap=True)
 
 
 def lacking_kernels(config: Any, *, swap: bool) -> str:
-    """Return what Liger lacks for the architecture of transformers' `config`, an empty text if nothing. Its
-    parts then stay in place of the architecture's if `swap` is set.
+    """Return what Liger lacks for the architecture of transformers' `config`, an empty text if nothing. If
+    `swap` is set, Liger's parts then stay in place of the architecture's.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
@@ -71,20 +75,21 @@ def lacking_kernels(config: Any, *, swap: bool) -> str:
     before = dict(vars(code))
     stays = False
     try:
-        # the fused loss is called by the trainer itself, at the trained positions only
+        # The trainer itself calls the fused loss, only at the trained positions.
         apply(rope=True, rms_norm=True, swiglu=True, fused_linear_cross_entropy=False, cross_entropy=False)
         check_liger(empty(config))
         stays = swap
-    except Exception as error:  # Liger raises what it stumbles over in an architecture that it half knows
+    # Liger raises exceptions of any type for an architecture that it only partly knows.
+    except Exception as error:
         return f"Liger has not all kernels for {model_type} ({shortened(error)})"
     finally:
-        if not stays:  # parts that were swapped before a failure would be in the model all the same
+        if not stays:  # Parts that were replaced before a failure would otherwise stay in the model.
             vars(code).update(before)
     return ""
 
 
 def swapped_parts(model: Any) -> dict[str, Any]:
-    """Return the modules whose place Liger's kernels take, by their names in Llama; None for one that the
+    """Return the modules that Liger's kernels replace, by their names in Llama; None for one that the
     architecture doesn't have.
     """
     decoder = getattr(model, "model", None)
@@ -95,10 +100,10 @@ def swapped_parts(model: Any) -> dict[str, Any]:
 
 
 def check_liger(model: Any) -> None:
-    """Prove that the loaded `model` (below PEFT) is made of Liger's parts; `ToolError` names the first that
-    isn't.
+    """Prove that the loaded `model` (below PEFT) consists of Liger's parts. Raises `ToolError` naming the
+    first that isn't one.
 
-    Liger replaces classes by name, so if transformers renames one nothing would happen, in silence.
+    Liger replaces classes by name. If transformers renames one, nothing is replaced and no error is raised.
     """
     from liger_kernel.transformers.rope import liger_rotary_pos_emb
 
@@ -117,10 +122,10 @@ def check_liger(model: Any) -> None:
 
 
 def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
-    """`chunked_loss` by Liger's fused linear cross entropy (arXiv:2410.10989): the same number, and
-    gradients, from one kernel.
+    """Return `chunked_loss` by Liger's fused linear cross entropy (arXiv:2410.10989): the same number and
+    gradients from one kernel.
 
-    Liger's kernel needs the entire head dense, so a quantized one has a loss of its own,
+    Liger's kernel needs the entire head dense, so a quantized head has a loss of its own,
     `pipeline.models.quantized_head`.
     """
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
@@ -134,8 +139,8 @@ def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
     states, targets = trained_states(model, inputs)
     factor, softcap = logit_rule(model.config)
     head = model.lm_head
-    # the head is linear: a factor on its output is one on its input, but for the bias, which no architecture
-    # has with a factor
+    # The head is linear: a factor on its output is one on its input, except for the bias. No architecture has
+    # both a bias and a factor.
     loss = LigerFusedLinearCrossEntropyLoss(reduction="sum", softcap=softcap)(
         head.weight, states * factor, targets, head.bias
     )

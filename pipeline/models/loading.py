@@ -1,4 +1,6 @@
-"""The causal language model in a Hugging Face folder, a mixture's with separate experts, and its class."""
+"""Load the causal language model of a Hugging Face folder, a mixture's with separate experts, and find its
+class.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from pipeline.models.experts.separate import has_experts, separated
 
 
 def load_model(folder: Path, **settings: Any) -> Any:
-    """The causal language model of the Hugging Face folder, with separate experts if it is a mixture;
+    """Return the causal language model of the Hugging Face folder, with separate experts if it is a mixture;
     `settings` are for transformers' `from_pretrained`. Raises `DataError` if its files lack a weight.
     """
     config = read_config(folder)
@@ -35,11 +37,13 @@ def load_model(folder: Path, **settings: Any) -> Any:
 
 
 def read_config(folder: Path) -> Any:
-    """transformers' configuration of the model in a folder."""
+    """Return transformers' configuration of the model in a folder."""
     return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def class_for(config: Any) -> Any:
-    """transformers' causal model class for this configuration; for a mixture, with separate experts."""
+    """Return transformers' causal model class for this configuration; for a mixture, with separate
+    experts.
+    """
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return separated(kind) if has_experts(config) else kind

@@ -1,5 +1,5 @@
-"""What NF4 makes of the weights: every linear's dequantized numbers against the file's, all together, in
-scale and block by block.
+"""Compare NF4's dequantized weights of every linear with the file's: all together, in scale and block by
+block.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ BLOCK = 64  # weights that share a scale
 # large; two blocks in each other's place differ by 1 to 2 of their largest weight.
 
 
-# title, what it says of a linear, limit
+# (title, description of a linear's figure, limit)
 FIGURES = {
     "nf4_weights": (
         "16-bit weights → NF4 weights",
@@ -43,13 +43,15 @@ FIGURES = {
 
 
 def nf4_check(model: Any, base: Path) -> Check:
-    """All of it as one check: the first figure that does not pass, else the squared error."""
+    """Return all figures as one check: the first that does not pass, otherwise the squared error."""
     lines = list(weight_lines(model, base).values())
     return next((line for line in lines if line.verdict != "pass"), lines[0])
 
 
 def weight_lines(model: Any, base: Path) -> dict[str, Check]:
-    """The worst linear by each figure: dequantized NF4 against the file's weight, one in memory at a time."""
+    """Return the worst linear by each figure: dequantized NF4 against the file's weight, one in memory at a
+    time.
+    """
     shards = sorted(base.glob("*.safetensors"))
     stored = {entry.name: entry for shard in shards for entry in read_header(shard)}
     linears = nf4_linears(model)
@@ -68,7 +70,7 @@ def weight_lines(model: Any, base: Path) -> dict[str, Check]:
 
 
 def worst_line(values: dict[str, float], title: str, what: str, limit: float) -> Check:
-    """The line of one figure by linear; what is not a number counts as the worst."""
+    """Return the line of one figure by linear. A value that is not a number counts as the worst."""
     worst = max(values, key=lambda name: values[name] if values[name] == values[name] else float("inf"))
     detail = f"{len(values)} linears, {sum(values.values()) / len(values):.4f} on average, worst {worst}"
     return Check(
@@ -82,15 +84,15 @@ def worst_line(values: dict[str, float], title: str, what: str, limit: float) ->
 
 
 def rounding(linear: Any, stored: Entry) -> dict[str, float]:
-    """One NF4 linear against the weight that is stored: squared error ÷ squared weights, how far the
-    best-fitting scale is from 1, the largest error ÷ largest weight of a block.
+    """Compare one NF4 linear with the stored weight: squared error ÷ squared weights, distance of the
+    best-fitting scale from 1, the largest error ÷ largest weight of a block.
     """
     from bitsandbytes.functional import dequantize_4bit
 
     weight = read_rows(stored).float().flatten()
     rounded = dequantize_4bit(linear.weight.data, linear.weight.quant_state).cpu().float().flatten()
     power = float(weight.square().sum())
-    end = len(weight) // BLOCK * BLOCK  # a short last block is in the other figures
+    end = len(weight) // BLOCK * BLOCK  # A short last block is counted in the other figures.
     largest = weight[:end].view(-1, BLOCK).abs().amax(1)
     errors = (rounded - weight)[:end].view(-1, BLOCK).abs().amax(1)
     return {

@@ -1,4 +1,6 @@
-"""The linears that train on a dense base, read off a model without weights before any is loaded."""
+"""Find the linears that train on a dense base, from a model without weights, before any weights are
+loaded.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,8 @@ from pipeline.models.tuners import bypassed, check_targets
 
 
 def fitted(train: Settings, base: Path) -> Settings:
-    """Return the settings for the model in `base`: as they are, or with its own linears in place of the
-    default's if its layers have not all of these. A mixture's stay as they are.
+    """Return the settings for the model in `base`: unchanged, or with its own linears instead of the
+    default's if its layers don't have all of these. A mixture's settings stay unchanged.
 
     Raises `ConfigError` for targets or layers that the model lacks.
     """
@@ -32,7 +34,7 @@ def fitted(train: Settings, base: Path) -> Settings:
 
 
 def default_targets(base: Path) -> list[str] | str:
-    """Return what the default of `train.target_modules` stands for on the model in `base`."""
+    """Return the targets that the default of `train.target_modules` stands for on the model in `base`."""
     config = read_text_config(base)
     if has_experts(config):
         return DEFAULT_TARGETS

@@ -1,8 +1,8 @@
 """Measure on a small random model of a base's own architecture whether it keeps packed rows apart.
 
 Packed rows have no attention mask, only positions that start again (TRL's `padding_free`). Attention that
-reads them sees each row alone; a recurrent layer, or attention that ignores them, would let rows leak into
-each other in silence.
+reads the positions sees each row separately. A recurrent layer, or attention that ignores them, would let
+rows leak into each other without an error.
 """
 
 from pathlib import Path
@@ -12,14 +12,15 @@ from pipeline.core.text import shortened
 from pipeline.models.small_model import small_model
 from pipeline.models.text_config import read_text_config
 
-LIMIT = 1e-4  # largest difference of a logit between packed and alone, in float32; leaks are some 0.01 to 25
-# tokens of the rows that are packed; longer than `WINDOW`, so that sliding attention slides
+# Largest difference of a logit between packed and single rows, in float32. Leaks are some 0.01 to 25.
+LIMIT = 1e-4
+# Tokens of the rows that are packed. They are longer than `WINDOW`, so that sliding attention slides.
 LENGTHS = (7, 19, 12)
 
 
 class RowsApart(NamedTuple):
-    """The largest difference of a logit by packing, None if it could not be measured; and why rows can't be
-    packed, "" if they can.
+    """Largest difference of a logit caused by packing, None if it could not be measured; and the reason why
+    rows can't be packed, "" if they can.
     """
 
     difference: float | None
@@ -30,7 +31,7 @@ def rows_apart(base: Path) -> RowsApart:
     """Measure whether the model in `base` keeps packed rows apart."""
     try:
         model = small_model(read_text_config(base))
-    except Exception as error:  # any architecture may demand sizes of its own
+    except Exception as error:  # Any architecture may require sizes of its own.
         return RowsApart(
             None, f"whether it keeps packed rows apart could not be measured ({shortened(error)})"
         )
@@ -38,11 +39,11 @@ def rows_apart(base: Path) -> RowsApart:
 
 
 def measure(model: Any) -> RowsApart:
-    """Measure whether a model, which can compute rows alone, keeps packed rows apart."""
+    """Measure whether a model keeps packed rows apart. The model must be able to compute single rows."""
     kind = model.config.model_type
     try:
         difference = packed_difference(model)
-    # transformers refuses packed rows by this, in recurrent layers and convolutions
+    # transformers raises it to refuse packed rows, in recurrent layers and convolutions.
     except Exception as error:
         return RowsApart(None, f"{kind} can't compute packed rows ({shortened(error)})")
     if difference <= LIMIT:
@@ -55,7 +56,7 @@ def measure(model: Any) -> RowsApart:
 
 
 def packed_difference(model: Any) -> float:
-    """Return the largest difference of a logit between rows packed by TRL's collator and rows alone."""
+    """Return the largest difference of a logit between rows packed by TRL's collator and single rows."""
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.inference_mode():

@@ -22,7 +22,9 @@ from pipeline.config.methods import Method
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Of answers: log-probabilities, the reference's (zeros without one) and numbers of tokens, each (n,)."""
+    """Values of answers: log-probabilities, the reference's (zeros without one) and numbers of tokens, each
+    (n,).
+    """
 
     logps: Any
     reference: Any
@@ -30,7 +32,7 @@ class Likelihoods:
 
     @property
     def ratio(self) -> Any:
-        """log π ÷ reference (n,)."""
+        """Log-ratio of policy to reference (n,)."""
         return self.logps - self.reference
 
     @property
@@ -39,15 +41,15 @@ class Likelihoods:
         return self.logps / self.tokens
 
     def of(self, which: Any) -> "Likelihoods":
-        """Those of some answers, by a mask (n,)."""
+        """Return the values of some answers, by a mask (n,)."""
         return Likelihoods(self.logps[which], self.reference[which], self.tokens[which])
 
 
 def pair_losses(
     method: Method, chosen: Likelihoods, rejected: Likelihoods, beta: float, sft_weight: float
 ) -> tuple[Any, Any]:
-    """(losses, margins), each (pairs,); a margin is by how much the chosen answer is preferred, in the
-    method's own measure: above 0, the pair is ranked correctly.
+    """Return (losses, margins), each (pairs,). A margin measures how much the chosen answer is preferred, in
+    the method's own unit: above 0, the pair is ranked correctly.
     """
     if method == "dpo":
         margins = beta * (chosen.ratio - rejected.ratio)
@@ -67,13 +69,14 @@ def pair_losses(
 
 
 def log_odds(logps: Any) -> Any:
-    """log p ÷ (1 − p) of log-probabilities below 0; of a certain answer it stays finite."""
+    """Return log p ÷ (1 − p) of log-probabilities below 0; it stays finite for a certain answer."""
     return logps - torch.log1p(-logps.exp().clamp(max=1 - 1e-6))
 
 
 def kto_weights(desirable: int, undesirable: int) -> tuple[float, float]:
-    """w⁺ and w⁻ with which so many answers of both kinds weigh the same in all: 1 for the more frequent kind
-    (KTO, arXiv:2402.01306, advises w⁺·n⁺ ÷ (w⁻·n⁻) from 1 to 4/3); 1 and 1 where there is one kind alone.
+    """Return w⁺ and w⁻ with which these numbers of good and bad answers have the same total weight. The more
+    frequent kind has 1 (KTO, arXiv:2402.01306, advises w⁺·n⁺ ÷ (w⁻·n⁻) from 1 to 4/3). Both are 1 if there is
+    only one kind.
     """
     if not desirable or not undesirable:
         return 1.0, 1.0
@@ -84,8 +87,8 @@ def kto_weights(desirable: int, undesirable: int) -> tuple[float, float]:
 def kto_losses(
     answers: Likelihoods, desirable: Any, divergence: Any, beta: float, weights: tuple[float, float]
 ) -> tuple[Any, Any]:
-    """(losses, margins), each (n,), of answers of which those in the mask `desirable` (n,) are good;
-    `divergence` is z, `weights` are w⁺ and w⁻. A margin above 0 tells that an answer is judged right.
+    """Return (losses, margins), each (n,), of answers. Those in the mask `desirable` (n,) are good;
+    `divergence` is z, `weights` are w⁺ and w⁻. A margin above 0 means that an answer is judged correctly.
     """
     direction = torch.where(desirable, 1.0, -1.0)
     margins = beta * direction * (answers.ratio - divergence)

@@ -1,5 +1,5 @@
-"""The model that QLoRA trains: a frozen base in NF4 or a GGUF's blocks with a float32 LoRA adapter, and the
-proofs that it is that.
+"""Load the model that QLoRA trains: a frozen base in NF4 or a GGUF's blocks with a float32 LoRA adapter.
+Prove that it is that.
 """
 
 from collections import Counter
@@ -14,17 +14,17 @@ from pipeline.core.errors import ConfigError, ToolError
 from pipeline.models.merging.nf4 import quick_quantizer
 from pipeline.models.runtime import freed_at_once
 
-# for a model that only answers: where weights lie changes no number
+# Settings for a model that only answers: where its weights are changes no number.
 ON_ONE_DEVICE = {"offload": "none"}
 
 
 def load_quantized(folder: Path, train: Training, device: str | None = None) -> Any:
-    """The base model as `train.quantization` says, frozen, on the GPU if there is one: linears in NF4, in a
-    GGUF's own blocks, or in 16 bit.
+    """Return the base model quantized by `train.quantization`, frozen, on the GPU if there is one: linears in
+    NF4, in a GGUF's own blocks, or in 16 bit.
 
     Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`.
-    Raises `ToolError` if a linear is not NF4, `DataError` if a GGUF can't be trained on, `ConfigError` if
-    the embeddings can't be in main memory.
+    Raises `ToolError` if a linear is not NF4, `DataError` if a GGUF can't be trained on, `ConfigError` if the
+    embeddings can't be in main memory.
     """
     import torch
 
@@ -39,7 +39,9 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
 
 
 def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> Any:
-    """A Hugging Face folder's model, its linears in NF4, or in `dtype` if `train.quantization` is none."""
+    """Return a Hugging Face folder's model, its linears in NF4, or in `dtype` if `train.quantization` is
+    none.
+    """
     from transformers import BitsAndBytesConfig
 
     from pipeline.models.loading import load_model
@@ -47,7 +49,7 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,  # 0.37 bit less a parameter
+        bnb_4bit_use_double_quant=True,  # saves 0.37 bit a parameter
         bnb_4bit_compute_dtype=dtype,
     )
     with quick_quantizer():
@@ -57,7 +59,7 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
             quantization_config=nf4 if train.quantization == "nf4" else None,
             device_map={"": device},
         )
-    # with a cache, packed rows leak into each other (field-measured: logits differ by 25)
+    # With a cache, packed rows leak into each other (measured: logits differ by 25).
     model.config.use_cache = False
     model.requires_grad_(False)
     if train.quantization == "nf4":
@@ -70,8 +72,8 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
 
 
 def check_quantized(model: Any, train: Training) -> None:
-    """Prove, before an adapter is put on, that every linear it will be put on is quantized and NF4, routers
-    excepted; `ToolError` names the first that isn't.
+    """Prove before an adapter is added that every linear it will be added to is quantized and NF4, routers
+    excepted. Raises `ToolError` naming the first that isn't.
     """
     for name, module in model.named_modules():
         if is_target(name, train) and hasattr(module, "in_features") and not is_router(name):
@@ -88,9 +90,9 @@ def check_quantized(model: Any, train: Training) -> None:
 def forbid_repacking(model: Any) -> None:
     """Keep bitsandbytes from rewriting the weights at the first evaluation.
 
-    On a CPU with AVX512-BF16 its `Linear4bit.forward` repacks the weight in place, for good, the first time
-    it runs in evaluation mode; its kernel for that has no backward, so that from then on training loses every
-    gradient through the base, with no more than a warning (0.50.2).
+    On a CPU with AVX512-BF16 its `Linear4bit.forward` repacks the weight in place, permanently, the first
+    time it runs in evaluation mode. Its kernel for that layout has no backward. From then on training would
+    lose every gradient through the base, with no more than a warning (0.50.2).
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -98,20 +100,19 @@ def forbid_repacking(model: Any) -> None:
 
 
 def float32_cast_bytes(model: Any) -> int:
-    """Bytes that PEFT's `prepare_model_for_kbit_training` would add: it casts every 16-bit parameter to
-    float32.
+    """Return the bytes that PEFT's `prepare_model_for_kbit_training` would add: it casts every 16-bit
+    parameter to float32.
 
-    These are embeddings, head and norms; 2.18 GB for Qwen2.5-7B. `model` is a base as `load_quantized` gives
-    it.
+    These are embeddings, head and norms; 2.18 GB for Qwen2.5-7B. `model` is a base from `load_quantized`.
     """
     return sum(p.numel() * 2 for p in model.parameters() if p.element_size() == 2 and p.is_floating_point())
 
 
 def keep_embeddings_on_cpu(model: Any) -> None:
-    """Put the input embeddings into main memory; a forward moves only the rows it looks up to where the rest
-    is.
+    """Put the input embeddings into main memory. A forward moves only the rows it looks up to the device of
+    the rest.
 
-    The table is no parameter then, so nothing that moves the model takes it along. Without a GPU nothing
+    The table is not a parameter then, so nothing that moves the model moves it. Without a GPU nothing
     changes. Raises `ConfigError` if head and embeddings are one table, which the head needs on the GPU
     anyway.
     """
@@ -126,14 +127,14 @@ def keep_embeddings_on_cpu(model: Any) -> None:
     embeddings = model.get_input_embeddings()
 
     class EmbeddingsInMainMemory(torch.nn.Module):
-        """Looks up where the table is."""
+        """Embeddings whose rows are looked up on the device of the table."""
 
         def __init__(self) -> None:
             super().__init__()
             self.weight = embeddings.weight.detach().cpu()  # (V, H)
 
         def forward(self, ids: Any) -> Any:
-            """Rows (B, S, H) on the head's device for token ids (B, S)."""
+            """Return rows (B, S, H) on the head's device for token ids (B, S)."""
             rows = torch.nn.functional.embedding(ids.cpu(), self.weight)
             return rows.to(model.get_output_embeddings().weight.device)
 
@@ -141,8 +142,8 @@ def keep_embeddings_on_cpu(model: Any) -> None:
 
 
 def check_layers(paths: Iterable[str], train: Train, targets: Sequence[str], layers: int, what: str) -> None:
-    """Raise `ConfigError` unless each of so many layers that trains has one of `paths` for each of
-    `targets`; `what` says what has a path.
+    """Raise `ConfigError` unless each of these `layers` that trains has one of `paths` for each of `targets`.
+    `what` names the things with a path.
     """
     counts = Counter((layer_of(path), path.rpartition(".")[2]) for path in paths)
     training_layers = [number for number in range(layers) if trains_in(number, train)]
@@ -157,7 +158,9 @@ def check_layers(paths: Iterable[str], train: Train, targets: Sequence[str], lay
 
 
 def linear_names(model: Any) -> list[str]:
-    """The names of all linears in the layers ("layers.3.self_attn.q_proj"), with or without an adapter."""
+    """Return the names of all linears in the layers ("layers.3.self_attn.q_proj"), with or without an
+    adapter.
+    """
     import torch
 
     return [

@@ -1,8 +1,8 @@
-"""The loss of a quantized head: blocks of the vocabulary, each dequantized once, so that neither the head nor
-the logits are ever whole.
+"""The loss of a quantized head. Blocks of the vocabulary are dequantized once each, so that neither the head
+nor the logits are ever in memory entirely.
 
-The softmax is summed up as the blocks come, with the largest logit so far taken out, and so are the gradients
-(as attention does it in arXiv:2112.05682; over a vocabulary: Cut Cross-Entropy, arXiv:2411.09009).
+The softmax is summed up block by block, with the largest logit so far subtracted, and so are the gradients
+(as for attention in arXiv:2112.05682; over a vocabulary: Cut Cross-Entropy, arXiv:2411.09009).
 """
 
 from collections.abc import Iterator
@@ -14,25 +14,26 @@ from pipeline.gguf.dequantize import dequantize
 from pipeline.models.loss_parts import LossWithGradient, logit_rule
 from pipeline.models.quantized_linear import QuantizedLinear
 
-# logits alive at once, of all trained positions and a block of the vocabulary; a block takes 12 bytes a logit
+# Logits alive at once, of all trained positions and a block of the vocabulary. A block takes 12 bytes a
+# logit.
 BLOCK_LOGITS = 5 << 20
 BLOCK_HEAD = 8 << 20  # weights of the head that are dense at once
-LOWEST, TINY = -1e38, 1e-38  # stand for −∞ and 0 where these would make no number
+LOWEST, TINY = -1e38, 1e-38  # stand for −∞ and 0, which would give NaN
 
 
 def has_quantized_head(model: Any) -> bool:
-    """Whether `QuantizedHeadLoss` is the loss for this causal model (below PEFT)."""
+    """Return True if `QuantizedHeadLoss` is the loss for this causal model (below PEFT)."""
     return isinstance(model.lm_head, QuantizedLinear)
 
 
 class QuantizedHeadLoss(LossWithGradient):
-    """`ChunkedLoss` for a head that is a `QuantizedLinear`: the same number, and the same gradients, which
-    are made along with the loss, so that no logit is computed and no row dequantized twice.
+    """`ChunkedLoss` for a head that is a `QuantizedLinear`: the same number and the same gradients. They are
+    computed with the loss, so that no logit is computed and no row dequantized twice.
     """
 
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
-        """The loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
+        """Return the loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
         with torch.autocast(states.device.type, enabled=False):
             losses, gradient = losses_and_gradient(
                 states, targets, model.lm_head, *logit_rule(model.config), with_gradient
@@ -45,10 +46,10 @@ class QuantizedHeadLoss(LossWithGradient):
 def losses_and_gradient(
     states: Any, targets: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool
 ) -> tuple[Any, Any]:
-    """Cross entropies (N,), float32, and the gradient (N, H) of each by its state (None without); `head` is a
-    `QuantizedLinear`.
+    """Return the cross entropies (N,), float32, and the gradient (N, H) of each by its state (None without).
+    `head` is a `QuantizedLinear`.
 
-    The target is kept out of the sums: of a token that the model is sure of, softmax − 1 would be lost in the
+    The target is kept out of the sums: if the model is sure of a token, softmax − 1 would be lost in the
     head's 16 bits.
     """
     target_logits, slopes, highest, others, pulled = sums_outside(
@@ -67,8 +68,8 @@ def losses_and_gradient(
 def sums_outside(
     states: Any, head: Any, ids: Any, factor: float, softcap: float | None, with_gradient: bool
 ) -> tuple[Any, ...]:
-    """One pass over the vocabulary: the logits of `ids` (N, k), their slopes, and sums over all other tokens;
-    all float32.
+    """Make one pass over the vocabulary. Return the logits of `ids` (N, k), their slopes, and sums over all
+    other tokens, all float32.
 
     The sums are the largest other logit (N,), Σ exp(logit − largest) (N,) and, for the gradient, Σ exp(logit
     − largest) · slope · row (N, H; None without). `head` is a `QuantizedLinear` or dense.
@@ -89,7 +90,7 @@ def sums_outside(
         logits[at, columns] = -torch.inf
         raised = torch.maximum(highest, logits.amax(1))
         shrink = torch.where(raised == highest, 1.0, (highest - raised).exp())
-        # all 0 in a block that holds no other token
+        # All are 0 in a block that contains no other token.
         weights = logits.sub_(raised.clamp(min=LOWEST)[:, None]).exp_()
         others = others * shrink + weights.sum(1)
         if pulled is not None:
@@ -102,8 +103,8 @@ def sums_outside(
 def block_logits(
     x: Any, head: Any, first: int, last: int, factor: float, softcap: float | None
 ) -> tuple[Any, Any, Any]:
-    """Float32 logits (N, c) of states x (N, H) by rows [first, last) of a head, quantized or dense, their
-    slopes by the head's output (None: `factor` everywhere), and the rows (c, H) in its compute type.
+    """Return float32 logits (N, c) of states x (N, H) by rows [first, last) of a head, quantized or dense,
+    their slopes by the head's output (None: `factor` everywhere), and the rows (c, H) in its compute type.
     """
     rows = head.rows(first, last) if isinstance(head, QuantizedLinear) else head.weight[first:last]
     logits = torch.nn.functional.linear(x, rows, None if head.bias is None else head.bias[first:last])
@@ -116,19 +117,19 @@ def block_logits(
 
 
 def vocabulary_blocks(head: Any, count: int) -> Iterator[tuple[int, int]]:
-    """(first, last) row of the head's blocks for `count` trained positions."""
+    """Yield (first, last) row of the head's blocks for `count` trained positions."""
     step = max(1, min(BLOCK_HEAD // head.in_features, BLOCK_LOGITS // max(count, 1)))
     return ((first, min(first + step, head.out_features)) for first in range(0, head.out_features, step))
 
 
 def compute_type(head: Any) -> torch.dtype:
-    """The type that a head, quantized or dense, computes in."""
+    """Return the type that a head, quantized or dense, computes in."""
     dtype: torch.dtype = head.compute_dtype if isinstance(head, QuantizedLinear) else head.weight.dtype
     return dtype
 
 
 def rows_at(head: Any, ids: Any) -> Any:
-    """The rows (n, H) of a head, quantized or dense, for token ids (n,), as float32."""
+    """Return the rows (n, H) of a head, quantized or dense, for token ids (n,), as float32."""
     if not isinstance(head, QuantizedLinear):
         return head.weight[ids].float()
     return dequantize(head.weight.index_select(0, ids), head.ggml_type, head.compute_dtype).float()

@@ -1,9 +1,9 @@
-"""A linear and an embedding whose weight stays as a GGUF's quantized bytes: dequantized at every use, block
-by block, forward and backward.
+"""A linear and an embedding whose weight stays as a GGUF's quantized bytes. It is dequantized at every use,
+block by block, forward and backward.
 
-The weight is frozen: what trains is a LoRA adapter on top (QLoRA, arXiv:2305.14314, with llama.cpp's blocks
-in the place of NF4's). Nothing dense outlives the call that made it, so a linear costs its bytes in the file
-and, while it runs, one block.
+The weight is frozen: what trains is a LoRA adapter on it (QLoRA, arXiv:2305.14314, with llama.cpp's blocks
+instead of NF4's). Nothing dense outlives the call that made it, so a linear costs its bytes in the file and,
+while it runs, one block.
 """
 
 from threading import local
@@ -14,15 +14,15 @@ import torch
 from pipeline.gguf.delta_heads import to_file
 from pipeline.gguf.dequantize import columns_of, dequantize
 
-# weights that are dense at a time. A GPU is as quick as few launches let it be (a 7B's scales trained 2.2
-# times as fast with blocks four times as large), a CPU where a block stays in its caches.
+# Weights that are dense at a time. A GPU is fastest with few launches (a 7B's scales trained 2.2 times as
+# fast with blocks four times as large), a CPU if a block stays in its caches.
 BLOCK_WEIGHTS = {"cuda": 32 << 20, "cpu": 8 << 20}
 _spaces = local()
 
 
 def row_blocks(quantized: torch.Tensor, columns: int) -> list[slice]:
-    """Slices of rows of a matrix (R, row_bytes) of `columns` weights a row that cover it, each of at most
-    `BLOCK_WEIGHTS` weights and at least a row.
+    """Return slices of rows that cover a matrix (R, row_bytes) of `columns` weights a row. Each has at most
+    `BLOCK_WEIGHTS` weights and at least one row.
     """
     rows, most = len(quantized), BLOCK_WEIGHTS["cuda" if quantized.is_cuda else "cpu"]
     step = max(1, most // max(columns, 1))
@@ -30,10 +30,10 @@ def row_blocks(quantized: torch.Tensor, columns: int) -> list[slice]:
 
 
 def passing(quantized: torch.Tensor, ggml_type: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows (R, row_bytes) as (R, columns) of `dtype`, good until the next call.
+    """Return rows (R, row_bytes) as (R, columns) of `dtype`, valid until the next call.
 
-    On a CPU every call writes to the same memory: pages that are new each time cost as much as the arithmetic
-    (measured: half the speed at 64 MB). A GPU's allocator keeps its pages by itself.
+    On a CPU every call writes to the same memory, because pages that are new each time cost as much as the
+    arithmetic (measured: half the speed at 64 MB). A GPU's allocator keeps its pages by itself.
     """
     if quantized.is_cuda:
         return dequantize(quantized, ggml_type, dtype)
@@ -46,20 +46,22 @@ def passing(quantized: torch.Tensor, ggml_type: int, dtype: torch.dtype) -> torc
 
 
 def frozen(quantized: torch.Tensor) -> torch.nn.Parameter:
-    """Bytes as a parameter that doesn't train; of a tied table, the parameter itself."""
+    """Return bytes as a parameter that doesn't train; for a tied table, the parameter itself."""
     if isinstance(quantized, torch.nn.Parameter):
         return quantized
     return torch.nn.Parameter(quantized, requires_grad=False)
 
 
 class QuantizedMatmul(torch.autograd.Function):
-    """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept; backward dequantizes them again."""
+    """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept; the backward dequantizes them
+    again.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, quantized: torch.Tensor, bias: torch.Tensor | None, ggml_type: int
     ) -> torch.Tensor:
-        """(T, out) for x (T, in), quantized (out, row_bytes), bias (out,), all in x's type."""
+        """Return (T, out) for x (T, in), quantized (out, row_bytes), bias (out,), all in x's type."""
         ctx.save_for_backward(quantized)
         ctx.ggml_type, blocks = ggml_type, row_blocks(quantized, x.shape[1])
         if len(blocks) == 1:
@@ -75,7 +77,7 @@ class QuantizedMatmul(torch.autograd.Function):
     def backward(
         ctx: Any, upstream: torch.Tensor
     ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
-        """The gradients of x, upstream W, and of the bias where it trains."""
+        """Return the gradients of x, upstream W, and of the bias if it trains."""
         (quantized,) = ctx.saved_tensors
         columns = columns_of(ctx.ggml_type, quantized.shape[1])
         of_bias = upstream.sum(0) if ctx.needs_input_grad[2] else None
@@ -91,13 +93,13 @@ class QuantizedMatmul(torch.autograd.Function):
 
 
 class QuantizedLinear(torch.nn.Linear):
-    """nn.Linear with `weight` uint8 (out_features, row_bytes) of ggml type `ggml_type`, frozen; PEFT puts
-    LoRA on it as on any nn.Linear.
+    """nn.Linear with `weight` uint8 (out_features, row_bytes) of ggml type `ggml_type`, frozen. PEFT adds
+    LoRA to it as to any nn.Linear.
 
-    It computes in `compute_dtype` and answers in its input's type, under autocast too, as bitsandbytes' NF4
+    It computes in `compute_dtype` and returns its input's type, under autocast too, as bitsandbytes' NF4
     linears do. PEFT can't merge into bytes: `merge_adapter` and its like raise `RuntimeError`. If the file
-    has the columns in another order, they stay there, for they can't be moved between blocks, and the inputs
-    are put in it by `grid` (`pipeline.gguf.delta_heads.DeltaHeads.grid`).
+    has the columns in another order, they stay in it, because they can't be moved between blocks. The inputs
+    are put in that order by `grid` (`pipeline.gguf.delta_heads.DeltaHeads.grid`).
     """
 
     weight: torch.nn.Parameter
@@ -111,7 +113,7 @@ class QuantizedLinear(torch.nn.Linear):
         compute_dtype: torch.dtype,
         grid: tuple[int, int] | None = None,
     ) -> None:
-        torch.nn.Module.__init__(self)  # nn.Linear's own would make the dense weight first
+        torch.nn.Module.__init__(self)  # nn.Linear's own would allocate the dense weight first.
         self.in_features, self.out_features = columns_of(ggml_type, quantized.shape[1]), quantized.shape[0]
         self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
         self.grid = grid
@@ -121,7 +123,7 @@ class QuantizedLinear(torch.nn.Linear):
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(…, out_features) for (…, in_features), in the input's type."""
+        """Return (…, out_features) for (…, in_features), in the input's type."""
         with torch.autocast(input.device.type, enabled=False):
             x = input.reshape(-1, self.in_features).to(self.compute_dtype)
             if self.grid:
@@ -131,34 +133,34 @@ class QuantizedLinear(torch.nn.Linear):
             return y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        """x Wᵀ + b."""
+        """Return x Wᵀ + b."""
         return QuantizedMatmul.apply(x, self.weight, bias, self.ggml_type)  # type: ignore[no-untyped-call]
 
     @property
     def logical(self) -> int:
-        """Weights that its bytes stand for."""
+        """Number of weights that its bytes encode."""
         return self.in_features * self.out_features
 
     def rows(self, first: int, last: int) -> torch.Tensor:
-        """Rows [first, last) of the weight, (last − first, in_features) with the columns as in the file, in
-        the compute type, good until the next use of any quantized linear.
+        """Return rows [first, last) of the weight, (last − first, in_features), with the columns as in the
+        file, in the compute type, valid until the next use of any quantized linear.
         """
         return passing(self.weight[first:last], self.ggml_type, self.compute_dtype)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return the text that `print(model)` shows."""
         return f"{super().extra_repr()}, ggml_type={self.ggml_type}, compute_dtype={self.compute_dtype}"
 
 
 class QuantizedEmbedding(torch.nn.Embedding):
-    """nn.Embedding with `weight` uint8 (num_embeddings, row_bytes), frozen: the rows that are looked up are
-    dequantized, no others, and multiplied by `scale`, rounded to the compute type as transformers does.
+    """nn.Embedding with `weight` uint8 (num_embeddings, row_bytes), frozen. Only the rows that are looked up
+    are dequantized. They are multiplied by `scale`, rounded to the compute type as transformers does.
 
-    A head tied to it takes this very parameter, so that the table is held once.
+    A head tied to it uses this very parameter, so that the table is in memory once.
     """
 
     weight: torch.nn.Parameter
-    max_norm, norm_type, scale_grad_by_freq, sparse = None, 2.0, False, False  # which `print` shows
+    max_norm, norm_type, scale_grad_by_freq, sparse = None, 2.0, False, False  # attributes that `print` shows
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class QuantizedEmbedding(torch.nn.Embedding):
         self.register_buffer("embed_scale", factor, persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Rows (…, embedding_dim) in the compute type for ids (…)."""
+        """Return rows (…, embedding_dim) in the compute type for ids (…)."""
         rows = self.weight.index_select(0, input.reshape(-1))
         values = dequantize(rows, self.ggml_type, self.compute_dtype)
         if self.embed_scale is not None:
@@ -187,5 +189,5 @@ class QuantizedEmbedding(torch.nn.Embedding):
 
     @property
     def logical(self) -> int:
-        """Weights that its bytes stand for."""
+        """Number of weights that its bytes encode."""
         return self.num_embeddings * self.embedding_dim

@@ -1,7 +1,7 @@
-"""A causal language model whose weights are the bytes of a GGUF: what LoRA trains on, and what llama-server
-then serves.
+"""Load a causal language model whose weights are the bytes of a GGUF: the model that LoRA trains on and that
+llama-server then serves.
 
-Norms and biases, which a GGUF holds in float32, are rounded to the compute type, as transformers does when it
+A GGUF stores norms and biases in float32. They are rounded to the compute type, as transformers does when it
 loads a model in that type.
 """
 
@@ -35,14 +35,14 @@ def load_gguf(
     name: str = MODEL_FILE,
     in_main_memory: int = 0,
 ) -> Any:
-    """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with quantized
-    linears, embedding and head.
+    """Return the model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with
+    quantized linears, embedding and head.
 
-    The file is mapped: on a CPU the quantized weights are
-    views of it, a GPU gets them tensor by tensor, but for linears of the first `in_main_memory` layers that
-    stay quantized, which are left there (`pipeline.models.offload`). Raises `DataError` if the architecture
-    is not one that can be trained on, or where not every tensor of the file fills exactly one parameter (of a
-    mixture, one expert each of a layer), and every parameter is filled.
+    The file is mapped: on a CPU the quantized weights are views of it. A GPU gets them tensor by tensor,
+    except for the quantized linears of the first `in_main_memory` layers, which stay in main memory
+    (`pipeline.models.offload`). Raises `DataError` if the architecture is not one that can be trained on, or
+    unless every tensor of the file fills exactly one parameter (for a mixture, one expert each of a layer)
+    and every parameter is filled.
     """
     file = folder / name
     header, tensors = gguf_tensors(file)
@@ -50,18 +50,19 @@ def load_gguf(
     names = tensor_names(config, header, file)
     check_rope(config, header, file)
     for factors in TENSORS:
-        tensors.pop(factors, None)  # no parameter's, and computed from config.json
+        # These factors belong to no parameter; they are computed from config.json.
+        tensors.pop(factors, None)
     if header.drafting:
         tensors = {name: values for name, values in tensors.items() if not name.startswith(header.drafting)}
     model = empty_model(folder, config, compute_dtype, device)
     fill(model, tensors, names, compute_dtype, device, in_main_memory)
     prove_complete(model, tensors, names)
-    model.config.use_cache = False  # as for NF4: with a cache, packed rows leak into each other
+    model.config.use_cache = False  # As for NF4: with a cache, packed rows leak into each other.
     return model.requires_grad_(False).eval()
 
 
 def tensor_names(config: Any, header: Header, file: Path) -> Names:
-    """The names for this model's architecture. Raises `DataError` if it is not one that can be trained
+    """Return the names for this model's architecture. Raises `DataError` if it is not one that can be trained
     quantized, or not the file's.
     """
     class_name = (getattr(config, "architectures", None) or ["model without architectures"])[0]
@@ -105,12 +106,14 @@ def check_rope(config: Any, header: Header, file: Path) -> None:
 
 
 def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> Any:
-    """The model without weights: parameters on the meta device, transformers' rotary table on `device`."""
+    """Return the model without weights: parameters on the meta device, transformers' rotary table on
+    `device`.
+    """
     from transformers import GenerationConfig
 
     with torch.device("meta"):
         model = class_for(config)._from_config(config, dtype=dtype)
-    # its table is no parameter, and in no file
+    # Its table is not a parameter and in no file.
     model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(device)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -133,7 +136,7 @@ def fill(
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
             if leaf == "weight" and is_matrix(path, module):
-                continue  # below
+                continue  # It is filled below.
             name = f"{path}.{leaf}"
             values = vector(find(tensors, names, name, parameter), names, name, dtype)
             values = values.reshape(parameter.shape)
@@ -160,18 +163,18 @@ def fill(
                 tensor.ggml_type,
                 module.padding_idx,
                 compute_dtype=dtype,
-                # Gemma's. Its buffer embed_scale is on the meta device, as the table is.
+                # Gemma's scale. Its buffer embed_scale is on the meta device, as the table is.
                 scale=getattr(module, "scalar_embed_scale", None),
             )
         )
         model.set_submodule(path, matrix)
     if tied:
-        embeddings = model.get_input_embeddings()  # whose very weight is the head's
+        embeddings = model.get_input_embeddings()  # The head has this very weight.
         model.lm_head = QuantizedLinear(embeddings.weight, embeddings.ggml_type, compute_dtype=dtype)
 
 
 def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: torch.Tensor) -> GgufTensor:
-    """The tensor of a parameter, of its shape. Raises `DataError` if there is none."""
+    """Return the tensor of a parameter, with its shape. Raises `DataError` if there is none."""
     place = names.place(parameter)
     tensor = values_at(tensors, place)
     if tensor is None:
@@ -180,7 +183,7 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
             f"{names.file} has no {place.tensor}, which config.json asks for ({parameter}): run `snakemake "
             "--force base`",
         )
-    # llama.cpp's tools leave out a dimension of 1: a shared expert's gate has one output, a filter one input
+    # llama.cpp's tools leave out a dimension of 1: a shared expert's gate has one output, a filter one input.
     if without_ones(tensor.shape) != without_ones(like.shape):
         raise DataError(
             "Q-MODELS-029",
@@ -196,8 +199,9 @@ def without_ones(shape: Iterable[int]) -> list[int]:
 
 
 def vector(tensor: GgufTensor, names: Names, parameter: str, dtype: torch.dtype) -> torch.Tensor:
-    """A norm, bias, filter or router as transformers' model has it, in the compute type. Raises `DataError`
-    if that can't hold one of its values, or it is stored in blocks, which no file of llama.cpp's tools has.
+    """Return a norm, bias, filter or router as in transformers' model, in the compute type. Raises
+    `DataError` if that type can't represent one of its values, or if it is stored in blocks, as no file of
+    llama.cpp's tools has it.
     """
     if tensor.type not in FLOATS:
         raise DataError(
@@ -219,11 +223,11 @@ def vector(tensor: GgufTensor, names: Names, parameter: str, dtype: torch.dtype)
 
 
 def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, names: Names, parameter: str) -> torch.Tensor:
-    """A matrix's quantized rows (rows, row_bytes) in transformers' order: a view of the mapped file where
+    """Return a matrix's quantized rows (rows, row_bytes) in transformers' order: a view of the mapped file if
     that is the file's own.
     """
     if names.row_places(parameter, tensor.rows) is not None:
-        # read past the map, so that these rows are in memory once
+        # The rows are read without the map, so that they are in memory once.
         return names.in_order(parameter, torch.from_numpy(tensor.stored(0, tensor.rows)))
     return mapped[tensor.start : tensor.start + tensor.rows * tensor.row_bytes].view(
         tensor.rows, tensor.row_bytes

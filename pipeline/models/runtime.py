@@ -1,4 +1,6 @@
-"""How PyTorch and its libraries behave in this process: quiet, with set threads, and the memory they take."""
+"""Set up PyTorch and its libraries in this process: no hints, a set number of threads, and the memory they
+use.
+"""
 
 import ctypes
 import hashlib
@@ -15,8 +17,8 @@ from typing import Any, TypeVar
 from pipeline.core.hardware import usable_cores
 from pipeline.core.usage import peak_of_process
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-HEAP_BLOCK = 32 << 20  # the largest threshold that glibc sets by itself
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # constants of glibc's malloc.h
+HEAP_BLOCK = 32 << 20  # bytes; the largest threshold that glibc sets by itself
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -24,20 +26,21 @@ Result = TypeVar("Result")
 
 def silence_libraries() -> None:
     """Keep hints about other set-ups, which are the same in every run, off the terminal, and progress bars
-    out of logs; call it before the libraries are imported. Whoever sets a library's own variable hears it.
+    out of logs. Call it before the libraries are imported. A variable of a library that the user sets takes
+    precedence.
     """
-    # bitsandbytes: "Failed to load CPU gemm_4bit_forward from kernels-community" without a package that would
-    # fetch one from the hub; its own kernel does the same
+    # bitsandbytes reports "Failed to load CPU gemm_4bit_forward from kernels-community" without a package
+    # that would fetch one from the hub. Its own kernel does the same.
     getLogger("bitsandbytes").setLevel("ERROR")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers reads it too.
 
 
 def use_all_cores() -> None:
-    """One thread a core that this process may use, whatever OMP_NUM_THREADS says: Snakemake sets it, DVC
-    doesn't, and the sums would differ.
+    """Use one thread per core that this process may use, whatever OMP_NUM_THREADS is. Snakemake sets it and
+    DVC doesn't, so the sums would differ.
     """
     import torch
 
@@ -46,8 +49,8 @@ def use_all_cores() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: the bytes can't depend on how a sum was split, and small work loses more by
-    waiting than it gains.
+    """Limit torch to one thread while the body runs. The bytes can't depend on how a sum was split, and small
+    work loses more by waiting than it gains.
     """
     import torch
 
@@ -61,7 +64,8 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def drawn_for(*numbers: int) -> Iterator[None]:
-    """PyTorch's generators as `numbers` alone say (seed, step, micro-batch); afterwards as they were.
+    """Seed PyTorch's generators from `numbers` only (seed, step, micro-batch) while the body runs; restore
+    them afterwards.
 
     So the dropout of a micro-batch depends neither on those before it nor on the process that computes it.
     """
@@ -75,13 +79,17 @@ def drawn_for(*numbers: int) -> Iterator[None]:
 
 
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Results of `work` for the items, in order: as many at a time as there are cores, each on one thread."""
+    """Return the results of `work` for the items, in order. As many run at a time as there are cores, each on
+    one thread.
+    """
     with one_thread():
         return list(in_turn(work, items))
 
 
 def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """The same as they come, no more than two a core being made or waiting; for use in `one_thread`."""
+    """Yield the results of `side_by_side` as they come. At most two per core are being computed or waiting.
+    For use in `one_thread`.
+    """
     cores = usable_cores() or 1
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(cores) as pool:
@@ -95,11 +103,11 @@ def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[R
 
 @contextmanager
 def freed_at_once() -> Iterator[None]:
-    """Meanwhile have glibc map large blocks one by one, so that a freed one is the system's again: weights
-    that were quantized would else leave holes as large as all of them in 16 bit.
+    """Have glibc map large blocks one by one while the body runs, so that a freed one returns to the system.
+    Otherwise weights that were quantized would leave holes as large as all of them in 16 bit.
 
-    Afterwards they come from the heap, as they do once glibc has seen large ones freed, for mapping costs
-    time in every step.
+    Afterwards blocks come from the heap, as they do once glibc has seen large ones freed, because mapping
+    costs time in every step.
     """
     mallopt = _of_glibc("mallopt")
     if mallopt is None:
@@ -114,20 +122,23 @@ def freed_at_once() -> Iterator[None]:
 
 
 def give_back_holes() -> None:
-    """Give the system the heap's free pages, between allocations too; nothing under another library than
-    glibc. It takes 0.15 s of a training on the CPU, and what touches them next as long again.
+    """Return the heap's free pages to the system, those between allocations too. Does nothing with another
+    library than glibc. It takes 0.15 s of a training on the CPU, and the next use of these pages takes as
+    long again.
     """
     if trim := _of_glibc("malloc_trim"):
         trim(0)
 
 
 def _of_glibc(name: str) -> Any:
-    """A function of its allocator; None on another system, or with another library."""
+    """Return a function of glibc's allocator; None on another system, or with another library."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def memory_used() -> int:
-    """Bytes: the most allocated on the GPU so far if there is one, else this process's resident memory."""
+    """Return bytes: the most allocated on the GPU so far if there is one, otherwise this process's resident
+    memory.
+    """
     import psutil
     import torch
 
@@ -137,7 +148,7 @@ def memory_used() -> int:
 
 
 def peak_memory() -> int:
-    """The most bytes this process has had: on the GPU where there is one, else in memory."""
+    """Return the most bytes that this process has used: on the GPU if there is one, otherwise in memory."""
     import torch
 
     if torch.cuda.is_available():

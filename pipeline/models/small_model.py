@@ -1,13 +1,13 @@
-"""A small random model of a base's own architecture. On it one sees in a second what can't be computed, or
+"""Build a small random model of a base's own architecture. It shows in a second what can't be computed, or
 not as training does, before gigabytes are fetched and data is curated.
 """
 
 from typing import Any
 
-# longer rows than this slide where attention does
+# tokens; longer rows slide if attention has a window
 WINDOW = 8
-INNER = 64  # features between gate or up and down, of a mixture's experts too
-# sizes that make any architecture small; what a config lacks is left out
+INNER = 64  # features between gate or up and down, also of a mixture's experts
+# Sizes that make any architecture small. Those that a config lacks are left out.
 SMALL = {
     "vocab_size": 64,
     "vocab_size_per_layer_input": 64,
@@ -16,24 +16,24 @@ SMALL = {
     "num_kv_shared_layers": 0,
 }
 MAMBA_HEADS = 4
-# parameters of a model whose own widths are kept: 1 GB in float32, made in some seconds
+# Most parameters of a model that keeps its own widths: 1 GB in float32, built in some seconds.
 MOST_PARAMETERS = 1 << 28
 WITHOUT_SIZE = {"quantization_config", "dtype", "torch_dtype"}
 
 
 class TooLarge(Exception):
-    """A model that can't be made narrower takes too long to be tried."""
+    """Error for a model that can't be made narrower and takes too long to try."""
 
 
 def small_model(config: Any) -> Any:
-    """Return a random float32 model by `config`, a text model's: a layer of each type, narrow, or of its
-    own widths if the architecture can't be built narrow.
+    """Return a random float32 model by `config`, a text model's. It has a layer of each type and is narrow,
+    or has its own widths if the architecture can't be built narrow.
 
     Raises what transformers does if it can't build or compute that one either, and `TooLarge`.
     """
     try:
         return checked(build(narrow_config(config)))
-    except Exception:  # any architecture may demand sizes of its own
+    except Exception:  # Any architecture may require sizes of its own.
         wide = cut_config(config)
     count = parameters(wide)
     if count > MOST_PARAMETERS:
@@ -49,7 +49,7 @@ def narrow_config(full: Any) -> Any:
     small["hidden_size"] = INNER
     heads = values.get("num_attention_heads")
     if heads:
-        # kept: rotary frequencies can be listed one by one
+        # The head size is kept because rotary frequencies can be listed one by one.
         head_size = values.get("head_dim") or full.hidden_size // heads
         groups = 1 if (values.get("num_key_value_heads") or heads) < heads else 2
         small |= {"num_attention_heads": 2, "num_key_value_heads": groups, "hidden_size": 2 * head_size}
@@ -64,7 +64,7 @@ def narrow_config(full: Any) -> Any:
 
 
 def cut_config(full: Any) -> Any:
-    """Return the configuration with as many layers as hold one of each type, and few tokens."""
+    """Return the configuration with as many layers as cover each type, and few tokens."""
     layers = layers_of_all_types(full)
     values = full.to_dict()
     small: dict[str, Any] = {key: value for key, value in SMALL.items() if values.get(key)}
@@ -82,13 +82,13 @@ def cut_config(full: Any) -> Any:
 
 
 def layers_of_all_types(config: Any) -> int:
-    """Return how many layers hold at least two, and one of every type."""
+    """Return the number of layers that covers every type, at least two."""
     types: list[str] = getattr(config, "layer_types", None) or []
     return min(int(config.num_hidden_layers), max([2, *(types.index(kind) + 1 for kind in set(types))]))
 
 
 def build(config: Any) -> Any:
-    """Return a random float32 model for evaluation, the same for the same configuration."""
+    """Return a random float32 model in evaluation mode, the same for the same configuration."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -98,7 +98,7 @@ def build(config: Any) -> Any:
 
 
 def parameters(config: Any) -> int:
-    """Return how many parameters a model of this configuration has."""
+    """Return the number of parameters of a model with this configuration."""
     return sum(parameter.numel() for parameter in empty(config).parameters())
 
 
@@ -112,7 +112,7 @@ def empty(config: Any) -> Any:
 
 
 def checked(model: Any) -> Any:
-    """Return the model. Raises what computing two tokens raises."""
+    """Return the model after it computed two tokens. Raises what that raises."""
     import torch
 
     with torch.inference_mode():

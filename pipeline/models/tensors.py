@@ -1,12 +1,12 @@
-"""A model's tensors: their bytes, and whether their numbers are finite."""
+"""Tensors of a model: their bytes, and a check that their numbers are finite."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 
 def frozen_tensors(model: Any) -> Iterator[Any]:
-    """Every tensor of the base: weights, buffers, and the scales and tables that NF4 keeps beside a weight;
-    of what is shared out this process's part.
+    """Yield every tensor of the base: weights, buffers, and the scales and tables that NF4 keeps with a
+    weight. A sharded weight gives this process's part.
     """
     for weight in model.parameters():
         if not weight.requires_grad:
@@ -20,25 +20,27 @@ def frozen_tensors(model: Any) -> Iterator[Any]:
 
 
 def nf4_state(linear: Any) -> Any:
-    """How bitsandbytes has quantized a linear, None if it is not in NF4. Its weight doesn't say so where it
-    is shared out (`pipeline.models.sharded`).
+    """Return how bitsandbytes quantized a linear; None if it is not in NF4. A sharded weight doesn't tell
+    (`pipeline.models.sharded`).
     """
     of_weight = getattr(getattr(linear, "weight", None), "quant_state", None)
     return getattr(linear, "quant_state", None) if of_weight is None else of_weight
 
 
 def tensor_bytes(tensors: Iterable[Any]) -> int:
-    """Bytes of the tensors' own elements; one that is there twice (a tied head) counts once."""
+    """Return the bytes of the tensors' elements; a tensor that is listed twice (a tied head) counts once."""
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
 def whole(weight: Any) -> Any:
-    """A weight; all of it if it is shared out (`pipeline.models.sharded`): then all processes have to ask."""
+    """Return the entire weight. If it is sharded (`pipeline.models.sharded`), all processes have to call
+    this.
+    """
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
 def all_finite(values: Any) -> bool:
-    """Whether no number is infinite or NaN, by the smallest and the largest: `isfinite` makes three tensors
-    on its way, 60 times as slow on a CPU.
+    """Return True if no number is infinite or NaN, by the smallest and the largest: `isfinite` allocates
+    three tensors, 60 times as slow on a CPU.
     """
     return not values.numel() or all(bool(end.isfinite()) for end in values.detach().aminmax())

@@ -1,8 +1,8 @@
-"""Which part of a config.json is its language model's, and the class that computes it.
+"""Find the language model's part of a config.json, and the class that computes it.
 
-Models that read images or hear sound are published as wrappers: a language model, a tower and a projector,
-with a config.json that has each one's settings. Stage `base` takes the language model out, and a plan counts
-nothing else. `pipeline.gguf.sources.text_config` reads the same part where JSON is enough.
+Models that read images or sound are published as wrappers: a language model, a tower and a projector, with a
+config.json that has each one's settings. Stage `base` extracts the language model, and a plan counts nothing
+else. `pipeline.gguf.sources.text_config` reads the same part if JSON is enough.
 """
 
 import json
@@ -15,16 +15,16 @@ from pipeline.core.errors import DataError
 from pipeline.core.text import quoted, shortened
 
 TOWERS = ("vision_config", "audio_config")
-# text models without a causal class of their own: the class that computes the same of text. Their rotary
-# positions in several dimensions (M-RoPE) are all equal there, which is the ordinary rotary embedding
+# Text models without a causal class of their own: the class that computes the same for text. Their rotary
+# positions in several dimensions (M-RoPE) are all equal there, which is the ordinary rotary embedding.
 SAME_FOR_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
 class TextPart:
-    """The language model in a wrapper of `kind`: its configuration, and whether llama.cpp can show images to
-    it with the wrapper's mmproj.
+    """Language model in a wrapper of `kind`: its configuration, and whether llama.cpp can show images to it
+    with the wrapper's mmproj.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class TextPart:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The language model's own config.json."""
+        """config.json of the language model only."""
         values: dict[str, Any] = json.loads(self.config.to_json_string(use_diff=False))
         return values
 
@@ -56,7 +56,7 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
         chosen = SAME_FOR_TEXT.get(named, named)
         if chosen != named:
             text = AutoConfig.for_model(chosen, **_plain(text))
-    # an untrusted file: the library raises what it stumbles over
+    # An untrusted file: the library raises exceptions of any type.
     except Exception as error:
         raise DataError(
             "Q-BASE-010",
@@ -76,7 +76,7 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
     for key in ENDS:
         if config.get(key) is not None:
             setattr(text, key, config[key])
-    # some wrappers' settings say nothing of it
+    # Some wrappers' settings don't contain it.
     tied = getattr(whole, "tie_word_embeddings", False) or getattr(text, "tie_word_embeddings", False)
     text.tie_word_embeddings = bool(tied)
     return TextPart(str(kind), text, chosen == named)
@@ -98,6 +98,6 @@ def read_text_config(folder: Path) -> Any:
     from transformers import AutoConfig
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # some architectures advise to install kernels
+    logging.set_verbosity_error()  # Some architectures advise to install kernels.
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return config.get_text_config()

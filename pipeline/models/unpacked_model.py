@@ -1,4 +1,4 @@
-"""A model whose weights are taken out of a GGUF of a known family, for files that transformers can't read."""
+"""Build a model from the weights of a GGUF of a known family, for files that transformers can't read."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ def unpacked_model(file: Path, config: Any, dtype: torch.dtype) -> Any:
     """
     with TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        # an absolute path as `name` replaces the folder
+        # An absolute path as `name` replaces the folder.
         quantized = load_gguf(
             Path(folder), compute_dtype=torch.float32, device="cpu", name=str(file.absolute())
         )

@@ -1,1 +1,3 @@
-"""Mixtures of experts: which can be trained, their experts as linears of their own, what gets an adapter."""
+"""Mixtures of experts: the kinds that can be trained, their experts as separate linears, and the linears that
+get an adapter.
+"""

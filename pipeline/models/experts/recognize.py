@@ -7,15 +7,15 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 
-# how many experts there are, in the words of config.json (Qwen, Mixtral, DeepSeek, DBRX …); that of a GGUF is
-# put under the first
+# Keys for the number of experts in config.json (Qwen, Mixtral, DeepSeek, DBRX …). The count of a GGUF is put
+# under the first.
 COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
-# model_type of those whose experts can be trained: general.architecture of their GGUF
+# {model_type of mixtures whose experts can be trained: general.architecture of their GGUF}
 TRAINABLE = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
-# whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
-# GGUF key says otherwise
+# {model_type: whether llama.cpp divides the chosen experts' weights by their sum} (`build_moe_ffn` in its
+# src/models). No GGUF key overrides it.
 NORMALIZED = {"qwen2_moe": False, "qwen3_moe": True}
-# what config.json says of a mixture alone: the field that says it in a GGUF's header
+# {key of config.json that only a mixture has: field in a GGUF's header}
 ROUTING = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
@@ -26,9 +26,9 @@ ROUTING = {
 
 @dataclass(frozen=True)
 class Routing:
-    """A layer's routed experts: how many there are, how many of them a token is sent to, and how many
-    features it has in each between gate or up and down; in the shared expert `shared`, 0 if there is none.
-    `normalized` says that the chosen ones' weights are divided by their sum.
+    """Routed experts of a layer: how many there are, how many of them a token is sent to, and how many
+    features each has between gate or up and down. `shared` is that width in the shared expert, 0 if there is
+    none. `normalized` is set if the chosen experts' weights are divided by their sum.
     """
 
     number: int
@@ -38,16 +38,17 @@ class Routing:
     normalized: bool
 
     def kept(self, hidden: int) -> tuple[int, int, int]:
-        """What a layer keeps of a token beside its linears' inputs (`pipeline.models.experts.separate`), as
-        (activations, indices, float32 numbers): the experts' answers before and after they are weighted, the
-        shared one's before; which tokens go where; what the router gives.
+        """Return the values that a layer keeps of a token in addition to its linears' inputs
+        (`pipeline.models.experts.separate`), as (activations, indices, float32 numbers). They are the
+        experts' answers before and after weighting and the shared expert's before it; which tokens go to
+        which expert; the router's output.
         """
         answers = self.used * (2 * hidden + 1) + (hidden + 1 if self.shared else 0)
         return answers, 3 * self.used, self.number + (self.used + 1 if self.normalized else 0)
 
 
 def read_routing(config: Mapping[str, Any], number: Callable[[str], int]) -> Routing | None:
-    """The experts of a model of this config.json, whose keys `number` reads; None if it is dense."""
+    """Return the experts of a model with this config.json, whose keys `number` reads; None if it is dense."""
     kind = config.get("model_type")
     if kind not in TRAINABLE:
         return None
@@ -61,8 +62,8 @@ def read_routing(config: Mapping[str, Any], number: Callable[[str], int]) -> Rou
 
 
 def check_experts(config: Mapping[str, Any], where: str) -> None:
-    """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture
-    of experts that can't be trained: of another kind, or with dense layers among the others.
+    """Raise `DataError` if a model with this config.json (or with these fields of a GGUF's header) is a
+    mixture of experts that can't be trained: of another kind, or with dense layers among the others.
     """
     sign = sign_of_experts(config)
     if not sign:
@@ -92,14 +93,16 @@ def check_experts(config: Mapping[str, Any], where: str) -> None:
 
 
 def check_experts_of(fields: Mapping[str, Any], where: str) -> None:
-    """The same for the fields of a GGUF's header."""
+    """Raise `DataError` as `check_experts` does, for the fields of a GGUF's header."""
     architecture = fields.get("general.architecture")
     count = fields.get(f"{architecture}.expert_count")
     check_experts({"model_type": kind_of(fields), "num_experts": count}, where)
 
 
 def kind_of(fields: Mapping[str, Any]) -> Any:
-    """A mixture's model_type by its GGUF's header: a Llama with experts is a Mixtral; others as it says."""
+    """Return a mixture's model_type from its GGUF's header: a Llama with experts is a Mixtral, others are
+    what the header says.
+    """
     architecture = fields.get("general.architecture")
     kinds = {gguf: kind for kind, gguf in TRAINABLE.items()}
     dense = architecture == "llama" and _largest(fields.get("llama.expert_count")) < 2
@@ -107,8 +110,8 @@ def kind_of(fields: Mapping[str, Any]) -> Any:
 
 
 def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says of a mixture alone, its model_type too, by a GGUF's header, of which transformers
-    5.23 doesn't read all; empty for a dense model.
+    """Return the keys of config.json that only a mixture has, its model_type included, from a GGUF's header.
+    transformers 5.23 does not read all of them. Empty for a dense model.
     """
     architecture, kind = fields.get("general.architecture"), kind_of(fields)
     if kind not in TRAINABLE:
@@ -123,7 +126,9 @@ def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weighted_otherwise(config: Mapping[str, Any]) -> Iterator[str]:
-    """How llama.cpp would weigh the experts of a model of this config.json otherwise than training did."""
+    """Yield every way in which llama.cpp would weight the experts of a model with this config.json
+    differently from training.
+    """
     kind, normalized = str(config.get("model_type")), bool(config.get("norm_topk_prob", False))
     expected = NORMALIZED.get(kind, normalized)
     if normalized != expected:
@@ -135,7 +140,7 @@ def weighted_otherwise(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def sign_of_experts(config: Mapping[str, Any]) -> str | None:
-    """What tells that a model is a mixture: a key and its value; None for a dense one."""
+    """Return the key and value by which a model is a mixture; None for a dense one."""
     counts = {key: value for key, value in config.items() if COUNT.fullmatch(key)}
     if many := next((key for key, value in counts.items() if _largest(value) > 1), None):
         return f"{many} {counts[many]}"
@@ -143,12 +148,12 @@ def sign_of_experts(config: Mapping[str, Any]) -> str | None:
         named = next((key for key, value in config.items() if key.startswith("moe_") and value), None)
         if named or "moe" in str(config.get("model_type")).lower():
             return f"{named} {config[named]}" if named else f"model_type {config['model_type']}"
-    # of a model that sees too, DBRX
+    # The config.json of a model with images and that of DBRX keep them in such parts.
     parts = (value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
     return next((sign for part in parts if (sign := sign_of_experts(part))), None)
 
 
 def _largest(value: Any) -> int:
-    """A number of experts, or the largest of a list by layer."""
+    """Return a number of experts, or the largest of a list by layer."""
     numbers = value if isinstance(value, list) else [value]
     return max((number for number in numbers if isinstance(number, int)), default=0)

@@ -1,9 +1,9 @@
-"""A mixture whose routed experts are ordinary linears, one by one, as they are in its files.
+"""A mixture whose routed experts are separate ordinary linears, as in its files.
 
-transformers keeps all experts of a layer in two parameters of three dimensions, which bitsandbytes leaves
-in 16 bit and no LoRA on linears reaches. Here an expert has its own `gate_proj`, `up_proj` and `down_proj`,
-named as in the checkpoint (`mlp.experts.7.up_proj`), so that whatever quantizes, loads, adapts and checks
-linears does so with theirs too.
+transformers keeps all experts of a layer in two parameters of three dimensions. bitsandbytes leaves these in
+16 bit, and LoRA on linears does not reach them. Here an expert has its own `gate_proj`, `up_proj` and
+`down_proj`, named as in the checkpoint (`mlp.experts.7.up_proj`). So whatever quantizes, loads, adapts and
+checks linears treats them too.
 """
 
 from functools import cache
@@ -14,14 +14,15 @@ import torch
 from pipeline.config.targets import PARTS
 from pipeline.models.experts.recognize import TRAINABLE
 
-APART = "experts_apart"  # of no library's: by a known model_type they would put the experts together again
+# A model_type of no library: with a known one, a library would put the experts together again.
+APART = "experts_apart"
 
 
 class Experts(torch.nn.Module):
-    """The routed experts of a layer. Only those to which a token was sent are computed."""
+    """Routed experts of a layer. Only those to which a token was sent are computed."""
 
     def __init__(self, fused: Any) -> None:
-        """As many experts of the sizes that transformers' `fused` module has, without its numbers."""
+        """Make as many experts of the same sizes as transformers' `fused` module has, without its numbers."""
         super().__init__()
         experts, both, hidden = fused.gate_up_proj.shape
         self.act_fn, shapes = fused.act_fn, ((hidden, both // 2), (hidden, both // 2), (both // 2, hidden))
@@ -34,7 +35,9 @@ class Experts(torch.nn.Module):
             self.add_module(str(number), torch.nn.ModuleDict(linears))
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """(T, hidden) for x (T, hidden), each token's `chosen` experts (T, k) and their weights (T, k)."""
+        """Return (T, hidden) for x (T, hidden), each token's `chosen` experts (T, k) and their weights (T,
+        k).
+        """
         out = torch.zeros_like(x)
         for number in torch.unique(chosen).tolist():
             tokens, places = torch.where(chosen == number)
@@ -46,14 +49,16 @@ class Experts(torch.nn.Module):
 
 
 class Router(torch.nn.Linear):
-    """Scores of a layer's experts. A class of its own, which bitsandbytes leaves in 16 bit."""
+    """Router that scores a layer's experts. It is a class of its own so that bitsandbytes leaves it in 16
+    bit.
+    """
 
 
 class Mixture(torch.nn.Module):
-    """A layer's MLP: the router, the routed experts and, if there is one, the shared expert."""
+    """MLP of a layer: the router, the routed experts and, if there is one, the shared expert."""
 
     def __init__(self, mlp: Any) -> None:
-        """Of the sizes that transformers' `mlp` has, without its numbers."""
+        """Make the parts with the sizes of transformers' `mlp`, without its numbers."""
         super().__init__()
         experts, hidden = mlp.gate.weight.shape
         self.chosen, self.norm = mlp.gate.top_k, getattr(mlp.gate, "norm_topk_prob", True)
@@ -63,7 +68,7 @@ class Mixture(torch.nn.Module):
             self.shared_expert, self.shared_expert_gate = mlp.shared_expert, mlp.shared_expert_gate
 
     def forward(self, x: torch.Tensor) -> Any:
-        """(B, T, hidden) for x of that shape."""
+        """Return (B, T, hidden) for x of that shape."""
         rows = x.reshape(-1, x.shape[-1])
         scores = self.gate(rows)
         likely = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32)
@@ -77,13 +82,13 @@ class Mixture(torch.nn.Module):
 
 
 def has_experts(config: Any) -> bool:
-    """Whether a model of this configuration has experts that can be separated."""
+    """Return True if a model of this configuration has experts that can be separated."""
     return config.model_type in TRAINABLE
 
 
 @cache
 def separated(kind: Any) -> Any:
-    """The class of causal language models `kind`, with separate experts."""
+    """Return the class of causal language models `kind`, with separate experts."""
 
     class Separated(kind):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
@@ -92,6 +97,6 @@ def separated(kind: Any) -> Any:
                 if hasattr(getattr(module, "experts", None), "gate_up_proj"):
                     self.set_submodule(name, Mixture(module))
             config.model_type = APART
-            config.output_router_logits = False  # the loss is the method's alone
+            config.output_router_logits = False  # Only the method's own loss trains.
 
     return Separated

@@ -1,7 +1,7 @@
-"""Which matrices of a mixture's routed experts get an adapter (`train.experts`), and PEFT's settings
-for that.
+"""Choose the matrices of a mixture's routed experts that get an adapter (`train.experts`), and write PEFT's
+settings for them.
 
-A routed expert's linear is `….mlp.experts.7.gate_proj`; a shared expert's (`….mlp.shared_expert.gate_proj`)
+A routed expert's linear is `….mlp.experts.7.gate_proj`. A shared expert's (`….mlp.shared_expert.gate_proj`)
 is an ordinary linear, for `train.target_modules`.
 """
 
@@ -16,8 +16,8 @@ from pipeline.core.errors import ConfigError
 
 
 def idle_experts(learned: Iterable[tuple[str, bool]]) -> dict[str, int]:
-    """How many routed experts are among those (names of tensors, whether they learned something), and how
-    many of these learned nothing, which stderr says; empty for a dense model.
+    """Return the number of routed experts among these (names of tensors, whether they learned something) and
+    how many of them learned nothing. The second number is reported on stderr. Empty for a dense model.
     """
     experts: dict[str, bool] = {}
     for name, moved in learned:
@@ -34,7 +34,9 @@ def idle_experts(learned: Iterable[tuple[str, bool]]) -> dict[str, int]:
 
 
 def plain_targets(train: Train, linears: Sequence[str]) -> list[str]:
-    """`target_modules` without those that only routed experts have, of a model with these `linears`."""
+    """Return `target_modules` without those that only routed experts have, for a model with these
+    `linears`.
+    """
     only_routed = {leaf(name) for name in linears if is_routed(name)} - {
         leaf(name) for name in linears if not is_routed(name)
     }
@@ -42,11 +44,11 @@ def plain_targets(train: Train, linears: Sequence[str]) -> list[str]:
 
 
 def leaf(name: str) -> str:
-    """The last part of a module's name."""
+    """Return the last part of a module's name."""
     return name.rpartition(".")[2]
 
 
-# (of a mixture or of a dense base, when, what is said)
+# (for a mixture or for a dense base, condition, message)
 REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
     (
         False,
@@ -100,8 +102,8 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
 
 
 def narrowed(config: Any, names: list[str], train: Train) -> Any:
-    """PEFT's `LoraConfig` for a model with linears of these `names`, with the experts' matrices that
-    are meant; as it is for a dense model. Raises what `check_mixture` does.
+    """Return PEFT's `LoraConfig` for a model with linears of these `names`, with the chosen matrices of the
+    experts; unchanged for a dense model. Raises what `check_mixture` does.
     """
     routed = [name for name in names if is_routed(name)]
     check_mixture(train, mixture=bool(routed))
@@ -117,6 +119,6 @@ def narrowed(config: Any, names: list[str], train: Train) -> Any:
     shared = {leaf(name) for name in names if not is_routed(name)}
     others = [rf".*\.experts\.\d+\.{part}" for part in PARTS if part in plain and part not in parts]
     others += [rf"(?!.*\.experts\.\d+\.).*\.{part}" for part in parts if part in shared and part not in plain]
-    # a pattern, matched against the entire name
+    # PEFT matches it as a pattern against the entire name.
     config.exclude_modules = "|".join(filter(None, [config.exclude_modules, *others])) or None
     return config

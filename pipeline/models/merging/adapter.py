@@ -1,5 +1,5 @@
-"""An adapter's folder in PEFT's format: what its settings ask for, refused where a merge would not be what
-was trained, and its tensors by module.
+"""Read an adapter's folder in PEFT's format: its settings, refused if a merge would differ from what was
+trained, and its tensors by module.
 """
 
 import re
@@ -24,7 +24,7 @@ PART = re.compile(
     r"(?P<path>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?"
 )
 PAIRS = ({"lora_A.weight", "lora_B.weight"}, {"lora_embedding_A", "lora_embedding_B"})
-# settings that say nothing about the finished weights; a merge follows those that `Settings` names
+# Settings that don't change the finished weights. A merge follows those that `Settings` names.
 SILENT = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -40,10 +40,10 @@ SILENT = {
     "runtime_config",
     "task_type",
 }
-# starts that leave the base's weights as they are; the others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take
-# something off them
+# Initializations that leave the base's weights as they are. The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA)
+# subtract something from them.
 PLAIN_STARTS = {True, False, "gaussian", "eva", "orthogonal"}
-MATCHING_SECONDS = 2.0  # of CPU; 20 patterns on the 18,432 linears of a mixture of 48 layers take 0.2
+MATCHING_SECONDS = 2.0  # CPU seconds; 20 patterns on the 18,432 linears of a mixture of 48 layers take 0.2
 Rank = Annotated[int, Field(ge=1, le=1 << 16)]
 Alpha = Annotated[float, Field(allow_inf_nan=False)]
 Pattern = Annotated[str, Field(min_length=1, max_length=1 << 16)]
@@ -53,12 +53,14 @@ Names = Annotated[list[Name], Field(fail_fast=True)]
 
 
 class Settings(BaseModel):
-    """What adapter_config.json says of a LoRA, as PEFT writes it; other kinds of adapter have other keys."""
+    """Settings of a LoRA in adapter_config.json, as PEFT writes it. Other kinds of adapter have other
+    keys.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     peft_type: str | None = None
-    r: Rank = 8  # PEFT's own values, where the file doesn't say
+    r: Rank = 8  # Defaults are PEFT's own.
     lora_alpha: Alpha = 8
     rank_pattern: dict[Pattern, Rank] | None = None
     alpha_pattern: dict[Pattern, Alpha] | None = None
@@ -72,13 +74,15 @@ class Settings(BaseModel):
     exclude_modules: Names | Pattern | None = None
     target_parameters: Names | None = None
     modules_to_save: Names | None = None
-    ensure_weight_tying: bool = False  # what is saved of a table is embeddings and head
+    ensure_weight_tying: bool = False  # A saved table is both embeddings and head.
     layers_pattern: Annotated[list[Layers], Field(fail_fast=True)] | Layers | None = None
-    megatron_config: None = None  # PEFT would import a module that the file names
+    megatron_config: None = None  # PEFT would import the module that the file names.
 
 
 def read_settings(folder: Path) -> Settings:
-    """adapter_config.json of a PEFT folder. `DataError` if it is missing, or PEFT can't have written it."""
+    """Return adapter_config.json of a PEFT folder. Raises `DataError` if it is missing, or PEFT can't have
+    written it.
+    """
     file = folder / "adapter_config.json"
     config = read_json(file, "run `snakemake --force train`, or copy the adapter's folder whole")
     try:
@@ -91,8 +95,8 @@ def read_settings(folder: Path) -> Settings:
 
 
 def check_patterns(settings: Settings, names: Iterable[str], folder: Path) -> None:
-    """Raise `DataError` if a pattern of an adapter's settings is none, or takes too long on these modules'
-    names; after this, PEFT and we match them without a limit.
+    """Raise `DataError` if a pattern of an adapter's settings is invalid, or takes too long on these modules'
+    names. After this check, PEFT and we match them without a limit.
     """
     ends = (settings.rank_pattern, settings.alpha_pattern)
     named = (settings.target_modules, settings.exclude_modules)
@@ -114,8 +118,8 @@ def check_patterns(settings: Settings, names: Iterable[str], folder: Path) -> No
 
 @dataclass
 class Module:
-    """The adapter's tensors of one module; `depth` counts the wrappers that PEFT put around it where several
-    parameters are adapted.
+    """Tensors of the adapter for one module. `depth` counts the wrappers that PEFT put around it if more than
+    one parameter is adapted.
     """
 
     path: str
@@ -124,14 +128,14 @@ class Module:
 
     @property
     def where(self) -> str:
-        """Its name in the file."""
+        """Name in the file."""
         return PREFIX + self.path + ".base_layer" * self.depth
 
 
 def by_slice(a: Any, b: Any, slices: int) -> tuple[Any, Any]:
-    """A (slices, r, in) and B (slices, out, r), of arrays or tensors. PEFT flattens those of a parameter of
-    three dimensions to (slices·r, in) and (out, r·slices): a slice is the slow index of A's rows and the fast
-    one of B's columns.
+    """Return a (slices, r, in) and B (slices, out, r), of arrays or tensors. PEFT flattens those of a
+    parameter of three dimensions to (slices·r, in) and (out, r·slices): a slice is the slow index of A's rows
+    and the fast one of B's columns.
     """
     apart = b.reshape(b.shape[0], -1, slices)
     return a.reshape(slices, -1, a.shape[1]), apart.swapaxes(1, 2).swapaxes(0, 1)
@@ -139,7 +143,7 @@ def by_slice(a: Any, b: Any, slices: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Settings, modules with low-rank parts, and tensors that were trained whole (by the base's names)."""
+    """Settings, modules with low-rank parts, and tensors that were trained entirely (by the base's names)."""
 
     folder: Path
     settings: Settings
@@ -147,26 +151,26 @@ class Adapter:
     full: dict[str, Entry]
 
     def rank(self, key: str) -> int:
-        """The rank for a module or parameter by its full name: PEFT's patterns, else `r`."""
+        """Return the rank for a module or parameter by its full name: from PEFT's patterns, otherwise `r`."""
         return int(by_pattern(self.settings.rank_pattern, key, self.settings.r))
 
     def scale(self, key: str) -> float:
-        """α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
+        """Return α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
         rank = self.rank(key)
         alpha = float(by_pattern(self.settings.alpha_pattern, key, self.settings.lora_alpha))
         return alpha / (sqrt(rank) if self.settings.use_rslora else rank)
 
 
 def weights_of(folder: Path) -> Path:
-    """The file of the adapter's weights. Raises `DataError` if there is none."""
+    """Return the file of the adapter's weights. Raises `DataError` if there is none."""
     if not (folder / WEIGHTS).exists():
         raise DataError("Q-MODELS-015", f"{folder} holds no {WEIGHTS}: save the adapter as safetensors")
     return folder / WEIGHTS
 
 
 def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
-    """The adapter in `folder`. Raises `DataError` with everything that a merge can't follow, or (not
-    `to_merge`) that is no LoRA, and where its files are not whole.
+    """Return the adapter in `folder`. Raises `DataError` with everything that a merge can't follow, or (not
+    `to_merge`) that is not a LoRA, and if its files are incomplete.
     """
     settings = read_settings(folder)
     modules: dict[str, Module] = {}
@@ -216,7 +220,9 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
 
 
 def _unsupported(settings: Settings) -> list[str]:
-    """Settings, with values, under which the trained model isn't base + scale·B·A as followed here."""
+    """Return the settings, with values, under which the trained model isn't base + scale·B·A as followed
+    here.
+    """
     return [
         *_no_lora(settings),
         *changed_start(settings),
@@ -234,14 +240,18 @@ def _no_lora(settings: Settings) -> list[str]:
 
 
 def changed_start(settings: Settings) -> list[str]:
-    """Why the adapter belongs to other weights than the base's, in half a sentence; nothing if it doesn't."""
+    """Return the reasons, as half sentences, why the adapter belongs to other weights than the base's; empty
+    if it belongs to them.
+    """
     start = settings.init_lora_weights
     plain = start in PLAIN_STARTS
     return [] if plain else [f"init_lora_weights is {quoted(start)}, which changed the base's weights"]
 
 
 def _incomplete(module: Module, dora: bool | None) -> list[str]:
-    """What the module lacks; whether magnitudes are there has to be `dora`, unless that is None."""
+    """Return the parts that the module lacks. Magnitudes must be present if and only if `dora`, unless that
+    is None.
+    """
     parts = set(module.parts)
     if parts - {"lora_magnitude_vector", "lora_B.bias"} not in PAIRS:
         return [f"{module.where} has {', '.join(sorted(parts))}, which is no pair of A and B"]

@@ -1,5 +1,5 @@
-"""One tensor of the merged model: what an adapter adds to a weight, as two thin matrices from which any run
-of rows is computed, summed up in float64 row block by row block and rounded once.
+"""Compute one tensor of the merged model. An adapter's update of a weight is two thin matrices, from which
+any range of rows is computed. The sum is made in float64, row block by row block, and rounded once.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,15 @@ from pipeline.models.merging.adapter import Module, by_slice
 from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
 from pipeline.models.tensors import all_finite
 
-DROPPED = (1 << 29) - 1  # bits of a float64's fraction that a float32 has no room for
-BLOCK = 1 << 18  # numbers a block: its float64 sums take 2 MB, which stay in the CPU's cache
+DROPPED = (1 << 29) - 1  # bits of a float64's fraction beyond those of a float32
+BLOCK = 1 << 18  # numbers in a block; its float64 sums take 2 MB, which stay in the CPU's cache
 
 
 @dataclass(frozen=True)
 class Update:
-    """scale · left · right, one pair of matrices a slice: left (S, O, r), right (S, r, I), for a weight of
-    S·O rows and I columns. A linear is one slice; a parameter of three dimensions has one for each expert.
+    """Update scale · left · right, with one pair of matrices a slice: left (S, O, r), right (S, r, I), for a
+    weight of S·O rows and I columns. A linear is one slice; a parameter of three dimensions has one for each
+    expert.
 
     `magnitude` is DoRA's (arXiv:2402.09353): the sum's rows (`by_column`: columns) are brought to these
     lengths.
@@ -34,11 +35,11 @@ class Update:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the weight it belongs to."""
+        """Rows and columns of the weight that it belongs to."""
         return self.left.shape[0] * self.left.shape[1], self.right.shape[2]
 
     def rows(self, first: int, last: int) -> Any:
-        """Rows [first, last) of scale · left · right in float64."""
+        """Return rows [first, last) of scale · left · right in float64."""
         import torch
 
         high = self.left.shape[1]
@@ -49,14 +50,14 @@ class Update:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def part(self, number: int, first: int, last: int) -> "Update":
-        """The update of rows [first, last) of one slice."""
+        """Return the update of rows [first, last) of one slice."""
         return Update(self.left[number : number + 1, first:last], self.right[number : number + 1], self.scale)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One tensor of the merged model: numbers of `source`, through NF4 where `quantized`, plus `update`;
-    `file` is its shard's name, which the plan settles.
+    """One tensor of the merged model: numbers of `source`, through NF4 if `quantized`, plus `update`. `file`
+    is its shard's name, which the plan sets.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Job:
 
 
 def low_rank(module: Module, scale: float, *, transposed: bool, slices: int = 1) -> Update:
-    """The update of a linear's or a parameter's weight; `transposed` for weights stored (in, out)."""
+    """Return the update of a linear's or a parameter's weight; `transposed` for weights stored (in, out)."""
     a, b = read_rows(module.parts["lora_A.weight"]), read_rows(module.parts["lora_B.weight"])
     a, b = by_slice(a, b, slices)
     left, right = (a.transpose(1, 2), b.transpose(1, 2)) if transposed else (b, a)
@@ -75,13 +76,15 @@ def low_rank(module: Module, scale: float, *, transposed: bool, slices: int = 1)
 
 
 def lookup(module: Module, scale: float) -> Update:
-    """Update of an embedding's weight (V, H): PEFT keeps A (r, V), B (H, r), and DoRA's lengths by column."""
+    """Return the update of an embedding's weight (V, H): PEFT keeps A (r, V), B (H, r), and DoRA's lengths by
+    column.
+    """
     a, b = read_rows(module.parts["lora_embedding_A"]), read_rows(module.parts["lora_embedding_B"])
     return Update(a.T[None], b.T[None], scale, _magnitude(module), by_column=True)
 
 
 def bias(module: Module, scale: float) -> Update:
-    """The update of a linear's bias where B has one."""
+    """Return the update of a linear's bias if B has one."""
     import torch
 
     return Update(read_rows(module.parts["lora_B.bias"])[None], torch.ones(1, 1, 1), scale)
@@ -93,13 +96,13 @@ def _magnitude(module: Module) -> Any:
 
 
 def round_once(exact: Any, dtype: Any) -> Any:
-    """Float64 numbers as `dtype`, within 0.5 ulp for every result that is at least the type's smallest normal
-    number.
+    """Return float64 numbers as `dtype`, within 0.5 ulp for every result that is at least the type's smallest
+    normal number.
 
-    torch goes from float64 over float32, which rounds twice. Here what float32 would drop is first gathered
-    in its last bit (rounding to odd; Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE
-    Trans. Computers 57(4), 2008), so that the second rounding decides as one from float64 would. `exact` is
-    overwritten.
+    torch converts float64 by way of float32, which rounds twice. Here what float32 would drop is first
+    gathered in its last bit (rounding to odd; Boldo and Melquiond, "Emulation of FMA and correctly rounded
+    sums", IEEE Trans. Computers 57(4), 2008). So the second rounding decides as one from float64 would.
+    `exact` is overwritten.
     """
     import torch
 
@@ -122,11 +125,11 @@ def check_finite(rounded: Any, name: str) -> None:
 
 
 class Rows:
-    """A job's float64 rows before rounding; their start, with or without NF4, and the update apart."""
+    """Float64 rows of a job before rounding: the start, with or without NF4, and the update separately."""
 
     def __init__(self, job: Job, nf4: Nf4 | None) -> None:
         self.job, self.nf4 = job, nf4 if job.quantized else None
-        self.factors: Any = None  # of the columns, where DoRA gives them a length
+        self.factors: Any = None  # factors of the columns, if DoRA gives them a length
         if self.nf4:
             blocks = (read_rows(job.source, *span).view(-1) for span in self.spans())
             self.maxima, self.used = tensor_scales(blocks, self.nf4)
@@ -136,12 +139,14 @@ class Rows:
             self.factors = job.update.magnitude / sum(rows.square().sum(dim=0) for rows in sums).sqrt()
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """(first, last) of each block of rows; it ends where a block of NF4 ends, or at the tensor's end."""
+        """Yield (first, last) of each block of rows. A block stops where a block of NF4 stops, or at the
+        tensor's end.
+        """
         together = self.nf4.block // gcd(self.nf4.block, self.job.source.columns) if self.nf4 else 1
         return spans(self.job.source, BLOCK, together)
 
     def start(self, first: int, last: int) -> Any:
-        """Rows [first, last) of what the update is added to, float64."""
+        """Return rows [first, last) of what the update is added to, float64."""
         values = read_rows(self.job.source, first, last)
         if self.nf4:
             columns, block = self.job.source.columns, self.nf4.block
@@ -151,8 +156,8 @@ class Rows:
         return values.double()
 
     def total(self, start: Any, first: int, last: int) -> Any:
-        """Rows [first, last) of `start` and update together, float64, with DoRA's lengths where it has any;
-        `start` stays unchanged.
+        """Return rows [first, last) of `start` and update together, float64, with DoRA's lengths if it has
+        any. `start` stays unchanged.
         """
         update = self.job.update
         assert update is not None

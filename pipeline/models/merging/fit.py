@@ -1,8 +1,8 @@
 """Measure how near stored weights are to base + scale·B·A, whatever tool merged and however it rounded them.
 
-`pipeline.models.merging.judge` holds a merge of Quench to one rounding. Other tools sum in 16 bits, and a
-level of a GGUF has its noise on top, so here the update is looked for in all that changed: its strength is a
-projection, over which the noise of single weights averages out.
+`pipeline.models.merging.judge` checks Quench's own merge to within one rounding. Other tools sum in 16 bits,
+and a level of a GGUF has its noise in addition. So here the update is estimated from everything that changed:
+its strength is a projection, over which the noise of single weights averages out.
 """
 
 from collections.abc import Iterable
@@ -14,19 +14,19 @@ from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_rows, same_values
 from pipeline.models.merging.compute import Job, Rows, round_once
 from pipeline.models.merging.nf4 import Nf4
 
-# rounding to bfloat16, the coarsest of the types that hold a merged model, as a share of a weight
+# Rounding to bfloat16, the coarsest type of a merged model, as a share of a weight.
 ROUNDED = 2.0**-9
-# what arithmetic in 16 bits may leave off of an update, and how far its strength may be from 1
+# Share of an update that arithmetic in 16 bits may lose, and how far its strength may be from 1.
 TOLERANCE = 0.25
-SUMMED = 0.05  # of an update's length that its own rounding may take off
-HIDDEN = 0.1  # standard error of a strength from which on it says nothing
+SUMMED = 0.05  # share of an update's length that its own rounding may remove
+HIDDEN = 0.1  # standard error from which on a strength is not informative
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Sums over a tensor's numbers, in float64: `source` and `update` (the one that should be there) squared,
-    `shared` of the update times what changed, `left` of the squared distance from what should be there; and
-    the `count` of numbers.
+    """Sums over a tensor's numbers, in float64: `source` and `update` (the expected one) squared, `shared` of
+    the update times what changed, `left` of the squared distance from the expected values; and the `count` of
+    numbers.
     """
 
     source: float = 0.0
@@ -47,26 +47,26 @@ class Fit:
 
     @property
     def strength(self) -> float | None:
-        """Return how much of the update is in the weights: 1 if it was merged once, 0 if not; None if
-        rounding leaves nothing of it.
+        """Share of the update in the weights: 1 if it was merged once, 0 if not; None if rounding leaves
+        nothing of it.
         """
         return self.shared / self.update if self.update else None
 
     @property
     def rest(self) -> float:
-        """Return the distance from what should be there, as a share of the source's length."""
+        """Distance from the expected values, as a share of the source's length."""
         if self.source:
             return sqrt(self.left / self.source)
         return inf if self.left else 0.0
 
     @property
     def size(self) -> float:
-        """Return the update's length as a share of the source's."""
+        """Length of the update as a share of the source's."""
         return sqrt(self.update / self.source) if self.source else 0.0
 
     @property
     def unexplained(self) -> float:
-        """Return the part of `rest` that no other strength of the update explains."""
+        """Part of `rest` that no other strength of the update explains."""
         if self.strength is None:
             return self.rest
         return sqrt(max(0.0, self.rest**2 - ((1 - self.strength) * self.size) ** 2))
@@ -78,11 +78,11 @@ class Fit:
         return noise / self.size / sqrt(self.count) if self.size else inf
 
     def is_scaled(self, noise: float = ROUNDED) -> bool:
-        """Return True if another strength of the update explains the weights but for this noise."""
+        """Return True if another strength of the update explains the weights except for this noise."""
         return self.strength is not None and self.unexplained <= noise * (1 + self.size) + SUMMED * self.size
 
     def is_near(self, noise: float = ROUNDED) -> bool:
-        """Return True if the weights are what should be there but for this noise."""
+        """Return True if the weights are as expected except for this noise."""
         near = self.rest <= TOLERANCE * self.size + noise
         if self.strength is None or self.error(noise) > HIDDEN:
             return near
@@ -90,7 +90,7 @@ class Fit:
 
 
 def fit_of(start: Any, expected: Any, stored: Any) -> Fit:
-    """Return the sums over rows of float64: what they were, should be and are."""
+    """Return the sums over rows of float64: the values before, the expected values and the stored ones."""
     change = expected - start
     return Fit(
         float(start.square().sum()),
@@ -107,16 +107,16 @@ def nearest(fits: Iterable[Fit]) -> Fit:
 
 
 def same_bytes(entry: Entry, other: Entry) -> bool:
-    """Return True if two tensors hold the same values in the same type, which is quicker than a fit."""
+    """Return True if two tensors contain the same values in the same type. This is quicker than a fit."""
     return entry.dtype == other.dtype and same_values(entry, other)
 
 
 def merge_fit(job: Job, merged: Entry, nf4: Nf4 | None = None) -> Fit:
-    """Return how near `merged` is to what `job` makes; `nf4` is what the job's source went through if it is
-    `quantized`.
+    """Return how near `merged` is to the result of `job`; `nf4` is the quantization of the job's source if it
+    is `quantized`.
 
-    The update is taken as it is left by rounding to the merged model's type, or by the base's, in which some
-    tools sum: an update that is smaller than half a unit in the last place is lost there.
+    The update is rounded to the merged model's type or to the base's, in which some tools sum: an update
+    smaller than half a unit in the last place is lost there.
     """
     import torch
 

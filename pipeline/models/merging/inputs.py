@@ -1,5 +1,5 @@
-"""What a merge reads beside tensors, and leaves behind: the structure that transformers builds from the
-base's config, how training quantized and which weights it saw, settings and tokenizer.
+"""Inputs and outputs of a merge other than tensors: the structure that transformers builds from the base's
+config, how training quantized and which weights it saw, settings and tokenizer.
 """
 
 import shutil
@@ -23,17 +23,17 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-# what llama.cpp's converters read and transformers does not write when it saves a tokenizer
+# Files that llama.cpp's converters read and that transformers does not write when it saves a tokenizer.
 CONVERTERS_FILE = "tokenizer.model"
 CONVERTERS_KEYS = ("tokenizer_class", "added_tokens_decoder")
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A model without numbers; weights by transformers' names, in the order in which modules declare them."""
+    """Model without numbers: weights by transformers' names, in the order in which modules declare them."""
 
     shapes: dict[str, tuple[int, ...]]
-    quantized: frozenset[str]  # weights that are in 4 bit while training with base.quantization nf4
+    quantized: frozenset[str]  # weights that are in 4 bit during training with base.quantization nf4
     transposed: frozenset[str]  # weights stored (in, out)
     embedding: str
     head: str
@@ -41,7 +41,9 @@ class Structure:
 
 
 def structure(base: Path) -> Structure:
-    """The structure of `base`'s model by config alone. Raises `DataError` if transformers can't build it."""
+    """Return the structure of `base`'s model from its config only. Raises `DataError` if transformers can't
+    build it.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
@@ -63,7 +65,7 @@ def structure(base: Path) -> Structure:
             "take another base",
         ) from error
     kept = HfQuantizer.get_modules_to_not_convert(trained, None, trained._keep_in_fp32_modules)
-    # as transformers' replace_with_bnb_linear: exactly these two classes, by their full names
+    # transformers' replace_with_bnb_linear replaces exactly these two classes, by their full names.
     quantized = frozenset(
         f"{name}.weight"
         for name, module in trained.named_modules()
@@ -97,8 +99,8 @@ def structure(base: Path) -> Structure:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What training recorded of the base: how it was quantized (None: it was not), and a hash of its weights.
-    Of an adapter that another tool trained there is no record, and neither is known.
+    """Training's record of the base: how it was quantized (None: it was not), and a hash of its weights. An
+    adapter that another tool trained has no record, so neither is known.
     """
 
     recorded: bool = False
@@ -107,7 +109,7 @@ class TrainedRun:
 
 
 def read_run(adapter: Path) -> TrainedRun:
-    """Training's own record of the adapter."""
+    """Return training's own record of the adapter."""
     file = adapter / "run.json"
     run = read_json(file, "run `snakemake --force train`") if file.exists() else {}
     if not run:
@@ -119,7 +121,9 @@ def read_run(adapter: Path) -> TrainedRun:
 
 
 def need_nf4(adapter: Path, run: TrainedRun) -> Nf4:
-    """How the base was quantized when `run` trained `adapter`, or a `DataError` that says why it was not."""
+    """Return how the base was quantized when `run` trained `adapter`. Raises `DataError` with the reason if
+    it was not.
+    """
     if run.nf4:
         return run.nf4
     reason = (
@@ -133,11 +137,11 @@ def need_nf4(adapter: Path, run: TrainedRun) -> Nf4:
 
 
 def check_same_base(base: Path, run: TrainedRun) -> str | None:
-    """One hash of the base's weights (`weights_sha256` of training's record), from the record beside the
-    base.
+    """Return a hash of the base's weights (`weights_sha256` of training's record), from the record next to
+    the base.
 
-    None if there is no such record: a hash would have to read every shard. Raises `DataError` if training saw
-    others.
+    None if there is no such record, because a hash would have to read every shard. Raises `DataError` if
+    training saw other weights.
     """
     file = base.with_name(f"{base.name}.json")
     if not file.exists():
@@ -157,7 +161,7 @@ def check_same_base(base: Path, run: TrainedRun) -> str | None:
 
 def copy_settings(base: Path, adapter: Path, merged: Path, dtype: str, changes: dict[str, Any]) -> None:
     """Write config (with `changes`) and generation config of the base, tokenizer and template of the adapter:
-    what was trained is what ships. What only a converter reads of the tokenizer is the base's.
+    what was trained is what ships. Tokenizer files that only a converter reads come from the base.
     """
     config = read_json(base / "config.json", "run `snakemake --force base`")
     config.pop("torch_dtype", None)
@@ -172,7 +176,7 @@ def copy_settings(base: Path, adapter: Path, merged: Path, dtype: str, changes: 
 
 
 def tokenizer_files(base: Path, adapter: Path) -> dict[str, Path]:
-    """Return the file of which each file of the merged model's tokenizer is a copy."""
+    """Return {file of the merged model's tokenizer: file that it is a copy of}."""
     files = {name: adapter / name for name in TOKENIZER_FILES if (adapter / name).exists()}
     for folder in (base, adapter):
         if (folder / CONVERTERS_FILE).exists():
@@ -181,11 +185,11 @@ def tokenizer_files(base: Path, adapter: Path) -> dict[str, Path]:
 
 
 def tokenizer_settings(base: Path, adapter: Path) -> dict[str, Any]:
-    """Return the merged model's tokenizer_config.json: the adapter's, with what converters read of the
-    base's; nothing if the adapter has none.
+    """Return the merged model's tokenizer_config.json: the adapter's, with the keys that converters read from
+    the base's; empty if the adapter has none.
 
-    transformers writes the class that it took, TokenizersBackend for a Phi, where llama.cpp's converter asks
-    for the class that the model names.
+    transformers writes the class that it used, TokenizersBackend for a Phi, but llama.cpp's converter needs
+    the class that the model names.
     """
     settings = read_settings(adapter)
     named = read_settings(base)
@@ -193,6 +197,6 @@ def tokenizer_settings(base: Path, adapter: Path) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the tokenizer_config.json of a folder; nothing if there is none."""
+    """Return the tokenizer_config.json of a folder; empty if there is none."""
     file = folder / TOKENIZER_SETTINGS
     return read_json(file, "run `snakemake --force base`") if file.exists() else {}

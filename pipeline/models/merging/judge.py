@@ -1,5 +1,5 @@
-"""How far a written tensor is from what it should hold, computed apart from the merge's own loop, also under
-assumptions of what went wrong.
+"""Measure how far a written tensor is from its expected values. They are computed separately from the merge's
+own loop, also under assumptions about what went wrong.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from pipeline.models.merging.compute import Job, Update, round_once
 from pipeline.models.merging.nf4 import Nf4, codes, tensor_scales, values_of
 from pipeline.models.tensors import all_finite
 
-ROWS = 64  # rows a block: whole blocks of NF4, whatever the columns
-# bits of the fraction, exponent of the smallest normal number
+ROWS = 64  # rows in a block: whole blocks of NF4 for any number of columns
+# {type: (bits of the fraction, exponent of the smallest normal number)}
 FRACTION = {"F16": (10, -14), "BF16": (7, -126), "F32": (23, -126)}
-EXPONENT = 0x7FF << 52  # of a float64
+EXPONENT = 0x7FF << 52  # exponent bits of a float64
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """How a tensor may have come about: `times` the update was merged, into NF4 or not, rounded to another
-    type on the way (torch's name).
+    """Assumption how a tensor came about: the update was merged `times` times, into NF4 or not, and rounded
+    to another type on the way (torch's name).
 
     The last one's error is in units of that type.
     """
@@ -32,11 +32,11 @@ class Assumption:
 
 
 def tensor_error(job: Job, merged: Entry, nf4: Nf4 | None, assumed: Assumption | None = None) -> float:
-    """Largest distance of `merged` from what `job` makes, in units in the last place that the exact value has
-    in `merged`'s type.
+    """Return the largest distance of `merged` from the result of `job`, in units in the last place that the
+    exact value has in `merged`'s type.
 
-    0 where both hold the same bits, infinite where a number is not finite. `nf4` is what the job's source
-    went through, if anything.
+    0 if both have the same bits, infinite if a number is not finite. `nf4` is the quantization of the job's
+    source, if any.
     """
     import torch
 
@@ -73,11 +73,11 @@ def tensor_error(job: Job, merged: Entry, nf4: Nf4 | None, assumed: Assumption |
 
 
 def unit(exact: Any, dtype: str) -> Any:
-    """One unit in the last place of each float64 number in a type of safetensors' name."""
+    """Return one unit in the last place of each float64 number in a type with safetensors' name."""
     import torch
 
     bits, smallest = FRACTION[dtype]
-    power = (exact.view(torch.int64) & EXPONENT).view(torch.float64)  # 2 to the number's exponent, 0 for 0
+    power = (exact.view(torch.int64) & EXPONENT).view(torch.float64)  # 2 to the number's exponent; 0 for 0
     return power.clamp(min=2.0**smallest) * 2.0**-bits
 
 
@@ -115,7 +115,9 @@ def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -
 
 
 def _change(update: Update | None, first: int, last: int) -> Any:
-    """Rows of scale · left · right: here every row's slice is looked up, so that none can slip by one."""
+    """Return rows of scale · left · right. Here every row's slice is looked up, so that no row can be off by
+    one slice.
+    """
     import torch
 
     if update is None:
@@ -133,7 +135,7 @@ def _change(update: Update | None, first: int, last: int) -> Any:
 
 
 def _lengths(job: Job, nf4: Nf4 | None, scales: Any) -> Any:
-    """Lengths of the sum's rows or columns, float64, where the update has magnitudes."""
+    """Return the lengths of the sum's rows or columns, float64, if the update has magnitudes."""
     import torch
 
     if job.update is None or job.update.magnitude is None:

@@ -1,13 +1,13 @@
-"""NF4 with bitsandbytes' bytes, in blocks of rows: weights by their block's largest absolute value, the
-scales in 8 bit if wished.
+"""NF4 with bitsandbytes' bytes, in blocks of rows: weights are scaled by their block's largest absolute
+value, and the scales are in 8 bit if wanted.
 
 NF4: QLoRA, arXiv:2305.14314, section 3 and appendix E; the 8-bit type of the scales: arXiv:2110.02861. The
-tables and the scales are bitsandbytes' own; the weights' codes are found here, three times as fast (a million
+tables and the scales are bitsandbytes' own. The weights' codes are found here, three times as fast (a million
 float32 weights there and back on one thread: 18 ms against 58 ms). Rounding follows bitsandbytes on the CPU,
-so that a merge meets the very weights that training saw. One thing is not followed: with AVX-512,
+so that a merge reads exactly the weights that training saw. One thing is not followed: with AVX-512,
 bitsandbytes 0.50.2 dequantizes matrices whose columns are a multiple of 16 and not of 64 with scales of other
-blocks; training's preflight refuses such a base on a CPU. Everything but the scales works on any run of whole
-blocks.
+blocks. Training's preflight refuses such a base on a CPU. Everything but the scales works on any range of
+whole blocks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,13 +19,15 @@ from typing import Any
 from pipeline.models.tensors import all_finite
 
 NESTED_BLOCK = 256  # scales that share one scale of their own
-CELLS = 512  # of the table that finds a number's code
-TOGETHER = 1 << 18  # numbers that are packed at a time: their codes stay in the CPU's cache
+CELLS = 512  # cells of the table that finds a number's code
+TOGETHER = 1 << 18  # numbers packed at a time; their codes stay in the CPU's cache
 
 
 @dataclass(frozen=True)
 class Nf4:
-    """How training quantized: numbers per block, whether scales are too, compute type (torch's name)."""
+    """Quantization of a training: numbers per block, whether scales are quantized too, compute type (torch's
+    name).
+    """
 
     compute_dtype: str
     double_quant: bool = True
@@ -33,14 +35,16 @@ class Nf4:
 
     @property
     def dtype(self) -> Any:
-        """The compute type as a torch type: weights are rounded to it before they are quantized and after."""
+        """Compute type as a torch type. Weights are rounded to it before they are quantized and after."""
         import torch
 
         return getattr(torch, self.compute_dtype)
 
 
 def block_maxima(values: Any, block: int) -> Any:
-    """Largest absolute value (float32) of each block of a flat tensor; the last block may be short."""
+    """Return the largest absolute value (float32) of each block of a flat tensor; the last block may be
+    short.
+    """
     import torch
 
     whole = values.numel() // block * block
@@ -51,8 +55,8 @@ def block_maxima(values: Any, block: int) -> Any:
 
 
 def scales(maxima: Any, double_quant: bool) -> Any:
-    """Scales (float32) from all blocks' maxima of a tensor; with double quantization the mean is taken off
-    and the rest rounded to 8 bit by blocks of 256.
+    """Return the scales (float32) from all blocks' maxima of a tensor. With double quantization the mean is
+    subtracted and the rest rounded to 8 bit by blocks of 256.
     """
     if not double_quant:
         return maxima
@@ -63,7 +67,9 @@ def scales(maxima: Any, double_quant: bool) -> Any:
 
 
 def codes(values: Any, maxima: Any, block: int) -> Any:
-    """Code 0 to 15 (int32, flat) of each number of a flat run of whole blocks, from the blocks' maxima."""
+    """Return the code 0 to 15 (int32, flat) of each number of a flat range of whole blocks, from the blocks'
+    maxima.
+    """
     import torch
 
     whole = values.numel() // block * block
@@ -77,7 +83,7 @@ def codes(values: Any, maxima: Any, block: int) -> Any:
 
 
 def values_of(indices: Any, used: Any, block: int, dtype: Any) -> Any:
-    """The numbers (flat, of `dtype`) that codes stand for, with the scales of their blocks."""
+    """Return the numbers (flat, of `dtype`) that codes stand for, with the scales of their blocks."""
     whole = indices.numel() // block * block
     values = nf4_values().index_select(0, indices)
     values[:whole].view(-1, block).mul_(used[: whole // block, None])
@@ -86,7 +92,7 @@ def values_of(indices: Any, used: Any, block: int, dtype: Any) -> Any:
 
 
 def tensor_scales(blocks: Iterable[Any], nf4: Nf4) -> tuple[Any, Any]:
-    """(maxima, scales) of a tensor that comes in flat runs of whole blocks."""
+    """Return (maxima, scales) of a tensor that comes in flat ranges of whole blocks."""
     import torch
 
     maxima = torch.cat([block_maxima(values.to(nf4.dtype), nf4.block) for values in blocks])
@@ -94,13 +100,17 @@ def tensor_scales(blocks: Iterable[Any], nf4: Nf4) -> tuple[Any, Any]:
 
 
 def round_trip(values: Any, maxima: Any, used: Any, nf4: Nf4) -> Any:
-    """What training saw for a flat run of whole blocks: cast to the compute type, quantized, dequantized."""
+    """Return the values that training saw for a flat range of whole blocks: cast to the compute type,
+    quantized, dequantized.
+    """
     return values_of(codes(values.to(nf4.dtype), maxima, nf4.block), used, nf4.block, nf4.dtype)
 
 
 @contextmanager
 def quick_quantizer() -> Iterator[None]:
-    """Meanwhile, on a CPU, bitsandbytes quantizes to NF4 by `codes`: same bytes in a quarter of the time."""
+    """Let bitsandbytes quantize to NF4 by `codes` on a CPU while the body runs: the same bytes in a quarter
+    of the time.
+    """
     import bitsandbytes  # noqa: F401 (defines the operator)
     import torch
 
@@ -119,7 +129,9 @@ def quick_quantizer() -> Iterator[None]:
 
 
 def packed(values: Any, block: int) -> tuple[Any, Any]:
-    """(uint8 (n ÷ 2, 1): two codes a byte, the first high; block maxima) of a flat tensor of whole blocks."""
+    """Return (uint8 (n ÷ 2, 1): two codes a byte, the first high; block maxima) of a flat tensor of whole
+    blocks.
+    """
     import torch
 
     maxima, out = block_maxima(values, block), torch.empty(values.numel() // 2, 1, dtype=torch.uint8)
@@ -132,7 +144,7 @@ def packed(values: Any, block: int) -> tuple[Any, Any]:
 
 @cache
 def nf4_values() -> Any:
-    """The 16 numbers of NF4, float32, sorted."""
+    """Return the 16 numbers of NF4, float32, sorted."""
     from bitsandbytes.functional import get_4bit_type
 
     return get_4bit_type("nf4", "cpu")
@@ -140,10 +152,10 @@ def nf4_values() -> Any:
 
 @cache
 def _cells() -> tuple[Any, Any]:
-    """For each of CELLS even cells from -1 to 1: the code where it begins (int32) and the middle above that
-    code (float32).
+    """Return for each of CELLS equal cells from -1 to 1 the code at its start (int32) and the middle above
+    that code (float32).
 
-    No cell holds two middles, so one comparison finds the code; `torch.bucketize` gives the same and takes
+    No cell contains two middles, so one comparison finds the code. `torch.bucketize` gives the same and takes
     five times as long.
     """
     import torch

@@ -1,4 +1,4 @@
-"""The merged model's tensors and where each comes from: each adapter tensor is used once, else an error."""
+"""Plan the merged model's tensors and the source of each. Every adapter tensor must be used exactly once."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,17 +13,18 @@ from pipeline.models.merging.inputs import Structure
 
 @dataclass
 class Plan:
-    """The merged model's tensors and what its config must say otherwise than the base's."""
+    """Tensors of the merged model, and the settings of its config that differ from the base's."""
 
     jobs: list[Job]
     config: dict[str, Any] = field(default_factory=dict)
 
 
 def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: bool) -> Plan:
-    """Every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` if the two
-    don't fit, naming shapes.
+    """Return every tensor of the merge of `adapter` into `base`, in the base's order. Raises `DataError` if
+    the two don't fit, naming shapes.
     """
-    stored = {in_model(name): name for name in base}  # by the model's names, put back at the end
+    # Names are the model's here; the base's names are restored at the end.
+    stored = {in_model(name): name for name in base}
     base = {name: base[old] for name, old in stored.items()}
     updates = _updates(base, adapter, model)
     changed = {name: Job(name, entry) for name, entry in adapter.full.items()}
@@ -46,9 +47,11 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
 
 
 def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
-    """{tensor: update} by checkpoint name; a module that the base lacks goes under the name it would have."""
+    """Return {tensor: update} by checkpoint name. A module that the base lacks is listed under the name it
+    would have.
+    """
     targets = tuple(f".{name}" for name in adapter.settings.target_parameters or ())
-    # by the module that holds them, in the order in which it declares them
+    # Parameters by the module that contains them, in the order in which it declares them.
     parameters: dict[str, list[str]] = {}
     for name in model.shapes:
         if f".{name}".endswith(targets):
@@ -58,7 +61,7 @@ def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict
         if module.path not in parameters:
             updates |= _linear(module, adapter, model)
     for path in dict.fromkeys(module.path for module in adapter.modules if module.path in parameters):
-        # PEFT wraps a module once a parameter, the parameter that is declared first innermost
+        # PEFT wraps a module once per parameter. The parameter that is declared first is innermost.
         group = sorted(
             (module for module in adapter.modules if module.path == path), key=lambda module: -module.depth
         )
@@ -99,9 +102,9 @@ def _check_rank(module: Module, update: Update, rank: int) -> None:
 def _parameter(
     name: str, module: Module, base: dict[str, Entry], adapter: Adapter, model: Structure
 ) -> dict[str, Update]:
-    """The update of a parameter, taken apart into linears where the checkpoint has these."""
+    """Return the update of a parameter, split into linears if the checkpoint has these."""
     shape = model.shapes[name]
-    slices = shape[0] if len(shape) == 3 else 1  # a layer's experts
+    slices = shape[0] if len(shape) == 3 else 1  # experts of a layer
     if module.parts["lora_A.weight"].shape[0] % slices or module.parts["lora_B.weight"].shape[1] % slices:
         raise DataError(
             "Q-MODELS-018",
@@ -125,9 +128,9 @@ def _parameter(
 def _settle_tied(
     base: dict[str, Entry], changed: dict[str, Job], model: Structure, *, stays_tied: bool
 ) -> dict[str, Any]:
-    """Where one table is embeddings and head and the adapter treats them differently, give each its own.
+    """Give embeddings and head a table each if they share one and the adapter treats them differently.
 
-    Corrects `changed`; returns what the config must say. PEFT trains only the side that was named: the other
+    Corrects `changed`; returns the changes to the config. PEFT trains only the side that was named: the other
     keeps the base's numbers, unless training tied the two (`stays_tied`). A table of another length can only
     be both.
     """

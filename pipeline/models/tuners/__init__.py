@@ -1,4 +1,6 @@
-"""What trains on a frozen base (`train.tuner`), for PyTorch models. Callers ask a `Tuner`, not what it is."""
+"""Tuners: what trains on a frozen base (`train.tuner`), for PyTorch models. Callers use a `Tuner`, not its
+kind.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,15 +16,15 @@ from pipeline.models.tuners import lora, scales
 
 
 class Tuner(NamedTuple):
-    """One way to train; `is_on` says whether a model does.
+    """One way to train. `is_on` tells whether a model trains that way.
 
-    `put` gives the base of `load_quantized` with what trains, its start drawn from the random state; `check`
-    the number of parameters, proven to be what the settings ask for in every layer and no others. `numbers`
-    are what was trained: (name, tensor, whether it is 0 as long as nothing was learned). `save` writes them
-    into a folder, the same bytes for the same numbers. `load` gives them to a model that trains. Inside of
-    `without` a model is what it was before.
+    `put` returns the base of `load_quantized` with what trains, its start drawn from the random state.
+    `check` returns the number of parameters, proven to be what the settings specify in every layer and no
+    others. `numbers` yields what was trained: (name, tensor, whether it is 0 as long as nothing was learned).
+    `save` writes them into a folder, the same bytes for the same numbers. `load` gives them to a model that
+    trains. Inside `without` a model is what it was before.
 
-    `put` and `check` raise `ConfigError` for what the base hasn't, `check` `AssertionError` if anything else
+    `put` and `check` raise `ConfigError` for what the base lacks, `check` `AssertionError` if anything else
     trains, `load` `DataError` for another model's numbers.
     """
 
@@ -67,27 +69,28 @@ RESTORE: Mapping[TunerName, Callable[[Any, Path], Any]] = {"scales": scales.load
 
 
 def tuner_on(model: Any) -> Tuner:
-    """The tuner that a model trains by."""
+    """Return the tuner that a model trains by."""
     return next((tuner for tuner in TUNERS.values() if tuner.is_on(model)), LORA)
 
 
 def tuner_in(folder: Path) -> Tuner:
-    """The tuner that wrote what is in the folder."""
+    """Return the tuner that wrote what is in the folder."""
     return TUNERS[tuner_of(folder)]
 
 
 def restored(model: Any, adapter: Path) -> Any:
-    """A base of `load_quantized` that answers with what was trained into the folder `adapter`. Raises
+    """Return a base of `load_quantized` that answers with what was trained into the folder `adapter`. Raises
     `DataError` for another model's numbers.
 
-    Not a tuner's, or an edit of how it trains would run again what only asks it.
+    This is not a method of `Tuner`: an edit of how a tuner trains would rerun the stages that only query the
+    trained model.
     """
     return RESTORE.get(tuner_of(adapter), lora.with_adapter)(model, adapter)
 
 
 def put_tuner(model: Any, settings: Training) -> Any:
-    """The frozen base of `load_quantized` with what trains on it. Layers below the first that trains run
-    without autograd, and those that are offloaded have their weights in main memory.
+    """Return the frozen base of `load_quantized` with what trains on it. Layers below the first that trains
+    run without autograd, and offloaded layers have their weights in main memory.
 
     Raises `ConfigError` for targets or layers that the model lacks, `DataError` if a linear has no scales.
     """
@@ -102,7 +105,9 @@ def put_tuner(model: Any, settings: Training) -> Any:
 
 
 def check_targets(model: Any, train: Train) -> None:
-    """Raise `ConfigError` for linears, layers or patterns of `train` not in `model` (no adapter yet)."""
+    """Raise `ConfigError` for linears, layers or patterns of `train` that are not in `model` (without an
+    adapter yet).
+    """
     linears = [name for name, module in model.named_modules() if hasattr(module, "in_features")]
     if problem := next(misfits(train, linears, len(model.model.layers)), None):
         raise ConfigError("Q-MODELS-026", problem)
@@ -121,8 +126,8 @@ def check_targets(model: Any, train: Train) -> None:
 
 
 def bypassed(model: Any) -> set[str]:
-    """Return the paths of linears that an adapter does nothing for: of a state space's output, whose weight
-    its kernels on a GPU take themselves (PEFT refuses it in some of these architectures).
+    """Return the paths of linears on which an adapter has no effect: those of a state space's output, because
+    its kernels on a GPU read the weight themselves (PEFT refuses it in some of these architectures).
     """
     return {
         f"{name}.out_proj"
@@ -133,12 +138,12 @@ def bypassed(model: Any) -> set[str]:
 
 def stop_gradients(model: Any) -> int:
     """Run the layers of `model` (a causal language model) before the first with a parameter that trains
-    without autograd: they keep no activation, and the next layer's input needs no gradient. Their number;
-    none if the embeddings train.
+    without autograd. They keep no activation, and the next layer's input needs no gradient. Return their
+    number; 0 if the embeddings train.
 
-    PyTorch alone would not notice that nothing before learns under gradient checkpointing, where transformers
-    makes the embeddings' output ask for a gradient (`PreTrainedModel.enable_input_require_grads`): every
-    layer would be recomputed and walked back through.
+    PyTorch by itself would not notice under gradient checkpointing that nothing before learns, because
+    transformers makes the embeddings' output require a gradient
+    (`PreTrainedModel.enable_input_require_grads`): every layer would be recomputed and walked back through.
     """
     import torch
 
@@ -148,11 +153,11 @@ def stop_gradients(model: Any) -> int:
     trains = [any(parameter.requires_grad for parameter in layer.parameters()) for layer in layers]
     first = trains.index(True) if any(trains) else 0
     for layer in layers[:first]:
-        # over the class's own forward, which is where transformers puts its checkpointing
+        # This wraps the class's own forward, which is where transformers puts its checkpointing.
         layer.forward = torch.no_grad()(layer.forward)
     return first
 
 
 def causal_model(model: Any) -> Any:
-    """The causal language model itself, below PEFT's wrapping if there is one."""
+    """Return the causal language model itself, below PEFT's wrapping if there is one."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,11 +1,11 @@
-"""The LoRA adapter on a frozen base: PEFT's settings of it, what trains whole beside it, and the proof that
-both are what was asked for.
+"""The LoRA adapter on a frozen base: PEFT's settings, the modules that train entirely, and the proof that
+both are as specified.
 
 Norms, embeddings and head (`train.modules_to_save`, PEFT's `ModulesToSaveWrapper`) learn as copies; the
-base's own stay for the model without its adapter. The copies are float32, for in 16 bit a norm near 1 would
-not move by a step of the optimizer. What norms and embeddings give has the type that it has in the base; a
+base's own stay for the model without its adapter. The copies are float32, because in 16 bit a norm near 1
+would not move by a step of the optimizer. The output of norms and embeddings has its type in the base; a
 head's logits are float32. Embeddings that are the head too are one copy for both. PEFT matches a name by its
-end, so `norm` alone would be every norm: here it gets entire paths.
+end, so a bare `norm` would be every norm. Here it gets entire paths.
 """
 
 import re
@@ -25,12 +25,12 @@ from pipeline.models.qlora import check_layers, linear_names
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
-COPY = ".modules_to_save."  # in the names of their weights
+COPY = ".modules_to_save."  # part of their weights' names
 OUTSIDE = ("model.norm", "model.embed_tokens", "lm_head")  # paths of modules outside the layers
 
 
 def lora_config(train: Training) -> Any:
-    """PEFT's configuration of the adapter, sorted so that its file has the same bytes in every run."""
+    """Return PEFT's configuration of the adapter, sorted so that its file has the same bytes in every run."""
     from peft import LoraConfig
 
     targets = train.target_modules
@@ -50,8 +50,8 @@ def lora_config(train: Training) -> Any:
 
 
 def adapter_config(model: Any, train: Training) -> Any:
-    """PEFT's settings for `model`, which has no adapter yet: what `narrowed` makes of a mixture's, and which
-    modules train whole. Raises `ConfigError` for settings that the model has no use for.
+    """Return PEFT's settings for `model`, which has no adapter yet: `narrowed` for a mixture, with the
+    modules that train entirely. Raises `ConfigError` for settings that the model has no use for.
     """
     config = narrowed(lora_config(train), linear_names(model), train)
     config.modules_to_save = saved_paths(model, train) or None
@@ -60,11 +60,11 @@ def adapter_config(model: Any, train: Training) -> Any:
 
 
 def put_adapter(model: Any, train: Training) -> Any:
-    """The frozen base with the adapter on it, its start drawn from the random state."""
+    """Return the frozen base with the adapter on it, its start drawn from the random state."""
     from peft import get_peft_model
 
-    # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its
-    # first step on
+    # The adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its
+    # first step on.
     model = get_peft_model(model, adapter_config(model, train), autocast_adapter_dtype=True)
     hold_in_float32(model)
     if model.device.type == "cpu":
@@ -75,18 +75,18 @@ def put_adapter(model: Any, train: Training) -> Any:
 
 
 def check_adapter(model: Any, train: Training) -> int:
-    """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer that
-    trains (LoRA, arXiv:2106.09685), under DoRA Σ r·(in + out) + out, each at its own r and scale; and the
-    norms that train whole.
+    """Return the number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer
+    that trains (LoRA, arXiv:2106.09685), under DoRA Σ r·(in + out) + out, each at its own r and scale; and
+    the norms that train entirely.
 
     Raises `ConfigError` if a layer lacks a target or a linear outside the layers has an adapter,
-    `AssertionError` where anything but LoRA trains or a rank, a scale or the count is off.
+    `AssertionError` if anything but LoRA trains or a rank, a scale or the count is off.
     """
     from peft.tuners.lora import LoraLayer
 
     inside = model.get_base_model()
     matched = {name: module for name, module in inside.named_modules() if isinstance(module, LoraLayer)}
-    plain = [name for name in matched if not is_routed(name)]  # routed experts are apart
+    plain = [name for name in matched if not is_routed(name)]  # Routed experts are checked separately.
     named = [] if isinstance(train.target_modules, str) else plain_targets(train, linear_names(model))
     check_layers(plain, train, named, len(inside.model.layers), "adapters named {}")
     if outside := next((name for name in matched if layer_of(name) is None), None):
@@ -113,7 +113,7 @@ def check_adapter(model: Any, train: Training) -> int:
 
 
 def _check_each(model: Any, matched: Mapping[str, "LoraLayer"], train: Training) -> None:
-    """Raise `AssertionError` unless exactly the targets have an adapter, each of its own rank and scale."""
+    """Raise `AssertionError` unless exactly the targets have an adapter, each with its own rank and scale."""
     linears = (
         name for name, module in model.get_base_model().named_modules() if hasattr(module, "in_features")
     )
@@ -129,8 +129,8 @@ def _check_each(model: Any, matched: Mapping[str, "LoraLayer"], train: Training)
 
 
 def saved_paths(model: Any, train: Training) -> list[str]:
-    """The paths in `model` (without an adapter yet) of the modules that train whole, sorted. Raises
-    `ConfigError` for a name that the model hasn't. Of embeddings that are the head too both are saved.
+    """Return the paths in `model` (without an adapter yet) of the modules that train entirely, sorted. Raises
+    `ConfigError` for a name that the model lacks. Embeddings that are the head too are both saved.
     """
     wanted = {*train.modules_to_save}
     if train.saved_tables and is_tied(model):
@@ -150,7 +150,7 @@ def saved_paths(model: Any, train: Training) -> list[str]:
 
 
 def _is_saved(path: str, train: Training) -> bool:
-    """Return True if a module at `path` can be one that is named in `train.modules_to_save`."""
+    """Return True if `train.modules_to_save` can name a module at `path`."""
     layer = layer_of(path)
     return path in OUTSIDE if layer is None else trains_in(layer, train)
 
@@ -161,7 +161,7 @@ def is_tied(model: Any) -> bool:
 
 
 def saved_modules(model: Any, adapter: str = "default") -> dict[str, Any]:
-    """The copies that train with an adapter, by their paths in the base."""
+    """Return the copies that train with an adapter, by their paths in the base."""
     return {
         path: wrapper.modules_to_save[adapter] for path, wrapper in _saved_wrappers(model, adapter).items()
     }
@@ -179,7 +179,7 @@ def _saved_wrappers(model: Any, adapter: str) -> dict[str, Any]:
 
 
 def hold_in_float32(model: Any, adapter: str = "default") -> None:
-    """Make the copies of `model` float32, and what norms and embeddings give of the type that it was."""
+    """Make the copies of `model` float32, and keep the type of the output of norms and embeddings."""
     import torch
 
     for wrapper in _saved_wrappers(model, adapter).values():
@@ -187,7 +187,7 @@ def hold_in_float32(model: Any, adapter: str = "default") -> None:
         original = wrapper.original_module
         copy.float()
         if isinstance(original, torch.nn.Embedding):
-            # an attribute, for a model may be told later to compute in float32
+            # An attribute, because a model may later be set to compute in float32.
             copy.compute_dtype = original.weight.dtype
             copy.register_forward_hook(lambda module, _given, out: out.to(module.compute_dtype))
         elif isinstance(original, torch.nn.Linear):
@@ -197,8 +197,8 @@ def hold_in_float32(model: Any, adapter: str = "default") -> None:
 
 
 def with_adapter(model: Any, adapter: Path, name: str = "default", *, trainable: bool = False) -> Any:
-    """`model`, which may have other adapters, with PEFT's adapter of a folder, what was trained whole in
-    float32 as it is there.
+    """Return `model`, which may have other adapters, with PEFT's adapter of a folder. The modules that were
+    trained entirely are in float32 as in the folder.
     """
     from peft import PeftModel
 
@@ -209,21 +209,22 @@ def with_adapter(model: Any, adapter: Path, name: str = "default", *, trainable:
         tuned = PeftModel.from_pretrained(model, str(adapter), adapter_name=name, is_trainable=trainable)
     if saved_modules(tuned, name):
         hold_in_float32(tuned, name)
-        # once more: now nothing is rounded
+        # Load it once more: now nothing is rounded.
         tuned.load_adapter(str(adapter), adapter_name=name, is_trainable=trainable)
     return tuned
 
 
 def check_saved(model: Any, train: Training) -> int:
-    """The number of parameters that train whole. Raises `AssertionError` unless they are the float32 weights
-    of exactly the modules that `train` names.
+    """Return the number of parameters that train entirely. Raises `AssertionError` unless they are the
+    float32 weights of exactly the modules that `train` names.
     """
     import torch
 
     copies = saved_modules(model)
     if wrong := sorted(copies.keys() ^ set(saved_paths(model.get_base_model(), train))):
         raise AssertionError(f"{wrong[0]} trains whole and should not, or the other way round")
-    weights = {id(weight): weight for copy in copies.values() for weight in copy.parameters()}  # tied: once
+    # Tied weights are counted once.
+    weights = {id(weight): weight for copy in copies.values() for weight in copy.parameters()}
     if any(weight.dtype != torch.float32 for weight in weights.values()):
         raise AssertionError("a module that trains whole is not in float32")
     tables = sum(weight.dim() == 2 for weight in weights.values())
@@ -236,8 +237,9 @@ def check_saved(model: Any, train: Training) -> int:
 
 
 def adapter_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:
-    """The adapter's matrices, of which B starts at 0, and what was learned whole: the copy's weight less the
-    base's, float32, of a table that is embeddings and head once; see `Tuner`.
+    """Yield the adapter's matrices, of which B starts at 0, and what the entirely trained modules learned:
+    the copy's weight minus the base's, float32. A table that is embeddings and head is yielded once. See
+    `Tuner`.
     """
     for name, weight in model.named_parameters():
         if "lora_" in name:
@@ -254,12 +256,12 @@ def save_adapter(model: Any, folder: Path) -> None:
     """Write PEFT's folder, the same bytes in every run, without its empty model card (`ship` writes one)."""
     for config in model.peft_config.values():
         config.base_model_name_or_path = "models/base"
-    # PEFT saves those that train in any case; without this, it would look for the base on the hub
+    # PEFT saves those that train in any case. Without this argument it would look for the base on the hub.
     model.save_pretrained(folder, save_embedding_layers=False)
     config_file = folder / "adapter_config.json"
     settings = read_json(config_file, "run `snakemake --force train`")
     if not isinstance(settings["target_modules"], str):
-        # PEFT has a set, whose order changes from run to run
+        # PEFT has a set, whose order changes from run to run.
         settings["target_modules"] = sorted(settings["target_modules"])
     write_json(config_file, settings)
     (folder / "README.md").unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""A linear whose weight stays as a GGUF's quantized bytes and learns by its blocks' scales: every code stays,
+"""A linear whose weight stays as a GGUF's quantized bytes and learns by its blocks' scales. Every code stays;
 each scale is multiplied by 1 + its trained change.
 
-The forward rounds the scales to float16 as the file will hold them, so that what is trained is what is
-served; the gradient goes straight through that rounding (Bengio et al., arXiv:1308.3432) to float32 changes.
-To tune the scales alone is what PEQA does (arXiv:2305.14152) and mlx-lm's DWQ, there on other formats.
+The forward rounds the scales to float16 as in the file that will be written, so that what is trained is what
+is served. The gradient goes straight through that rounding (Bengio et al., arXiv:1308.3432) to float32
+changes. PEQA (arXiv:2305.14152) and mlx-lm's DWQ also tune only the scales, on other formats.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from pipeline.models.tensors import whole
 
 
 class ScaledMatmul(torch.autograd.Function):
-    """y = x Wᵀ + b with W quantized and its scales changed. The gradient of a matrix is never held: it is
-    made by blocks of rows and summed up per scale.
+    """y = x Wᵀ + b with W quantized and its scales changed. The gradient of a matrix is never in memory: it
+    is computed by blocks of rows and summed up per scale.
     """
 
     @staticmethod
@@ -31,7 +31,7 @@ class ScaledMatmul(torch.autograd.Function):
         bias: torch.Tensor | None,
         ggml_type: int,
     ) -> torch.Tensor:
-        """(T, out) for x (T, in), quantized (out, row_bytes), change (scales, out, blocks of a row) in
+        """Return (T, out) for x (T, in), quantized (out, row_bytes), change (scales, out, blocks of a row) in
         float32, bias (out,) in x's type.
         """
         ctx.save_for_backward(x, quantized, change)
@@ -48,13 +48,13 @@ class ScaledMatmul(torch.autograd.Function):
     def backward(
         ctx: Any, upstream: torch.Tensor
     ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, torch.Tensor | None, None]:
-        """The gradients of x, of the changes (Σ over a block of upstreamᵀ x · ∂weight/∂scale, times the
-        file's scale) and of the bias if it trains.
+        """Return the gradients of x, of the changes (Σ over a block of upstreamᵀ x · ∂weight/∂scale, times
+        the file's scale) and of the bias if it trains.
         """
         x, quantized, change = ctx.saved_tensors
         of_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
         of_change = torch.empty_like(change) if ctx.needs_input_grad[2] else None
-        # a sum over all tokens of a batch soon leaves float16's range
+        # A sum over all tokens of a batch soon leaves float16's range.
         wide = x.float() if x.dtype == torch.float16 and of_change is not None else x
         for rows in row_blocks(quantized, x.shape[1]):
             some, above = quantized[rows], upstream[:, rows]
@@ -70,14 +70,14 @@ class ScaledMatmul(torch.autograd.Function):
 
 
 def rescaled(quantized: torch.Tensor, ggml_type: int, change: torch.Tensor) -> torch.Tensor:
-    """The bytes (rows, row_bytes) as the tuned file holds them."""
+    """Return the bytes (rows, row_bytes) as in the tuned file."""
     scales = changed_scales(stored_scales(quantized, ggml_type), change)
     return with_scales(quantized, ggml_type, scales)
 
 
 class ScaledLinear(QuantizedLinear):
-    """A `QuantizedLinear` with a trained parameter `change`, float32 (scales of a block, out_features, blocks
-    of a row), 0 at the start: then it computes what the file does.
+    """`QuantizedLinear` with a trained parameter `change`, float32 (scales of a block, out_features, blocks
+    of a row). It is 0 at the start: then it computes what the file does.
     """
 
     def __init__(self, linear: QuantizedLinear) -> None:
@@ -96,26 +96,26 @@ class ScaledLinear(QuantizedLinear):
         self.change = torch.nn.Parameter(torch.zeros(shape, device=self.weight.device))
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        """x Wᵀ + b, of the changed W."""
+        """Return x Wᵀ + b, of the changed W."""
         return ScaledMatmul.apply(x, self.weight, self.change, bias, self.ggml_type)  # type: ignore[no-untyped-call]
 
     def tuned(self) -> QuantizedLinear:
-        """The same linear as the tuned file holds it, frozen."""
+        """Return the same linear as in the tuned file, frozen."""
         with torch.no_grad():
-            # the weight itself may be in main memory (`pipeline.models.offload`)
+            # The weight itself may be in main memory (`pipeline.models.offload`).
             weights = rescaled(whole(self.weight).to(self.change.device), self.ggml_type, self.change)
         return QuantizedLinear(
             weights, self.ggml_type, self.bias, compute_dtype=self.compute_dtype, grid=self.grid
         )
 
     def rows(self, first: int, last: int) -> torch.Tensor:
-        """Rows [first, last) of the tuned weight; see `QuantizedLinear.rows`."""
+        """Return rows [first, last) of the tuned weight; see `QuantizedLinear.rows`."""
         return self.tuned().rows(first, last)
 
 
 def put_scales(model: Any, trains: Callable[[str], bool]) -> dict[str, ScaledLinear]:
-    """Replace the linears of `model`'s layers (a model of `load_gguf`) for whose path `trains` holds by ones
-    whose scales train; they, by path.
+    """Replace the linears of `model`'s layers (a model of `load_gguf`) for whose path `trains` returns True
+    by ones whose scales train. Return these by path.
 
     Raises `DataError` for a type without scales.
     """

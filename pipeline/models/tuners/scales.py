@@ -1,7 +1,7 @@
 """The trained scales of a GGUF's blocks (`train.tuner: scales`): in a model that trains, in the folder that
-training leaves, and as the tuned file holds them.
+training writes, and as in the tuned file.
 
-The folder holds `scales.safetensors`: by the linear's name the change of its scales, float32 (scales of a
+The folder contains `scales.safetensors`: by the linear's name the change of its scales, float32 (scales of a
 block, rows in transformers' order, blocks of a row).
 """
 
@@ -23,14 +23,14 @@ AGAIN = "run `snakemake --force train`"
 
 
 def trained_changes(model: Any) -> dict[str, Any]:
-    """The changes of all scales that train, by the linear's name; none under LoRA."""
+    """Return the changes of all scales that train, by the linear's name; none under LoRA."""
     from pipeline.models.tuners.scaled_linear import ScaledLinear
 
     return {name: module.change for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
 
 
 def train_scales(model: Any, settings: Training) -> Any:
-    """`model`, which is no mixture of experts, with scales that train in every target."""
+    """Return `model`, which is not a mixture of experts, with scales that train in every target."""
     from pipeline.models.tuners.scaled_linear import put_scales
 
     put_scales(model, lambda path: is_target(path, settings))
@@ -39,12 +39,12 @@ def train_scales(model: Any, settings: Training) -> Any:
 
 @contextmanager
 def without_changes(model: Any) -> Iterator[None]:
-    """The model as it is with the file's scales while the body runs."""
+    """Yield the model as it is with the file's scales while the body runs."""
     changes = list(trained_changes(model).values())
     learned = [change.detach().clone() for change in changes]
     try:
         for change in changes:
-            change.data.zero_()  # not seen by autograd: a backward pass to come has the values again
+            change.data.zero_()  # Autograd does not see this: a later backward pass has the values again.
         yield
     finally:
         for change, before in zip(changes, learned, strict=True):
@@ -76,8 +76,8 @@ def fill_scales(model: Any, folder: Path) -> None:
 
 
 def read_changes(folder: Path) -> Iterator[tuple[str, Any]]:
-    """(linear's name, float32 change of its scales) of the folder's scales.safetensors, one at a time. Raises
-    `DataError` for a file that is cut off, or holds other numbers.
+    """Yield (linear's name, float32 change of its scales) of the folder's scales.safetensors, one at a time.
+    Raises `DataError` for a file that is cut off or contains other numbers.
     """
     import torch
     from safetensors import SafetensorError, safe_open
@@ -103,8 +103,8 @@ def _of_another_model(folder: Path, name: str) -> DataError:
 
 
 def load_scales(model: Any, adapter: Path) -> Any:
-    """A model of `load_gguf` with the scales that were trained in the folder `adapter`. Raises `DataError` if
-    they are not its own.
+    """Return a model of `load_gguf` with the scales that were trained in the folder `adapter`. Raises
+    `DataError` if they are not its own.
     """
     from pipeline.models.tuners.scaled_linear import put_scales
 
@@ -114,10 +114,10 @@ def load_scales(model: Any, adapter: Path) -> Any:
 
 
 def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
-    """(tensor's name, its scales as the tuned file holds them) for every tensor that trained: float16 (scales
+    """Yield (tensor's name, its scales as in the tuned file) for every tensor that trained: float16 (scales
     of a block, rows in the file's order, blocks of a row). `base` is the folder with the GGUF.
 
-    Raises `DataError` for scales that are not those of this file, `GateError` for one that is not a number.
+    Raises `DataError` for scales that do not belong to this file, `GateError` for one that is not a number.
     """
     import torch
 
@@ -146,8 +146,8 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
 
 
 def check_scales(model: Any, settings: Training) -> int:
-    """The number of trainable parameters, proven to be the scales of every target in every layer that trains
-    and no others. See `Tuner`.
+    """Return the number of trainable parameters, proven to be the scales of every target in every layer that
+    trains and no others. See `Tuner`.
     """
     changes = trained_changes(model)
     if wrong := sorted(name for name in changes if not is_target(name, settings)):
@@ -162,12 +162,12 @@ def check_scales(model: Any, settings: Training) -> int:
 
 
 def unchanged_in_file(model: Any) -> bool:
-    """Whether scales train and each is still the file's once it is rounded to float16."""
+    """Return True if scales train and each still equals the file's once it is rounded to float16."""
     import torch
 
     from pipeline.models.tuners.scaled_linear import ScaledLinear
 
     scaled = [module for module in model.modules() if isinstance(module, ScaledLinear)]
-    # of all: where the base is shared out, the other processes wait for each
+    # All are computed: if the base is sharded, the other processes wait for each.
     same = [torch.equal(linear.tuned().weight, whole(linear.weight)) for linear in scaled]
     return bool(scaled) and all(same)
