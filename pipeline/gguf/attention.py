@@ -1,6 +1,6 @@
-"""Settings, most of attention, that llama.cpp takes for granted of a family: no field of a GGUF holds them,
-so that a model with another config.json is another model there. And which layers attend to a window, if a
-field may say so.
+"""Settings, most of them of attention, that llama.cpp assumes for a family. No field of a GGUF contains them,
+so a model with another config.json computes something else there. Also which layers attend to a window, if a
+field can tell.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from pipeline.gguf.families import WINDOW, Family
 # entries of layer_types in config.json
 WINDOWED = "sliding_attention"
 FULL = "full_attention"
-# the field of a header that says of each layer whether it attends to a window, or every which one does not
+# Field of a header that tells for each layer whether it attends to a window, or the interval of those that
+# don't.
 WINDOWS = "attention.sliding_window_pattern"
 
 
@@ -19,8 +20,8 @@ def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any
     """Return the keys of config.json that llama.cpp knows by the family, with the values that it computes
     with for a model of the sizes in `config`.
 
-    The scores of Gemma's attention are divided by the root of `query_pre_attn_scalar`. llama.cpp takes the
-    width of a head, but for the largest model, which it knows by the count of its layers.
+    The scores of Gemma's attention are divided by the root of `query_pre_attn_scalar`. llama.cpp uses the
+    width of a head, except for the largest model, which it recognizes by the number of its layers.
 
     The embeddings of a Falcon-H1 are multiplied when it is converted, and the head is the same tensor if the
     two are tied.
@@ -39,8 +40,8 @@ def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def dropped_window(family: Family, config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a model of a config.json attends to, if llama.cpp lets this family attend to
-    more; None if it computes the same of every context of the model.
+    """Return the number of tokens that a model of a config.json attends to, if llama.cpp lets this family
+    attend to more; None if it computes the same for every context of the model.
 
     Phi-3-mini-4k and Mistral 7B v0.1 were trained with a window. No GGUF of theirs has one that is read.
     """
@@ -52,13 +53,15 @@ def dropped_window(family: Family, config: Mapping[str, Any]) -> int | None:
 
 
 def every(number: int, layers: int) -> list[str]:
-    """Return layer_types of a model whose layers attend to a window, but every so many of them to all."""
+    """Return layer_types of a model whose layers attend to a window, except that every `number`-th attends to
+    all tokens.
+    """
     return [WINDOWED if layer % number else FULL for layer in range(1, layers + 1)]
 
 
 def listed_layer_types(family: Family, stated: Mapping[str, Any], layers: int) -> list[str] | None:
-    """Return layer_types as llama.cpp reads them from a header with the fields `stated`, which are without
-    the family's name; None if the header says it in a way that llama.cpp has no meaning for.
+    """Return layer_types as llama.cpp reads them from a header with the fields `stated`, whose names lack the
+    family's prefix; None if llama.cpp has no meaning for the header's value.
     """
     windows = stated.get(WINDOWS, family.listed_windows)
     if isinstance(windows, int) and windows > 0:

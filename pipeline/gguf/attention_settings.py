@@ -1,5 +1,5 @@
-"""The settings of attention for which config.json and a GGUF have different words, compared by what is
-computed with them: stretched rotary positions, windows, and the scale of queries by their position.
+"""Compare the settings of attention that config.json and a GGUF express differently, by what is computed with
+them: stretched rotary positions, windows, and the scale of queries by their position.
 """
 
 import math
@@ -15,7 +15,9 @@ SCALED = ("linear", "yarn")  # rope types that a GGUF names with a factor
 
 
 class Difference(NamedTuple):
-    """A field of a header with which llama.cpp computes otherwise than config.json says, and a sentence."""
+    """Field of a header with which llama.cpp computes something else than config.json specifies, and a
+    sentence.
+    """
 
     field: str
     seen: str
@@ -33,8 +35,8 @@ def differences(config: Mapping[str, Any], family: Family, fields: Mapping[str, 
 
 
 def lost_differences(config: Mapping[str, Any], family: Family) -> Iterator[Difference]:
-    """Yield the differences that there will be, once the converter has written all that config.json says: of
-    settings of YaRN that llama.cpp doesn't read, and of a rotary base of layers with a window.
+    """Yield the differences that remain once the converter has written all that config.json contains:
+    settings of YaRN that llama.cpp doesn't read, and the rotary base of layers with a window.
     """
     rope = _rope(config)
     asked = yarn.by_config(rope)
@@ -50,7 +52,9 @@ def lost_differences(config: Mapping[str, Any], family: Family) -> Iterator[Diff
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings of all layers, or of those without a window: no others are stretched."""
+    """Return the rotary settings of all layers, or of those without a window, because no others are
+    stretched.
+    """
     by_type = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     rope = dict(by_type.get(FULL, by_type))
     outside = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
@@ -61,7 +65,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 def _scaling(
     rope: Mapping[str, Any], stated: Mapping[str, Any], family: Family
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (field, as llama.cpp computes, as config.json says) of stretched rotary positions."""
+    """Yield (field, llama.cpp's value, config.json's value) of stretched rotary positions."""
     asked = _kind(rope.get("rope_type") or rope.get("type"), rope.get("factor"))
     factor = yarn.number(stated, yarn.FACTOR, yarn.number(stated, yarn.FACTOR_BEFORE, 1.0))
     there = _kind(stated.get(yarn.TYPE, "linear"), factor)
@@ -77,14 +81,16 @@ def _scaling(
 
 
 def _kind(name: Any, factor: Any) -> str:
-    """Return how positions are stretched; by a factor of 1 they are not."""
+    """Return how positions are stretched; with a factor of 1 they are not."""
     return str(name) if name in SCALED and factor not in (None, 0, 1) else "none"
 
 
 def _others(
     config: Mapping[str, Any], rope: Mapping[str, Any], stated: Mapping[str, Any], family: Family
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the same of the family's other settings of positions, and of windows."""
+    """Yield the differences, as `_scaling` does, of the family's other settings of positions, and of
+    windows.
+    """
     for key, field in family.rope_factors.items():
         computed = yarn.number(stated, field, 0.0)
         wanted = rope.get(key) or 0.0

@@ -1,4 +1,4 @@
-"""A base that is a GGUF: the names of its files in models/base, and whether a training was on it."""
+"""Names of a GGUF's files in models/base, and the proof that a training was on that file."""
 
 from pathlib import Path
 
@@ -6,13 +6,14 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
 
-# what is trained on and served, and, if base.level is set, the file that it was quantized from
+# The file that is trained on and served, and, if base.level is set, the file that it was quantized from.
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
 
 
 def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:
-    """sha256 of the GGUF in the folder `base`, proven to be the one that `lineage` (models/base.json) names
-    and that what is in the folder `adapter` was trained on. Raises `DataError` if it is not.
+    """Return the sha256 of the GGUF in the folder `base`, proven to be the one that `lineage`
+    (models/base.json) names and that the adapter in the folder `adapter` was trained on. Raises `DataError`
+    if it is not.
     """
     model = base / MODEL_FILE
     digest, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)

@@ -1,7 +1,8 @@
-"""The order of the value heads of gated delta nets (arXiv:2412.06464), which is another in llama.cpp.
+"""Reorder the value heads of gated delta nets (arXiv:2412.06464), whose order is another in llama.cpp.
 
-Several value heads may share a key head. transformers has those of one key head side by side; the converter
-puts the first of every key head first, then the second ones, so that llama.cpp repeats the keys as a whole.
+More than one value head may share a key head. transformers puts those of one key head side by side. The
+converter puts the first of every key head first, then the second ones, so that llama.cpp repeats all keys at
+once.
 """
 
 from collections.abc import Mapping
@@ -11,15 +12,15 @@ from typing import Any
 import numpy as np
 
 INSIDE = ".linear_attn."
-BY_WIDTH = ("in_proj_z",)  # rows: each value head's
-BY_HEAD = ("in_proj_a", "in_proj_b", "A_log", "dt_bias")  # rows: one of each value head
-BEHIND_KEYS = ("in_proj_qkv", "conv1d")  # rows: queries and keys, then each value head's
+BY_WIDTH = ("in_proj_z",)  # rows: those of each value head
+BY_HEAD = ("in_proj_a", "in_proj_b", "A_log", "dt_bias")  # rows: one for each value head
+BEHIND_KEYS = ("in_proj_qkv", "conv1d")  # rows: queries and keys, then those of each value head
 COLUMNS = ("out_proj",)
 
 
 @dataclass(frozen=True)
 class DeltaHeads:
-    """The numbers of heads of queries (and keys) and of values, and the width of one."""
+    """Numbers of heads of queries (and keys) and of values, and the width of one."""
 
     keys: int
     values: int
@@ -43,13 +44,15 @@ class DeltaHeads:
         return self._order(self.value_width) if self.grid(parameter) else None
 
     def grid(self, parameter: str) -> tuple[int, int] | None:
-        """Return the key heads, and the value heads of each, by which the columns of a parameter are ordered;
-        None if the order is the same.
+        """Return the number of key heads and of value heads of each, by which the columns of a parameter are
+        ordered; None if the order is the same.
         """
         return (self.keys, self.values // self.keys) if self._part(parameter) in COLUMNS else None
 
     def _part(self, parameter: str) -> str:
-        """Return the linear, or other part of a delta net, that a parameter is; empty if all stays."""
+        """Return the linear, or other part of a delta net, that a parameter belongs to; empty if nothing
+        moves.
+        """
         if self.keys == self.values:
             return ""
         return parameter.partition(INSIDE)[2].removesuffix(".weight")
@@ -60,7 +63,7 @@ class DeltaHeads:
 
 
 def to_file(values: Any, grid: tuple[int, int]) -> Any:
-    """Return a tensor (…, C) whose columns are those of all value heads in the file's order; see
+    """Return a tensor (…, C), whose columns belong to all value heads, in the file's order; see
     `DeltaHeads.grid`.
     """
     return values.unflatten(-1, (*grid, -1)).transpose(-3, -2).flatten(-3)

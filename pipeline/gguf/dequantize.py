@@ -1,11 +1,11 @@
-"""A GGUF's quantized rows as values, bit for bit those of the package gguf, on whatever device they lie.
+"""Dequantize a GGUF's rows, bit for bit as the package gguf does, on the device of the bytes.
 
 The formulas follow ggml's `dequantize_row_*` (ggml-quants.c) and `gguf.quants`: float32 throughout, rounded
-once to the dtype asked for. A float16 scale, times six bits, times a quant is exact in float32, so that only
-adding a minimum rounds: whether a compiler fuses it with the product makes no difference. Bytes are taken
+once to the requested dtype. A float16 scale, times six bits, times a quant is exact in float32, so that only
+adding a minimum rounds: whether a compiler fuses it with the product makes no difference. Bytes are read
 eight at a time, as int64 words: torch moves and shifts those several times as fast. A million weights take
-0.5 ms in Q4_0 and 0.65 ms in Q4_1 on one thread; transformers' dequantizer takes 5.2 and 2.7 ms and knows
-neither Q5_0 nor Q5_1, that of gguf 6.9 and 4.6 ms. Training runs it twice a matrix and step.
+0.5 ms in Q4_0 and 0.65 ms in Q4_1 on one thread. transformers' dequantizer takes 5.2 and 2.7 ms and knows
+neither Q5_0 nor Q5_1; that of gguf takes 6.9 and 4.6 ms. Training runs it twice per matrix and step.
 """
 
 from functools import cache
@@ -18,23 +18,24 @@ from torch import Tensor
 from pipeline.config.ggml_types import TYPES, GgmlType
 from pipeline.core.errors import DataError
 
-# weights that are worked on at a time on a CPU: 4 MB of float32 stay in its cache, and a call's cost is
-# spread over many
+# Weights that are computed at a time on a CPU: 4 MB of float32 stay in its cache, and a call's cost is spread
+# over many.
 STEP = 1 << 20
-GPU_STEP = 1 << 24  # on a GPU there is no such cache, only the cost of a launch
+GPU_STEP = 1 << 24  # A GPU has no such cache, only the cost of a launch.
 LOW = 0x0F0F0F0F0F0F0F0F  # the low nibble of each of a word's eight bytes
 ONES = LOW // 15
 
 
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-KERNELS = tuple(kind.number for kind in TYPES.values() if kind.kernel)  # those of `pipeline.gguf.kernels`
+# types with a kernel in `pipeline.gguf.kernels`
+KERNELS = tuple(kind.number for kind in TYPES.values() if kind.kernel)
 NAMES = {int(kind): kind.name for kind in GGMLQuantizationType}
-# by ggml's number
+# {ggml's number: type}
 TRAINABLE_TYPES = {kind.number: kind for kind in TYPES.values() if kind.scratch is not None}
 
 
 def layout(ggml_type: int) -> GgmlType:
-    """The type with ggml's number `ggml_type`; `DataError` for one that can't be trained on."""
+    """Return the type with ggml's number `ggml_type`. Raises `DataError` for one that can't be trained on."""
     if ggml_type in TRAINABLE_TYPES:
         return TRAINABLE_TYPES[ggml_type]
     raise DataError(
@@ -45,7 +46,9 @@ def layout(ggml_type: int) -> GgmlType:
 
 
 def columns_of(ggml_type: int, stored: int) -> int:
-    """Weights of a row of `stored` bytes. `DataError` if they are not whole blocks or the type is unknown."""
+    """Return the weights of a row of `stored` bytes. Raises `DataError` if they are not whole blocks or the
+    type is unknown.
+    """
     kind = layout(ggml_type)
     if stored % kind.bytes:
         raise DataError(
@@ -59,12 +62,12 @@ def columns_of(ggml_type: int, stored: int) -> int:
 def dequantize(
     quantized: Tensor, ggml_type: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
 ) -> Tensor:
-    """The values of `quantized`, uint8 (rows, row bytes) of the type with ggml's number `ggml_type`: (rows,
-    columns) of `dtype`.
+    """Return the values of `quantized`, uint8 (rows, row bytes) of the type with ggml's number `ggml_type`:
+    (rows, columns) of `dtype`.
 
     Computed in float32 and rounded once, so that every value is that of `gguf.quants.dequantize` rounded
-    once. `out`, contiguous, is written and returned where it is given: a large matrix again at every call
-    costs more in page faults than in arithmetic. Raises `DataError` for a type that is not in
+    once. `out`, contiguous, is written and returned if it is given: allocating a large matrix again at every
+    call costs more in page faults than in arithmetic. Raises `DataError` for a type that is not in
     `TRAINABLE_TYPES` and for rows that are not whole blocks.
     """
     columns = columns_of(ggml_type, quantized.shape[-1])
@@ -79,7 +82,7 @@ def dequantize(
         return out
     kind = layout(ggml_type)
     if quantized.storage_offset() % (kind.bytes if ggml_type in FLOATS else 2):
-        # bytes are viewed as wider numbers, which must begin at a multiple of their width
+        # Bytes are viewed as wider numbers, which must begin at a multiple of their width.
         quantized = quantized.clone()
     if ggml_type in FLOATS:
         return out.copy_(quantized.contiguous().view(FLOATS[ggml_type]))
@@ -102,13 +105,14 @@ def dequantize(
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed; asked once, for looking takes longer than a kernel."""
+    """Return True if Triton is installed. The result is cached because the lookup is slower than a kernel."""
     return find_spec("triton") is not None
 
 
 def words(blocks: Tensor, start: int, end: int, *shape: int) -> Tensor:
-    """Bytes [start, end) of each block as int64 words, (blocks, *shape)."""
-    # not contiguous(): of a single block that gives the slice itself, whose start may not be a multiple of 8
+    """Return bytes [start, end) of each block as int64 words, (blocks, *shape)."""
+    # Not contiguous(): for a single block that returns the slice itself, whose start may not be a multiple of
+    # 8.
     return (
         blocks[:, start:end]
         .clone(memory_format=torch.contiguous_format)
@@ -118,22 +122,24 @@ def words(blocks: Tensor, start: int, end: int, *shape: int) -> Tensor:
 
 
 def halves(blocks: Tensor, start: int) -> Tensor:
-    """The float16 at byte `start` of each block as float32, (blocks, 1)."""
+    """Return the float16 at byte `start` of each block as float32, (blocks, 1)."""
     return blocks[:, start : start + 2].view(torch.float16).float()
 
 
 def nibbles(blocks: Tensor, start: int) -> Tensor:
-    """The 16 bytes at `start` as 32 values, low nibbles before high ones: int64 words (blocks, 4)."""
+    """Return the 16 bytes at `start` as 32 values, low nibbles before high ones: int64 words (blocks, 4)."""
     quantized = words(blocks, start, start + 16, 2)
     halves = torch.empty(len(blocks), 2, 2, dtype=torch.int64, device=blocks.device)
     for half, low in enumerate((quantized & LOW, (quantized >> 4).bitwise_and_(LOW))):
-        # 16 bytes as one element: four times as fast as two words
+        # Copying 16 bytes as one element is four times as fast as two words.
         halves.view(torch.complex128)[:, half].copy_(low.view(torch.complex128))
     return halves.view(-1, 4)
 
 
 def groups(blocks: Tensor, start: int) -> Tensor:
-    """The 128 bytes at `start` as 4 groups of 32 low, then 32 high nibbles: int64 words (blocks, 8, 4)."""
+    """Return the 128 bytes at `start` as 4 groups of 32 low, then 32 high nibbles: int64 words (blocks, 8,
+    4).
+    """
     quantized = words(blocks, start, start + 128, 4, 4)
     halves = torch.empty(len(blocks), 4, 2, 4, dtype=torch.int64, device=blocks.device)
     torch.bitwise_and(quantized, LOW, out=halves[:, :, 0])
@@ -143,22 +149,24 @@ def groups(blocks: Tensor, start: int) -> Tensor:
 
 @cache
 def fifth_bits(device: torch.device) -> Tensor:
-    """By byte, the word of eight bytes that hold its bits as 16 or 0: int64 (256,)."""
+    """Return for each byte the word of eight bytes that contain its bits as 16 or 0: int64 (256,)."""
     return torch.tensor(
         [sum((byte >> bit & 1) << 8 * bit + 4 for bit in range(8)) for byte in range(256)], device=device
     )
 
 
 def fives(blocks: Tensor, high: int, low: int) -> Tensor:
-    """32 values of five bits: the fifth ones in the 4 bytes at `high`, the others in the 16 at `low`. int64
-    words (blocks, 4).
+    """Return 32 values of five bits: the fifth bits from the 4 bytes at `high`, the others from the 16 at
+    `low`. int64 words (blocks, 4).
     """
     bits = fifth_bits(blocks.device).index_select(0, blocks[:, high : high + 4].contiguous().view(-1).int())
     return nibbles(blocks, low).bitwise_or_(bits.view(-1, 4))
 
 
 def scaled_groups(blocks: Tensor, quants: Tensor, out: Tensor) -> None:
-    """`quants`, words (blocks, 8, 4), times group scale less minimum, from the 16-byte head of Q4_K, Q5_K."""
+    """Write `quants`, words (blocks, 8, 4), times group scale minus minimum, from the 16-byte head of Q4_K,
+    Q5_K.
+    """
     head = words(blocks, 0, 16, 2)
     six = head.view(torch.int32)  # d and dmin, four scales, four minima, the low nibbles of four more of each
     first, last = six[:, 1:3], six[:, 3:]
@@ -169,44 +177,46 @@ def scaled_groups(blocks: Tensor, quants: Tensor, out: Tensor) -> None:
 
 
 def q4_0(blocks: Tensor, out: Tensor, _: int) -> None:
-    """d · (q − 8)."""
+    """Write d · (q − 8)."""
     out.copy_(nibbles(blocks, 2).view(torch.int8).sub_(8)).mul_(halves(blocks, 0))
 
 
 def q4_1(blocks: Tensor, out: Tensor, _: int) -> None:
-    """d · q + m."""
+    """Write d · q + m."""
     out.copy_(nibbles(blocks, 4).view(torch.uint8)).mul_(halves(blocks, 0)).add_(halves(blocks, 2))
 
 
 def q5_0(blocks: Tensor, out: Tensor, _: int) -> None:
-    """d · (q − 16)."""
+    """Write d · (q − 16)."""
     out.copy_(fives(blocks, 2, 6).view(torch.int8).sub_(16)).mul_(halves(blocks, 0))
 
 
 def q5_1(blocks: Tensor, out: Tensor, _: int) -> None:
-    """d · q + m."""
+    """Write d · q + m."""
     out.copy_(fives(blocks, 4, 8).view(torch.uint8)).mul_(halves(blocks, 0)).add_(halves(blocks, 2))
 
 
 def q8_0(blocks: Tensor, out: Tensor, _: int) -> None:
-    """d · q."""
+    """Write d · q."""
     out.copy_(blocks[:, 2:34].view(torch.int8)).mul_(halves(blocks, 0))
 
 
 def q4_k(blocks: Tensor, out: Tensor, _: int) -> None:
-    """(d · scale) · q − (dmin · minimum) by groups of 32."""
+    """Write (d · scale) · q − (dmin · minimum) by groups of 32."""
     scaled_groups(blocks, groups(blocks, 16), out)
 
 
 def q5_k(blocks: Tensor, out: Tensor, _: int) -> None:
-    """As `q4_k`; the fifth bits of group g are bits g of 32 bytes."""
+    """Write values as `q4_k` does. The fifth bits of group g are bits g of 32 bytes."""
     shifts = torch.arange(8, device=blocks.device).view(1, 8, 1)
     fifth = (words(blocks, 16, 48, 1, 4) >> shifts).bitwise_and_(ONES).bitwise_left_shift_(4)
     scaled_groups(blocks, groups(blocks, 48).bitwise_or_(fifth), out)
 
 
 def q6_k(blocks: Tensor, out: Tensor, _: int) -> None:
-    """(d · scale) · (q − 32) by groups of 16; per half, 64 bytes of low nibbles, 32 of 4 upper bit pairs."""
+    """Write (d · scale) · (q − 32) by groups of 16. Each half has 64 bytes of low nibbles and 32 of 4 upper
+    bit pairs.
+    """
     low, high = words(blocks, 0, 128, 2, 8), words(blocks, 128, 192, 2, 4)
     quants = torch.stack((low & LOW, (low >> 4).bitwise_and_(LOW)), 2).view(-1, 2, 4, 4)
     for pair, upper in enumerate((high << 4, high << 2, high, high >> 2)):
@@ -216,7 +226,7 @@ def q6_k(blocks: Tensor, out: Tensor, _: int) -> None:
 
 
 def library(blocks: Tensor, out: Tensor, ggml_type: int) -> None:
-    """By transformers' dequantizer, exact in float32 but slower: for the types that are rare."""
+    """Write values by transformers' dequantizer, exact in float32 but slower, for the types that are rare."""
     from transformers.integrations.gguf.dequant import dequantize
 
     out.copy_(dequantize(blocks, ggml_type).view_as(out))

@@ -1,7 +1,7 @@
-"""The families of models whose GGUF is known, one record each: what sets a family apart in the file.
+"""The families of models with a known GGUF, one record each: the properties of the family's file.
 
-The weights of a merged model are compared with its GGUF if the model's family is here, and an adapter can be
-trained on its GGUF if the record says so.
+The weights of a merged model are compared with its GGUF if the model's family is here. An adapter can be
+trained on its GGUF if the record allows it.
 """
 
 from collections.abc import Mapping
@@ -11,70 +11,70 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """A family by its names and traits. If a trait has code of its own, the comment names the module."""
+    """Family with its names and traits. If a trait has code of its own, the comment names the module."""
 
     # general.architecture of its GGUF
     name: str
-    # `architectures` of its config.json; the first one is what a file without further signs is
+    # `architectures` of its config.json. The first one is that of a file without further signs.
     classes: tuple[str, ...]
-    # an adapter or scales can be trained on its GGUF
+    # An adapter or scales can be trained on its GGUF.
     trained_on: bool = False
-    # its feed-forward layers are experts
+    # Its feed-forward layers are experts.
     experts: bool = False
-    # its rotary embedding turns neighbors, so that the rows of q and k are in another order than in
-    # transformers' model (`pipeline.models.gguf_names`)
+    # Its rotary embedding rotates neighbors, so the rows of q and k are in another order than in
+    # transformers' model (`pipeline.models.gguf_names`).
     turns_neighbors: bool = False
     # model_type of a family whose header transformers can't read (`pipeline.models.header_config`)
     model_type: str | None = None
-    # its rotary embedding may turn only the first part of a head
+    # Its rotary embedding may rotate only the first part of a head.
     partial_rotary: bool = False
-    # its rotary positions may be stretched by factors that its file lists (`pipeline.gguf.rope`)
+    # Its rotary positions may be stretched by factors that its file lists (`pipeline.gguf.rope`).
     listed_factors: bool = False
     # fields of its header that llama.cpp doesn't compute with
     ignored: tuple[str, ...] = ()
-    # its norms multiply by one more than they hold; the file has the sum
+    # Its norms multiply by one more than their weight. The file contains the sum.
     norms_add_one: bool = False
-    # endings of the names, in the file, of norms that multiply by what they hold
+    # Suffixes of the names, in the file, of norms that multiply by their weight.
     plain_norms: tuple[str, ...] = ()
-    # layers whose number is a multiple of it attend to all tokens before, the others to a window
-    # (`pipeline.gguf.attention`)
+    # Layers with a number that is a multiple of it attend to all tokens before, the others to a window
+    # (`pipeline.gguf.attention`).
     full_every: int = 0
-    # number of layers of its largest model, whose scores are scaled otherwise (`pipeline.gguf.attention`)
+    # Number of layers of its largest model, whose scores are scaled differently (`pipeline.gguf.attention`).
     largest: int | None = None
-    # its layers with a window have a rotary base of their own
+    # Its layers with a window have a rotary base of their own.
     local_rotary: bool = False
-    # its file lists which layers attend to a window; without a list, those whose number is no multiple of it
-    # (`pipeline.gguf.attention`)
+    # Its file lists which layers attend to a window. Without a list, those do whose number is not a multiple
+    # of it (`pipeline.gguf.attention`).
     listed_windows: int = 0
-    # the field of its header that no other family of its name has
+    # Field of its header that no other family of the same name has.
     told_by: str | None = None
-    # its rotary positions may be stretched by YaRN, those of layers with a window excepted
-    # (`pipeline.gguf.yarn`)
+    # Its rotary positions may be stretched by YaRN, except those of layers with a window
+    # (`pipeline.gguf.yarn`).
     yarn: bool = False
-    # llama.cpp reads more settings of YaRN from its header than the factor and the first context
+    # llama.cpp reads more settings of YaRN from its header than the factor and the first context.
     reads_yarn: bool = False
-    # what its file is called if all layers are attention
+    # general.architecture of its file if all layers are attention.
     attention_only: str | None = None
-    # the key of config.json that counts experts, of a family whose conversion is known only without any
+    # Key of config.json that counts experts, for a family whose conversion is known only without experts.
     counts_experts: str | None = None
-    # its activations are multiplied by settings of config.json; the file has the products with the weights
-    # (`pipeline.gguf.multipliers`)
+    # Its activations are multiplied by settings of config.json. The file has the products with the weights
+    # (`pipeline.gguf.multipliers`).
     multiplied: bool = False
-    # type of its layers without attention, beside those of full attention
+    # Type of its layers without attention, in addition to those of full attention.
     recurrent: str | None = None
-    # its file may have layers for drafting (MTP) behind its own, which no model of transformers' has
+    # Its file may have layers for drafting (MTP) after its own. No model of transformers has them.
     drafts: bool = False
-    # settings of config.json that are the same for every file of the family
+    # Settings of config.json that are the same for every file of the family.
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    # factors that its model is computed with: {key of config.json: field of the header}
+    # Factors that its model is computed with: {key of config.json: field of the header}.
     factors: Mapping[str, str] = field(default_factory=dict)
-    # the same of keys in `rope_parameters`, which are 0 if the header has no such field
+    # Factors in `rope_parameters`: {key: field of the header}; 0 if the header has no such field.
     rope_factors: Mapping[str, str] = field(default_factory=dict)
-    # settings of `rope_parameters` that are the same for every stretched file of the family
+    # Settings of `rope_parameters` that are the same for every stretched file of the family.
     fixed_rope: Mapping[str, Any] = field(default_factory=dict)
 
     def adds_one(self, tensor: str) -> bool:
-        """Return True if this tensor of its GGUF holds one more than the model's."""
+        """Return True if this tensor of its GGUF contains one more than the model's."""
         is_norm = tensor.endswith("norm.weight") and not tensor.endswith(self.plain_norms)
         return self.norms_add_one and is_norm
 
@@ -149,7 +149,7 @@ FAMILIES = (
         ignored=(WINDOW,),
     ),
     Family("smollm3", ("SmolLM3ForCausalLM",), trained_on=True, turns_neighbors=True, model_type="smollm3"),
-    # OLMo 3, whose file is called as OLMo 2's, and has windows
+    # OLMo 3. Its file has the name of OLMo 2's, and windows.
     Family(
         "olmo2",
         ("Olmo3ForCausalLM",),
@@ -172,7 +172,7 @@ FAMILIES = (
             "llama_4_scaling_beta": "attention.temperature_scale",
             "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
         },
-        # which llama.cpp takes it for
+        # llama.cpp assumes this value.
         fixed_rope={"mscale": 1.0},
     ),
     Family("glm4", ("Glm4ForCausalLM",)),
@@ -191,7 +191,7 @@ FAMILIES = (
         trained_on=True,
         model_type="lfm2",
         recurrent="conv",
-        # its header has the width after the adjustment
+        # Its header has the width after the adjustment.
         fixed={"block_auto_adjust_ff_dim": False},
         factors={"norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache"},
     ),
@@ -203,7 +203,7 @@ FAMILIES = (
         partial_rotary=True,
         recurrent="linear_attention",
         drafts=True,
-        # sections of pictures' positions, which are the same in text
+        # Sections of images' positions, which are the same in text.
         ignored=("rope.dimension_sections",),
         norms_add_one=True,
         plain_norms=(".ssm_norm.weight",),
@@ -215,11 +215,11 @@ FAMILIES = (
         },
     ),
 )
-# by the class in config.json
+# {class in config.json: family}
 BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
-# by general.architecture; a file without further signs is the first one's
+# {general.architecture: family}; a file without further signs belongs to the first one.
 BY_NAME = {family.name: family for family in reversed(FAMILIES)}
-# the names of those whose GGUF an adapter can be trained on, and of those without experts
+# Names of the families whose GGUF an adapter can be trained on, and of those without experts.
 TRAINED_ON = tuple(dict.fromkeys(family.name for family in FAMILIES if family.trained_on))
 DENSE = tuple(dict.fromkeys(one.name for one in FAMILIES if one.trained_on and not one.experts))
 
@@ -238,7 +238,7 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
     family = BY_CLASS.get((config.get("architectures") or ["none"])[0])
     if family is None or (family.counts_experts and config.get(family.counts_experts)):
         return None
-    types = config.get("layer_types")  # without it, no layer is attention
+    types = config.get("layer_types")  # Without it, no layer is attention.
     if family.attention_only and types and ATTENTION.issuperset(types):
         return BY_NAME[family.attention_only]
     return family

@@ -1,4 +1,6 @@
-"""The contents of a GGUF by llama.cpp's tools: wholeness, size, tensor types (GGUF v3, ggml/docs/gguf.md)."""
+"""Check and describe the contents of a GGUF: completeness, size, tensor types (GGUF v3,
+ggml/docs/gguf.md).
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -8,16 +10,16 @@ from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
 
-# K- and I-quants pack rows in blocks of 256 weights; other row lengths fall back to types with blocks of 32
+# K- and I-quants pack rows in blocks of 256 weights. Other row lengths fall back to types with blocks of 32.
 K_BLOCK = 256
 PLAIN_TYPES = ("F32", "F16", "BF16")
-# the field of a placeholder: a GGUF without tensors for one that is not needed; it says why
+# Field of a placeholder, a GGUF without tensors for one that is not needed. Its value is the reason.
 NOT_MADE = "quench.not_made"
 HEADS = ("output.weight", "token_embd.weight")
 
 
 def check_gguf(path: Path) -> Header:
-    """Read a GGUF's header and check that the file holds every tensor announced there. Raises `DataError`."""
+    """Read a GGUF's header and check that the file contains every tensor listed there. Raises `DataError`."""
     header = _read(path)
     if not header.tensors and (why := header.fields.get(NOT_MADE)):
         raise DataError(
@@ -29,8 +31,8 @@ def check_gguf(path: Path) -> Header:
 
 
 def write_not_made(path: Path, why: str) -> None:
-    """Put a GGUF without tensors in the place of one that is not needed: a stage's outputs are always the
-    same files, so that all graphs agree.
+    """Write a GGUF without tensors in place of one that is not needed, because a stage's outputs are always
+    the same files, so that all graphs agree.
     """
     from gguf import GGUFWriter
 
@@ -43,7 +45,9 @@ def write_not_made(path: Path, why: str) -> None:
 
 
 def is_made(path: Path) -> bool:
-    """Whether a GGUF is real, not a placeholder by `write_not_made`. Raises `DataError` if it is damaged."""
+    """Return False for a placeholder that `write_not_made` wrote. Raises `DataError` if the file is
+    damaged.
+    """
     return NOT_MADE not in _read(path).fields
 
 
@@ -57,11 +61,11 @@ def _read(path: Path) -> Header:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Bytes, parameters, bits per weight (of the tensors), tensors by type, and those that fell back to
-    another type.
+    """Return bytes, parameters, bits per weight (of the tensors), tensors by type, and those that fell back
+    to another type.
 
-    A tensor fell back where its row length is not a multiple of 256, so that llama.cpp had to take a type of
-    smaller blocks than the level's K- or I-quant. The count is llama-quantize's own: an output matrix (or the
+    A tensor falls back if its row length is not a multiple of 256: llama.cpp then uses a type of smaller
+    blocks than the level's K- or I-quant. The count is llama-quantize's own: an output matrix (or the
     embedding that is tied to it) gets Q8_0 there by rule, which its warning doesn't count.
     """
     from gguf import GGMLQuantizationType, LlamaFileType
@@ -92,23 +96,23 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def tensor_types(header: Header) -> Counter[str]:
-    """How many tensors there are of each type."""
+    """Count the tensors of each GGML type."""
     from gguf import GGMLQuantizationType
 
     return Counter(GGMLQuantizationType(ggml_type).name for _, ggml_type in header.tensors.values())
 
 
 def bits_per_weight(header: Header) -> float:
-    """What a weight takes on average, all tensors together."""
+    """Return the average bits per weight over all tensors."""
     stored = sum(tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items())
     return round(stored * 8 / header.parameters, 3)
 
 
 def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:
-    """Bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value length) × 2
-    each.
+    """Return the bytes of a float16 key-value cache of `ctx_size` tokens: layers × kv heads × (key + value
+    length) × 2 each.
 
-    None if the header doesn't say (layers with different heads, for example, or RWKV's, which have none).
+    None if the header doesn't tell (layers with different heads, for example, or RWKV's, which have none).
     """
     fields = check_gguf(path).fields
     prefix = fields.get("general.architecture")

@@ -1,6 +1,6 @@
-"""The header of a GGUF file, read strictly: metadata, tensor names, shapes and types.
+"""Read the header of a GGUF file strictly: metadata, tensor names, shapes and types.
 
-It gives up at the first count that the file's own size can't hold; the reader of the `gguf` package trusts
+Reading stops at the first count that the file's own size rules out. The reader of the `gguf` package trusts
 such counts and can loop for hours on a file of 43 bytes. So a foreign file is read with this one first.
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from pipeline.core.special_files import need_file
 
-# the largest vocabularies in use need 15 MB; as Python numbers, 64 MB of bytes take 1 GB
+# The largest vocabularies in use need 15 MB. As Python numbers, 64 MB of bytes take 1 GB.
 MAX_HEADER_BYTES = 64 << 20
 # GGUF value types (ggml/docs/gguf.md): struct format by number; 8 is a string, 9 an array
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-# key of a config.json: the field that has its value, after the architecture's name
+# {key of a config.json: field with its value, after the architecture's name}
 CONFIG_FIELDS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -27,22 +27,21 @@ CONFIG_FIELDS = {
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
 }
-USUAL_ROPE_BASE = 10_000.0  # rope.freq_base, if a header has none: llama.cpp's
-DRAFT_LAYERS = "nextn_predict_layers"  # how many layers for drafting (MTP) are behind the model's own
+USUAL_ROPE_BASE = 10_000.0  # llama.cpp's value if a header has no rope.freq_base
+DRAFT_LAYERS = "nextn_predict_layers"  # number of layers for drafting (MTP) after the model's own
 
 
 class NotGguf(ValueError):
-    """The bytes are not a complete GGUF file; the text says where they stop making sense."""
+    """Error for bytes that are not a complete GGUF file; the text names the place of the fault."""
 
 
 class UnknownType(NotGguf):
-    """A tensor has a type that the package gguf doesn't know, so its end is unknown."""
+    """Error for a tensor type that the package gguf doesn't know, so that the tensor's end is unknown."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF says about itself: its metadata, and per tensor (shape, fastest dimension first; ggml type
-    number).
+    """Header of a GGUF: its metadata, and per tensor (shape, fastest dimension first; ggml type number).
 
     A tensor's first byte is at `start` + its entry in `offsets`; both are multiples of `alignment`.
     """
@@ -52,13 +51,13 @@ class Header:
     offsets: dict[str, int] = field(default_factory=dict)
     start: int = 0
     alignment: int = 32
-    # first byte of each field and the one after it; the byte after the list of tensors
+    # First byte of each field and the one after it; the byte after the list of tensors.
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     end: int = 0
 
     @property
     def drafting(self) -> tuple[str, ...]:
-        """Beginnings of the names of the tensors of layers for drafting (MTP), which are the last ones."""
+        """Prefixes of the names of the tensors of layers for drafting (MTP), which are the last ones."""
         architecture = self.fields.get("general.architecture")
         layers = self.fields.get(f"{architecture}.{CONFIG_FIELDS['num_hidden_layers']}")
         count = self.fields.get(f"{architecture}.{DRAFT_LAYERS}")
@@ -68,12 +67,12 @@ class Header:
 
     @property
     def parameters(self) -> int:
-        """How many weights the tensors hold together."""
+        """Number of weights in all tensors."""
         return sum(math.prod(shape) for shape, _ in self.tensors.values())
 
 
 class _Cursor:
-    """Reads little-endian values from bytes and never past their end."""
+    """Reader of little-endian values from bytes that never reads past their end."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -101,7 +100,9 @@ class _Cursor:
         return self.texts(count)
 
     def texts(self, count: int) -> list[str]:
-        """`count` texts, each after its length, in a call-free loop: vocabulary and merges are 300,000."""
+        """Return `count` texts, each stored after its length. The loop calls no function, because vocabulary
+        and merges are 300,000 texts.
+        """
         if count * 8 > len(self.data) - self.at:
             raise NotGguf(f"{count:,} texts are announced at byte {self.at:,}, more than the file holds")
         data, at, end, length, texts = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from, []
@@ -117,9 +118,10 @@ class _Cursor:
 
 
 def read_header(file: Path) -> Header:
-    """The header of a GGUF (version 2 or 3, little-endian) in time and memory bounded by the file's own size.
+    """Return the header of a GGUF (version 2 or 3, little-endian) in time and memory bounded by the file's
+    own size.
 
-    Also proves that the file holds every tensor it announces. Raises `NotGguf`, and `DataError` for a named
+    Also proves that the file contains every tensor it lists. Raises `NotGguf`, and `DataError` for a named
     pipe or a device, unopened.
     """
     need_file(file)
@@ -133,7 +135,7 @@ def read_header(file: Path) -> Header:
         raise NotGguf(f"it has GGUF version {version}; versions 2 and 3 are known")
     fields: dict[str, Any] = {}
     spans: dict[str, tuple[int, int]] = {}
-    for _ in range(field_count):  # ends with the bytes: a field takes at least 13
+    for _ in range(field_count):  # It stops with the bytes, because a field takes at least 13.
         first, name = cursor.at, cursor.texts(1)[0]
         if name in fields:
             raise NotGguf(f"field {name} is written twice")
@@ -161,7 +163,7 @@ def read_header(file: Path) -> Header:
 
 
 def tensor_bytes(name: str, shape: tuple[int, ...], ggml_type: int) -> int:
-    """Bytes of a tensor of this shape and ggml type. Raises `UnknownType`."""
+    """Return the bytes of a tensor of this shape and ggml type. Raises `UnknownType`."""
     from gguf import GGML_QUANT_SIZES
 
     if ggml_type not in GGML_QUANT_SIZES:

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-call"
-"""Triton kernels for the types that K-mixed files are made of: quantized blocks on a GPU straight to values,
-bit for bit those of torch's path.
+"""Triton kernels for the types of K-mixed files. They dequantize blocks directly on a GPU, bit for bit as
+torch's path does.
 
-A program takes `TILE` blocks of 256 weights; each weight is computed by itself, from bytes that it shares
-with its neighbors through the cache. Imported only where Triton is (`pipeline.gguf.dequantize`);
-TRITON_INTERPRET=1 runs it on a CPU.
+A program computes `TILE` blocks of 256 weights. Each weight is computed independently, from bytes that it
+shares with its neighbors through the cache. Imported only if Triton is installed
+(`pipeline.gguf.dequantize`); TRITON_INTERPRET=1 runs it on a CPU.
 """
 
 import torch
@@ -17,14 +17,18 @@ TILE = 4
 
 @triton.jit
 def half_at(place: tl.tensor) -> tl.tensor:
-    """The float16 in two bytes at `place`, as float32; read as bytes so that no alignment is required."""
+    """Return the float16 in two bytes at `place`, as float32. It is read as bytes so that no alignment is
+    required.
+    """
     bits = tl.load(place).to(tl.uint16) | (tl.load(place + 1).to(tl.uint16) << 8)
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def scaled(block: tl.tensor, group: tl.tensor, quant: tl.tensor) -> tl.tensor:
-    """(d · scale) · quant − (dmin · minimum); Q4_K and Q5_K pack 8 groups' scales and minima in 12 bytes."""
+    """Return (d · scale) · quant − (dmin · minimum). Q4_K and Q5_K pack 8 groups' scales and minima in 12
+    bytes.
+    """
     four = group % 4
     first = tl.load(block + 4 + four).to(tl.int32)
     second = tl.load(block + 8 + four).to(tl.int32)
@@ -38,7 +42,7 @@ def scaled(block: tl.tensor, group: tl.tensor, quant: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def q4_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
-    """Weight `at` of the block at `block`."""
+    """Return weight `at` of the block at `block`."""
     group = at // 32
     quant = (tl.load(block + 16 + (group // 2) * 32 + at % 32).to(tl.int32) >> ((group % 2) * 4)) & 15
     return scaled(block, group, quant)
@@ -46,7 +50,7 @@ def q4_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def q5_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
-    """Weight `at` of the block at `block`."""
+    """Return weight `at` of the block at `block`."""
     group = at // 32
     quant = (tl.load(block + 48 + (group // 2) * 32 + at % 32).to(tl.int32) >> ((group % 2) * 4)) & 15
     fifth = (tl.load(block + 16 + at % 32).to(tl.int32) >> group) & 1
@@ -55,7 +59,7 @@ def q5_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def q6_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
-    """Weight `at` of the block at `block`."""
+    """Return weight `at` of the block at `block`."""
     half, quarter = at // 128, (at // 32) % 4
     low = (tl.load(block + half * 64 + at % 64).to(tl.int32) >> ((quarter // 2) * 4)) & 15
     high = (tl.load(block + 128 + half * 32 + at % 32).to(tl.int32) >> (quarter * 2)) & 3
@@ -65,7 +69,7 @@ def q6_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def q8_0(block: tl.tensor, at: tl.tensor) -> tl.tensor:
-    """Weight `at` of the 8 blocks of 34 bytes at `block`."""
+    """Return weight `at` of the 8 blocks of 34 bytes at `block`."""
     part = block + (at // 32) * 34
     return half_at(part) * tl.load(part + 2 + at % 32).to(tl.int8, bitcast=True).to(tl.float32)
 
@@ -79,9 +83,11 @@ def write_values(
     size: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """Weights [256 · tile · program, …) of `quantized`, whose 256 weights take `size` bytes, into `out`."""
+    """Write weights [256 · tile · program, …) of `quantized`, whose 256 weights take `size` bytes, into
+    `out`.
+    """
     at = tl.program_id(0).to(tl.int64) * (256 * tile) + tl.arange(0, 256 * tile)
-    # the last program's lanes past the end read the last block again and write nothing
+    # The last program's lanes past the end read the last block again and write nothing.
     near = tl.minimum(at, weights - 1)
     value = formula(quantized + (near // 256) * size, (near % 256).to(tl.int32))
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < weights)
@@ -92,19 +98,19 @@ FORMULAS = {
     12: (q4_k, 144),
     13: (q5_k, 176),
     14: (q6_k, 210),
-}  # by ggml's number: formula, bytes of 256 weights
+}  # {ggml's number: (formula, bytes of 256 weights)}
 
 
 def dequantize_blocks(blocks: Tensor, kind: int, out: Tensor) -> None:
-    """The values of `blocks`, uint8 (n, bytes of a block) of the type with ggml's number `kind`, into `out`
-    (n, weights of a block).
+    """Write the values of `blocks`, uint8 (n, bytes of a block) of the type with ggml's number `kind`, into
+    `out` (n, weights of a block).
 
-    Both contiguous; `out` of float32, float16 or bfloat16.
+    Both are contiguous; `out` is float32, float16 or bfloat16.
     """
     formula, size = FORMULAS[kind]
     programs = triton.cdiv(out.numel(), 256 * TILE)
     if not programs:
         return
-    # Triton launches on the current device, which may be another than the tensor's
+    # Triton launches on the current device, which may be another than the tensor's.
     with torch.cuda.device_of(blocks):
         write_values[(programs,)](blocks, out, out.numel(), formula, size, TILE)

@@ -1,6 +1,6 @@
-"""The products that the GGUF of a Falcon-H1 has in place of its weights.
+"""The products that the GGUF of a Falcon-H1 contains in place of its weights.
 
-Its activations are multiplied by settings of config.json. llama.cpp has no such settings: its converter
+Its activations are multiplied by settings of config.json. llama.cpp has no such settings. Its converter
 multiplies the weights, one factor after the other, and those of a state space's input part by part.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Product:
-    """Multiplication by one factor after the other, each of which may round."""
+    """Multiplication by one factor after the other. Each may round."""
 
     factors: tuple[float, ...]
 
@@ -23,7 +23,7 @@ class Product:
 
 
 def products(config: Mapping[str, Any]) -> dict[str, Product]:
-    """Return what each linear is multiplied by, by its name; without a state space's input."""
+    """Return {linear: product that it is multiplied by}, without a state space's input."""
     attention = config["attention_in_multiplier"]
     gate, down = config["mlp_multipliers"]
     factors = {
@@ -41,7 +41,8 @@ def products(config: Mapping[str, Any]) -> dict[str, Product]:
 
 
 def input_products(config: Mapping[str, Any]) -> Iterator[tuple[int, int, Product]]:
-    """Yield first and last row of each part of a state space's input, and what it is multiplied by.
+    """Yield the first and last row of each part of a state space's input, and the product that it is
+    multiplied by.
 
     The parts are the gate, the input, the two projections of the state, and the steps.
     """

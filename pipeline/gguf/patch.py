@@ -1,8 +1,8 @@
-"""What makes one GGUF of another, as a small file that belongs to the first one's sha256.
+"""Binary patches between two GGUF files. A patch is tied to the SHA-256 of the file that it applies to.
 
-Both files hold the same tensors, some with other values. A tuned level differs from the level that it was
-made from in its blocks' scales: then only those are in the patch. A patch is a safetensors file: there is no
-code in it, and what is made with it is proven by the sha256 of the file that it was taken from.
+Both files contain the same tensors, some with other values. A tuned level differs from the level that it was
+made from in its blocks' scales: then only those are in the patch. A patch is a safetensors file without code.
+The result of applying it is proven by the sha256 of the file that the patch was made from.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from pipeline.gguf.header import Header, tensor_bytes
 from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
 
 FORMAT = "quench patch 1"
-COUNTS = 24  # bytes a GGUF begins with: letters, version, number of tensors and of fields
-# the patch's own entries; a tensor's is its name after WHOLE or CHANGED
+COUNTS = 24  # bytes at the start of a GGUF: magic, version, number of tensors and of fields
+# The patch's own entries. A tensor's entry is its name after WHOLE or CHANGED.
 HEADER, TAIL = "header", "tail"
 WHOLE, CHANGED = "tensor:", "scales:"
 MOST_DIMENSIONS = 3
@@ -35,11 +35,11 @@ Patch = dict[str, Any]  # the safetensors file's metadata, and its arrays under 
 
 
 def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
-    """Publish as `target` what makes `other` of `base`; how many tensors differ in scales alone, and how many
-    in more.
+    """Publish as `target` the patch from `base` to `other`. Return how many tensors differ only in scales,
+    and how many in more.
 
-    Proven before it is published: `base` with the patch has `other`'s sha256. Raises `DataError` for files
-    that are not whole or don't hold the same tensors, `MachineError` for a full disk.
+    It is proven before it is published: `base` with the patch has `other`'s sha256. Raises `DataError` for
+    files that are incomplete or don't contain the same tensors, `MachineError` for a full disk.
     """
     (old, before), (new, after) = gguf_tensors(base), gguf_tensors(other)
     if different := _other_tensors(old, new):
@@ -66,7 +66,7 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
     with publishing(target) as aside:
         try:
             save_file(arrays, aside, details)
-        except SafetensorError as error:  # its own error for a full disk
+        except SafetensorError as error:  # safetensors' own error for a full disk
             raise OSError(str(error)) from error
         _prove(_patched(base, read_patch(aside)), details["sha256"], other)
     scales = sum(key.startswith(CHANGED) for key in arrays)
@@ -74,7 +74,8 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
 
 
 def apply_patch(base: Path, patch: Path, target: Path) -> None:
-    """Publish as `target` what `patch` makes of `base`, proven to be the file that the patch was taken from.
+    """Apply `patch` to `base` and publish the result as `target`, proven to be the file that the patch was
+    made from.
 
     Raises `DataError` for a patch that is incomplete or belongs to another file, `MachineError` for a full
     disk.
@@ -93,7 +94,7 @@ def apply_patch(base: Path, patch: Path, target: Path) -> None:
 
 
 def read_patch(patch: Path) -> Patch:
-    """The patch in the file `patch`. Raises `DataError` if it is none, or cut off."""
+    """Return the patch in the file `patch`. Raises `DataError` if it is not one, or cut off."""
     need_file(patch)
     try:
         with safe_open(patch, framework="numpy") as file:
@@ -118,13 +119,15 @@ def read_patch(patch: Path) -> Patch:
 
 
 def _is_ours(name: str, entry: Any) -> bool:
-    """Whether an entry of a safetensors file is one that a patch has: bytes, of a known kind."""
+    """Return True if a patch can contain this entry of a safetensors file: bytes, of a known kind."""
     is_known = name in (HEADER, TAIL) or name.startswith((WHOLE, CHANGED))
     return is_known and entry.get_dtype() == "U8" and len(entry.get_shape()) <= MOST_DIMENSIONS
 
 
 def _other_tensors(old: Header, new: Header) -> str | None:
-    """Why this is no patch: a tensor in only one file or of another shape or type, the order or alignment."""
+    """Return the reason why there is no patch: a tensor in only one file or of another shape or type, the
+    order or alignment. None if there is one.
+    """
     if list(old.tensors) == list(new.tensors):
         unlike = (f"tensor {name}" for name, info in new.tensors.items() if old.tensors[name] != info)
         return next(unlike, "the alignment" if old.alignment != new.alignment else None)
@@ -133,7 +136,7 @@ def _other_tensors(old: Header, new: Header) -> str | None:
 
 
 def _changed(before: GgufTensor, after: GgufTensor) -> tuple[str, Bytes] | None:
-    """How `after` differs from `before`: None if not at all, else what the patch holds of it."""
+    """Return the entry of a patch by which `after` differs from `before`; None if it does not differ."""
     rows = list(after.blocks())
     if all(np.array_equal(before.stored(*part), after.stored(*part)) for part in rows):
         return None
@@ -146,18 +149,20 @@ def _changed(before: GgufTensor, after: GgufTensor) -> tuple[str, Bytes] | None:
         ):
             return WHOLE, after.stored(0, after.rows)
         scales.append(values)
-    # safetensors writes an array's memory, whatever its strides
+    # safetensors writes an array's memory, whatever its strides.
     return CHANGED, np.ascontiguousarray(np.concatenate(scales))
 
 
 def _scale_bytes(rows: Bytes, ggml_type: int) -> Bytes | None:
-    """The bytes of all scales, (rows, blocks of a row, 2 · scales of a block); None for a type without."""
+    """Return the bytes of all scales, (rows, blocks of a row, 2 · scales of a block); None for a type
+    without.
+    """
     places = [at + byte for at in SCALES.get(ggml_type, ()) for byte in (0, 1)]
     return _blocks(rows, ggml_type)[..., places] if places else None
 
 
 def _with_scales(rows: Bytes, ggml_type: int, values: Bytes) -> Bytes:
-    """`rows` with the scales `values` in their places."""
+    """Return `rows` with the scales `values` in their places."""
     places = [at + byte for at in SCALES[ggml_type] for byte in (0, 1)]
     _blocks(rows, ggml_type)[..., places] = values
     return rows
@@ -171,13 +176,13 @@ def _blocks(rows: Bytes, ggml_type: int) -> Bytes:
 
 
 def _head(path: Path, header: Header) -> bytes:
-    """The bytes of a file before its tensors."""
+    """Return the bytes of a file before its tensors."""
     with path.open("rb") as file:
         return file.read(header.start)
 
 
 def _tail(path: Path, header: Header) -> bytes:
-    """What a file holds after its last tensor and that one's padding: nothing, as a rule."""
+    """Return the bytes of a file after its last tensor and that tensor's padding, usually none."""
     sizes = (tensor_bytes(name, *info) for name, info in header.tensors.items())
     with path.open("rb") as file:
         file.seek(header.start + sum(-(-size // header.alignment) * header.alignment for size in sizes))
@@ -185,7 +190,9 @@ def _tail(path: Path, header: Header) -> bytes:
 
 
 def _header_change(old: bytes, new: bytes) -> tuple[tuple[int, int], Bytes]:
-    """((bytes of `old` that stay after its counts, bytes that stay at its end), the others of `new`)."""
+    """Return ((bytes of `old` that stay after its counts, bytes that stay at its end), the other bytes of
+    `new`).
+    """
     room = min(len(old), len(new)) - COUNTS
     before, after = (np.frombuffer(text, np.uint8)[COUNTS:] for text in (old, new))
     differs = np.flatnonzero(before[:room] != after[:room])
@@ -197,7 +204,7 @@ def _header_change(old: bytes, new: bytes) -> tuple[tuple[int, int], Bytes]:
 
 
 def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
-    """The bytes of the file that `patch` makes of `base`, in parts."""
+    """Yield the bytes of `base` with `patch` applied, in parts."""
     header, tensors = gguf_tensors(base)
     head, arrays = _head(base, header), patch["arrays"]
     first, last = map(int, patch["header_kept"].split(","))
@@ -217,7 +224,8 @@ def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
                     rows = _with_scales(rows, tensor.ggml_type, values[slice(*part)])
                 yield rows.tobytes()
         size = tensor_bytes(name, *header.tensors[name])
-        left -= size + (padding := min(-size % header.alignment, left - size))  # the last one may have none
+        # The last tensor may have no padding.
+        left -= size + (padding := min(-size % header.alignment, left - size))
         yield bytes(padding)
     if TAIL in arrays:
         yield arrays[TAIL].tobytes()

@@ -1,7 +1,7 @@
-"""Where a GGUF comes from, as metadata in the file itself: base, adapter, data, settings, template,
-llama.cpp.
+"""Write and read the provenance of a GGUF as metadata in the file itself: base, adapter, data, settings,
+template, llama.cpp.
 
-llama-quantize copies metadata, so that every level has it too. Standard keys where there are some
+llama-quantize copies metadata, so that every level has it too. Standard keys are used if there are any
 (ggml/docs/gguf.md), `quench.*` for the rest. No paths and no dates: the same model has the same bytes on
 every machine.
 """
@@ -15,13 +15,13 @@ from pipeline.core.publish import read_json
 from pipeline.gguf.file import check_gguf
 
 OWN = "quench."
-IMATRIX = "quench.imatrix."  # what stage quantize adds, other in every level
-DISTILL = "quench.distill."  # what stage distill adds to the level that it refines
-OF_A_LEVEL = (IMATRIX, DISTILL)  # what a level says of itself, beside what it shares with F16
+IMATRIX = "quench.imatrix."  # fields that stage quantize adds; they differ by level
+DISTILL = "quench.distill."  # fields that stage distill adds to the level that it refines
+OF_A_LEVEL = (IMATRIX, DISTILL)  # fields of a level only, in addition to those it shares with F16
 ADAPTER = "quench.adapter.sha256"
-# in an adapter's GGUF, or one with trained scales: the very file that was trained on
+# In an adapter's GGUF, or one with trained scales: sha256 of the file that was trained on.
 BASE_FILE = "quench.base_gguf.sha256"
-# of merge.json
+# keys of merge.json
 MERGE = (
     {"adapter_sha256": ADAPTER}
     | {"merge_base": "quench.merge.base"}
@@ -32,11 +32,11 @@ Fields = dict[str, str | int]
 
 
 def lineage_fields(lineage: Path) -> Fields:
-    """The base alone. Raises `DataError` if the record can't be read."""
+    """Return only the base's fields. Raises `DataError` if the record can't be read."""
     record = read_json(lineage, "run the stage that makes it again")
     named, revision = str(record["model"]), record.get("revision")
     on_hub = record["source"] == "hub"
-    # elsewhere it may be a path of this machine
+    # Elsewhere it may be a path of this machine.
     owner, _, name = named.rpartition("/") if on_hub else ("", "", Path(named).name)
     given = {
         "general.license": record.get("license"),
@@ -51,11 +51,11 @@ def lineage_fields(lineage: Path) -> Fields:
 
 
 def adapter_fields(adapter: Path) -> Fields:
-    """The adapter (or the scales), and its data and settings where it has training's record, for the tuned
-    model and the adapter alone.
+    """Return the fields of the adapter (or the scales), with its data and settings if it has training's
+    record. They are written into the tuned model and into the adapter's own GGUF.
     """
     fields: Fields = {ADAPTER: file_hash(trained_file(adapter))}
-    if (adapter / "run.json").exists():  # another tool's adapter has none
+    if (adapter / "run.json").exists():  # Another tool's adapter has no such record.
         run = read_json(adapter / "run.json", "run the stage that makes it again")
         fields |= {
             "quench.data.sha256": str(run["tokens_sha256"]),
@@ -65,8 +65,8 @@ def adapter_fields(adapter: Path) -> Fields:
 
 
 def folder_fields(folder: Path) -> Fields:
-    """The template of a model's folder, and how it was merged where it was (merge.json, without the figures,
-    which arithmetic may change).
+    """Return the fields of a model folder's template, and of its merge if it was merged (merge.json, without
+    the figures, which arithmetic may change).
     """
     fields: Fields = {}
     template, merge = folder / "chat_template.jinja", folder / "merge.json"
@@ -83,10 +83,10 @@ def folder_fields(folder: Path) -> Fields:
 
 
 def provenance(path: Path) -> dict[str, Any]:
-    """What a GGUF says about where it comes from: its `quench.*` fields and the standard ones; empty for a
-    file of another maker.
+    """Return a GGUF's own record of where it comes from: its `quench.*` fields and the standard ones; empty
+    for another tool's file.
 
-    Raises `DataError` if the file is not whole.
+    Raises `DataError` if the file is incomplete.
     """
     return {
         key: value

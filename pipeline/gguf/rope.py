@@ -1,12 +1,12 @@
-"""Stretched rotary positions: the factors that a GGUF stores, and the settings of config.json that they
-follow from.
+"""Stretched rotary positions: the factors that a GGUF stores, and the settings of config.json that they are
+computed from.
 
 Llama 3.1 and later were trained further for a longer context, with slow frequencies made slower (rope_type
-llama3). Their GGUF holds no settings, only by how much each frequency is divided, in one tensor. The settings
-that were published are few, so that those of a file are found by computing the factors of each.
+llama3). Their GGUF contains no settings, only the divisor of each frequency, in one tensor. The settings that
+were published are few, so those of a file are found by computing the factors of each.
 
 Phi-3 and Phi-4-mini (rope_type longrope) list their factors in config.json, one set for contexts beyond the
-original one and one for others; their GGUF has both.
+original one and one for others. Their GGUF has both.
 """
 
 from pathlib import Path
@@ -21,10 +21,10 @@ LLAMA3 = "rope_freqs.weight"
 LONG = "rope_factors_long.weight"
 SHORT = "rope_factors_short.weight"
 TENSORS = (LLAMA3, LONG, SHORT)
-# the field, after the architecture's name, with the context that a model was first trained with
+# Field, after the architecture's name, with the context that a model was first trained with.
 FIRST_CONTEXT = "rope.scaling.original_context_length"
 TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
-# rope_parameters of the published config.json: Llama 3.1 and 3.3 have the first factor, Llama 3.2 the second
+# rope_parameters of the published config.json. Llama 3.1 and 3.3 have the first factor, Llama 3.2 the second.
 PUBLISHED = tuple(
     {
         "rope_type": "llama3",
@@ -38,8 +38,8 @@ PUBLISHED = tuple(
 
 
 def factors_of(config: Any) -> dict[str, Floats]:
-    """Return the factors that the GGUF of a model has, by the tensor's name, for transformers' configuration
-    of the model: how much slower each frequency turns than without its settings.
+    """Return the factors in the GGUF of a model, by the tensor's name, for transformers' configuration of the
+    model: how much slower each frequency rotates than without its settings.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     match rope.get("rope_type"):
@@ -74,7 +74,7 @@ def stored_factors(header: Header, file: Path) -> dict[str, Floats]:
 
 
 def first_context(header: Header) -> int | None:
-    """Return the largest context in which llama.cpp takes the short ones of a file's listed factors; None for
+    """Return the largest context in which llama.cpp uses the short ones of a file's listed factors; None for
     a file without such factors.
     """
     if LONG not in header.tensors:
@@ -85,13 +85,13 @@ def first_context(header: Header) -> int | None:
 
 
 def same_factors(stored: Floats, computed: Floats) -> bool:
-    """Return True if the factors of a file are those that were computed."""
+    """Return True if the factors of a file equal the computed ones."""
     return stored.shape == computed.shape and np.allclose(stored, computed, rtol=TOLERANCE, atol=0)
 
 
 def published_settings(header: Header, file: Path) -> dict[str, Any] | None:
-    """Return the `rope_parameters` of config.json whose factors are those in a GGUF; None if it has none
-    of this kind, or no published settings make them.
+    """Return the `rope_parameters` of config.json whose factors are those in a GGUF; None if it has no
+    factors of this kind, or no published settings give them.
     """
     stored = stored_factors(header, file).get(LLAMA3)
     if stored is None:

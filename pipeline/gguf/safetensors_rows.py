@@ -1,7 +1,7 @@
-"""Safetensors files read and written in row blocks, so that memory holds a block of a tensor, never a model.
+"""Read and write safetensors files in row blocks, so that memory contains a block of a tensor, never a model.
 
 Format: github.com/huggingface/safetensors, README: 8 bytes header length (little endian), JSON header, then
-the tensors' bytes without holes. The package safetensors checks a header; it maps the tensors, and mapped
+the tensors' bytes without holes. The package safetensors checks a header. It maps the tensors, and mapped
 pages count as the process's own memory, so they are read and written here, with plain reads and writes.
 """
 
@@ -19,7 +19,7 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.special_files import need_file
 
 INDEX = "model.safetensors.index.json"
-# the format's names of types: bytes of a number and torch's name
+# {the format's name of a type: (bytes of a number, torch's name)}
 DTYPES = {
     "BOOL": (1, "bool"),
     "U8": (1, "uint8"),
@@ -43,7 +43,7 @@ REMEDY = "download or build it again"
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file: `start` is its first byte's place in the file."""
+    """Tensor of a file: `start` is its first byte's place in the file."""
 
     name: str
     dtype: str
@@ -53,12 +53,12 @@ class Entry:
 
     @property
     def rows(self) -> int:
-        """Rows where all but the last dimension are flattened; a vector has one number a row."""
+        """Rows if all but the last dimension are flattened; a vector has one number a row."""
         return prod(self.shape[:-1]) if len(self.shape) > 1 else prod(self.shape)
 
     @property
     def columns(self) -> int:
-        """Numbers of a row."""
+        """Numbers in a row."""
         return self.shape[-1] if len(self.shape) > 1 else 1
 
     @property
@@ -73,7 +73,7 @@ class Entry:
 
 
 def read_rows(entry: Entry, first: int = 0, last: int | None = None) -> Any:
-    """Rows [first, last) of a tensor as a torch tensor (rows, columns) of its own type."""
+    """Return rows [first, last) of a tensor as a torch tensor (rows, columns) of its own type."""
     import torch
 
     last = entry.rows if last is None else last
@@ -86,23 +86,25 @@ def read_rows(entry: Entry, first: int = 0, last: int | None = None) -> Any:
 
 
 def spans(entry: Entry, numbers: int, together: int = 1) -> Iterator[tuple[int, int]]:
-    """(first, last) row of runs of about `numbers` numbers that cover a tensor; the number of their rows is a
-    multiple of `together`, but for the last.
+    """Yield (first, last) row of ranges of about `numbers` numbers that cover a tensor. The number of their
+    rows is a multiple of `together`, except for the last.
     """
     step = max(1, numbers // max(entry.columns, 1) // together) * together
     return ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
 
 
 def same_values(entry: Entry, other: Entry) -> bool:
-    """Whether two tensors have the same shape and numbers, whatever their types; a NaN is like no other."""
+    """Return True if two tensors have the same shape and numbers, whatever their types; a NaN equals
+    nothing.
+    """
     return entry.shape == other.shape and all(
         bool((read_rows(entry, *span) == read_rows(other, *span)).all()) for span in spans(entry, 1 << 22)
     )
 
 
 def read_folder(folder: Path) -> dict[str, Entry]:
-    """All tensors of a model's folder, shard by shard in the files' order. Raises `DataError` if a file is
-    not whole or contradicts the index.
+    """Return all tensors of a model's folder, shard by shard in the files' order. Raises `DataError` if a
+    file is incomplete or contradicts the index.
     """
     index = _read_index(folder)
     single = folder / "model.safetensors"
@@ -140,7 +142,8 @@ def _read_index(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).exists():
         return {}
     need_file(folder / INDEX)
-    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):  # said below
+    # The error is raised below.
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         weights: dict[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
         if all("/" not in name for name in weights.values()):
             return weights
@@ -148,7 +151,9 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def read_header(file: Path) -> list[Entry]:
-    """A file's tensors in byte order. Raises `DataError` unless the header describes the file exactly."""
+    """Return a file's tensors in byte order. Raises `DataError` unless the header describes the file
+    exactly.
+    """
     from safetensors import SafetensorError, safe_open
 
     need_file(file)
@@ -181,7 +186,8 @@ def append_rows(file: BinaryIO, rows: Any) -> None:
 
 @contextmanager
 def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Iterator[BinaryIO]:
-    """A file with the header of `tensors` (name, type, shape), to be filled in that order by `append_rows`.
+    """Yield a file with the header of `tensors` (name, type, shape), to be filled in that order by
+    `append_rows`.
 
     Raises `AssertionError` if too much or too little came.
     """
@@ -191,7 +197,7 @@ def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]
         first, end = end, end + prod(shape) * DTYPES[dtype][0]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [first, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # so that the first tensor starts at a multiple of 8
+    text += b" " * (-len(text) % 8)  # The first tensor starts at a multiple of 8.
     with file.open("wb") as opened:
         opened.write(struct.pack("<Q", len(text)) + text)
         yield opened

@@ -1,8 +1,8 @@
-"""The float16 scales and minima in a GGUF's blocks: read, and written into a copy of the bytes.
+"""Read the float16 scales and minima in a GGUF's blocks, and write them into a copy of the bytes.
 
-A block's weights are a sum over its scales, each times a number that the codes alone give (ggml-quants.c):
-d · q for Q4_0, d · q + m for Q4_1, d · (scale · q) − dmin · minimum for Q4_K. So a weight's derivative by a
-scale is the weight with that scale at 1 and the others at 0, whatever the type.
+A block's weights are a sum over its scales, each times a number that only the codes give (ggml-quants.c): d ·
+q for Q4_0, d · q + m for Q4_1, d · (scale · q) − dmin · minimum for Q4_K. So a weight's derivative by a scale
+is the weight with that scale at 1 and the others at 0, whatever the type.
 """
 
 import torch
@@ -12,12 +12,14 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.dequantize import NAMES, dequantize, layout
 from pipeline.gguf.tensors import SCALES
 
-SMALLEST, LARGEST = 2.0**-14, 65504.0  # of float16's normal numbers
-LEAST = 2.0**-24  # of its subnormal ones
+SMALLEST, LARGEST = 2.0**-14, 65504.0  # float16's normal numbers
+LEAST = 2.0**-24  # float16's smallest subnormal number
 
 
 def scale_places(ggml_type: int) -> tuple[int, ...]:
-    """First byte of each scale in a block of this type. Raises `DataError` for a type that has none."""
+    """Return the first byte of each scale in a block of this type. Raises `DataError` for a type that has
+    none.
+    """
     if ggml_type not in SCALES:
         raise DataError(
             "Q-GGUF-015",
@@ -28,12 +30,14 @@ def scale_places(ggml_type: int) -> tuple[int, ...]:
 
 
 def _blocks(quantized: Tensor, ggml_type: int) -> Tensor:
-    """Bytes (rows, row bytes) as (rows, blocks, bytes of a block)."""
+    """Return bytes (rows, row bytes) as (rows, blocks, bytes of a block)."""
     return quantized.view(len(quantized), -1, layout(ggml_type).bytes)
 
 
 def stored_scales(quantized: Tensor, ggml_type: int) -> Tensor:
-    """Scales of `quantized`, uint8 (rows, row bytes), as float16 (scales per block, rows, blocks per row)."""
+    """Return the scales of `quantized`, uint8 (rows, row bytes), as float16 (scales per block, rows, blocks
+    per row).
+    """
     blocks = _blocks(quantized, ggml_type)
     return torch.stack(
         [
@@ -44,7 +48,9 @@ def stored_scales(quantized: Tensor, ggml_type: int) -> Tensor:
 
 
 def with_scales(quantized: Tensor, ggml_type: int, scales: Tensor) -> Tensor:
-    """A copy of `quantized` with `scales`, float16 shaped as by `stored_scales`; every other byte stays."""
+    """Return a copy of `quantized` with `scales`, float16 with the shape of `stored_scales`; every other byte
+    stays.
+    """
     written = quantized.clone(memory_format=torch.contiguous_format)
     blocks = _blocks(written, ggml_type)
     for at, values in zip(scale_places(ggml_type), scales, strict=True):
@@ -53,13 +59,13 @@ def with_scales(quantized: Tensor, ggml_type: int, scales: Tensor) -> Tensor:
 
 
 def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
-    """`stored` · (1 + `change`), rounded once to float16: never with another sign, too large, or 0 unless it
-    was.
+    """Return `stored` · (1 + `change`), rounded once to float16. A scale never changes its sign, never
+    becomes too large, and becomes 0 only if it was 0.
 
-    It falls to float16's smallest normal number at most, or to half of what is stored if that is less: at 7B
-    those of Q6_K and Q5_K are subnormal, for weights are small there and these types have a scale more. (Such
-    a scale has fewer bits: 8 at 1.5e-5.) `stored` is finite
-    float16, `change` float32 of the same shape. At a change of 0 the bytes are the file's.
+    It falls at most to float16's smallest normal number, or to half of what is stored if that is less: at 7B
+    the scales of Q6_K and Q5_K are subnormal, because weights are small there and these types have a scale
+    more. (Such a scale has fewer bits: 8 at 1.5e-5.) `stored` is finite float16, `change` float32 of the same
+    shape. At a change of 0 the bytes are the file's.
     """
     exact = stored.float()
     magnitude = exact.abs()
@@ -70,7 +76,9 @@ def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
 
 
 def per_scale(quantized: Tensor, ggml_type: int, number: int) -> Tensor:
-    """Each weight's derivative by its block's scale `number`, from codes alone: float32 (rows, columns)."""
+    """Return each weight's derivative by its block's scale `number`, from codes only: float32 (rows,
+    columns).
+    """
     shape = (len(scale_places(ggml_type)), *_blocks(quantized, ggml_type).shape[:2])
     unit = torch.zeros(shape, dtype=torch.float16, device=quantized.device)
     unit[number] = 1

@@ -1,14 +1,14 @@
-"""Which rows of a Hugging Face folder each tensor of its GGUF is made of, for the architectures whose
+"""Find the rows of a Hugging Face folder that each tensor of its GGUF is made of, for the architectures whose
 conversion is known.
 
-Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from
-its description: it orders the rows of q and k (Llama's and others') for its own rotary embedding, it adds one
-to Gemma's norms, it puts the experts of a layer into one tensor, it splits Granite 4's feed-forward layers,
-it multiplies Falcon-H1's weights (`pipeline.gguf.multipliers`), it orders the value heads of Qwen3.5's delta
-nets (`pipeline.gguf.delta_heads`) and counts its layers for drafting among the others.
+Names are mapped by the package gguf. What llama.cpp's converter does to values is implemented again here,
+from its description. It orders the rows of q and k (Llama's and others') for its own rotary embedding. It
+adds one to Gemma's norms and puts the experts of a layer into one tensor. It splits Granite 4's feed-forward
+layers and multiplies Falcon-H1's weights (`pipeline.gguf.multipliers`). It orders the value heads of
+Qwen3.5's delta nets (`pipeline.gguf.delta_heads`) and counts its layers for drafting among the others.
 
-Mixtral's tensors are called otherwise in its files than in transformers' model: `block_sparse_moe` for `mlp`,
-and an expert's `w1`, `w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`.
+Mixtral's tensors have other names in its files than in transformers' model: `block_sparse_moe` for `mlp`, and
+an expert's `w1`, `w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`.
 """
 
 import re
@@ -32,7 +32,7 @@ from pipeline.gguf.tensors import BLOCK, Floats
 
 STORED = re.compile(r"\.block_sparse_moe\.(?:gate\.|experts\.\d+\.w[123]\.)")
 PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-# the same as patterns, for transformers' `from_pretrained`
+# The renamings above as patterns, for transformers' `from_pretrained`.
 KEY_MAPPING = {
     r"\.block_sparse_moe\.gate\.": ".mlp.gate.",
     **{
@@ -42,13 +42,14 @@ KEY_MAPPING = {
 }
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
-# parameters that hold a linear of each of a layer's experts: the linears whose rows follow each other in one
+# Parameters that contain a linear of each of a layer's experts: the linears whose rows follow each other in
+# one.
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-# Granite 4's feed-forward linears: those of a dense layer whose rows follow each other in one
+# Granite 4's feed-forward linears: those of a dense layer whose rows follow each other in one.
 SHARED = re.compile(r"(.*)\.shared_mlp\.(input_linear|output_linear)\.weight")
 SHARED_PARTS = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
-# keys of config.json that a model is computed with and no tensor's shape proves, as a family's `factors`: the
-# field of a GGUF's header
+# {key of config.json: field of a GGUF's header} for settings that a model is computed with and that no
+# tensor's shape proves, as a family's `factors`.
 SETTINGS = {
     **{key: CONFIG_FIELDS[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")},
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
@@ -57,10 +58,10 @@ SETTINGS = {
     "rope_local_base_freq": "rope.freq_base_swa",
 }
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
-# beginnings of names in a model with a vision tower: its text part, and what the text's GGUF hasn't
+# Prefixes of names in a model with a vision tower: its text part, and parts that the text's GGUF lacks.
 TEXT_PART = "model.language_model."
 VISION_PART = "model.visual."
-# a layer for drafting (MTP), which follows the others in the file, and what is beside its layer
+# A layer for drafting (MTP), which follows the others in the file, and the tensors outside its layer.
 DRAFT_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(.+)")
 DRAFTS = {
     "mtp.fc.weight": "nextn.eh_proj.weight",
@@ -71,24 +72,26 @@ DRAFTS = {
 
 
 def in_model(name: str) -> str:
-    """The name in transformers' model of a tensor that its file calls `name`; of other models the same."""
+    """Return the name in transformers' model of a tensor with the name `name` in its file; for other models
+    the same.
+    """
     for pattern, new in KEY_MAPPING.items() if STORED.search(name) else ():
         name = re.sub(pattern, new, name)
     return name
 
 
 def plus_one(rows: Any) -> Any:
-    """Return one more than each value, as the file holds it."""
+    """Return one more than each value, as in the file."""
     return rows + 1
 
 
 def minus_exp(rows: Any) -> Any:
-    """Return the decays of a state space, as the file holds them, of their stored logarithms."""
+    """Return the decays of a state space, as in the file, from their stored logarithms."""
     return -rows.exp()
 
 
 def in_folder(tensor: str, family: Family, values: Any) -> Any:
-    """Return the values that a folder has for those, a torch tensor, of the GGUF's `tensor`: the inverse."""
+    """Return the folder's values for those of the GGUF's `tensor`, a torch tensor: the inverse."""
     change = value_change(tensor, family)
     if change is minus_exp:
         return (-values).log()
@@ -97,8 +100,8 @@ def in_folder(tensor: str, family: Family, values: Any) -> Any:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of a stored tensor; as `head`, they are one attention head whose rows are to be put
-    in llama.cpp's order. The file holds `change` of each value, and the columns in the order of `columns`.
+    """Rows [first, last) of a stored tensor. As `head`, they are one attention head whose rows are to be put
+    in llama.cpp's order. The file contains `change` of each value, and the columns in the order of `columns`.
     """
 
     entry: Entry
@@ -109,9 +112,9 @@ class Piece:
     columns: tuple[int, ...] = ()
 
     def blocks(self) -> Iterator[Floats]:
-        """The rows in llama.cpp's order, flat, in blocks of about `BLOCK` weights."""
-        # its first half and its second half, row by row in turns (arXiv:2104.09864 pairs neighbors, Hugging
-        # Face halves)
+        """Yield the rows in llama.cpp's order, flat, in blocks of about `BLOCK` weights."""
+        # Its first half and its second half alternate row by row (arXiv:2104.09864 pairs neighbors, Hugging
+        # Face halves).
         if self.head:
             rows = self._read(self.first, self.last)
             yield np.stack(np.split(rows, 2), axis=1).reshape(-1)
@@ -123,7 +126,8 @@ class Piece:
     def _read(self, first: int, last: int) -> Any:
         rows = self.stored(first, last)
         if self.change:
-            # The converter computes in float16 if the tensor is that, which rounds; others it widens before.
+            # The converter computes in float16 if the tensor is float16, which rounds. It widens others
+            # first.
             rows = self.change(rows if self.entry.dtype == "F16" else rows.float())
         values = rows.float().numpy()
         return values[:, list(self.columns)] if self.columns else values
@@ -134,10 +138,10 @@ class Piece:
 
 
 def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
-    """{GGUF tensor: the pieces that follow each other in it}; the caller has checked that the
-    family is known.
+    """Return {GGUF tensor: the pieces that follow each other in it}. The caller has checked that the family
+    is known.
 
-    A tensor whose name has no place in this architecture is under its own name.
+    A tensor whose name has no place in this architecture is listed under its own name.
     """
     family = known_family(config)
     config = text_config(config)
@@ -172,7 +176,7 @@ def known_family(config: Mapping[str, Any]) -> Family:
 
 
 def _multiplied(name: str, pieces: list[Piece], config: Mapping[str, Any]) -> list[Piece]:
-    """Return the pieces of a tensor with the factors that the file has in its values."""
+    """Return the pieces of a tensor with the factors that its values in the file include."""
     linear = name.removesuffix(".weight").rpartition(".")[2]
     if linear == "in_proj":
         parts = input_products(config)
@@ -182,7 +186,9 @@ def _multiplied(name: str, pieces: list[Piece], config: Mapping[str, Any]) -> li
 
 
 def value_change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
-    """Return what the converter does to the values of a tensor of the GGUF; None if nothing."""
+    """Return the function that the converter applies to the values of a tensor of the GGUF; None if there is
+    none.
+    """
     if tensor.endswith(".ssm_a"):
         return minus_exp
     if family.adds_one(tensor):
@@ -191,7 +197,9 @@ def value_change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json's settings of the language model, which a model with a vision tower has apart."""
+    """Return config.json's settings of the language model, which are separate in a model with a vision
+    tower.
+    """
     apart = config.get("text_config")
     if not isinstance(apart, Mapping):
         return dict(config)
@@ -214,14 +222,14 @@ def mapped_name(name: str, names: Any) -> str | None:
     """Return the GGUF's name of a tensor of transformers' model by the package gguf's map; None if it has
     none.
     """
-    if name.endswith(".dt_bias"):  # the map has only the name that other models' linear gives it
+    if name.endswith(".dt_bias"):  # The map has only the name that other models' linear gives it.
         name = name.replace(".dt_bias", ".dt_proj.bias")
     found: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
     return found
 
 
 def name_map(family: Family, layers: int) -> Any:
-    """The package gguf's map from transformers' names of tensors to llama.cpp's."""
+    """Return the package gguf's map from transformers' names of tensors to llama.cpp's."""
     import gguf
 
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.name)
@@ -229,7 +237,7 @@ def name_map(family: Family, layers: int) -> Any:
 
 
 def reordered_heads(family: Family, config: Mapping[str, Any]) -> dict[str, int]:
-    """Attention heads by linear whose rows llama.cpp puts in another order."""
+    """Return the attention heads by linear whose rows llama.cpp puts in another order."""
     if not family.turns_neighbors:
         return {}
     count = config["num_attention_heads"]
@@ -239,7 +247,7 @@ def reordered_heads(family: Family, config: Mapping[str, Any]) -> dict[str, int]
 def _parts(
     name: str, entry: Entry, heads: dict[str, int], delta: DeltaHeads | None
 ) -> Iterator[tuple[str, list[Piece]]]:
-    """What a stored tensor becomes: (Hugging Face's name for all experts together, its pieces)."""
+    """Yield the parts of a stored tensor: (Hugging Face's name for all experts together, its pieces)."""
     module = name.rpartition(".")[0]
     order = delta.rows(name) if delta else None
     columns = delta.columns(name) if delta else None
@@ -276,18 +284,18 @@ def _runs(order: Any) -> Iterator[tuple[int, int]]:
 
 
 def _expert_number(name: str) -> tuple[str, int]:
-    """Sorts the experts of a layer by their number, not as text."""
+    """Return a key that sorts the experts of a layer by their number, not as text."""
     match = ONE_EXPERT.fullmatch(name)
     return (f"{match[1]}.{match[3]}", int(match[2])) if match else (name, 0)
 
 
 def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
-    """{GGUF field: its number by config.json}, of `SETTINGS` and of its family, which is known."""
+    """Return {GGUF field: its number in config.json}, for `SETTINGS` and for its family, which is known."""
     family = known_family(config)
     config = text_config(config)
     rope = config.get("rope_parameters") or {}
     values = {**config, **rope.get("full_attention", rope)}
-    if "sliding_attention" in rope:  # as transformers writes it; published files say rope_local_base_freq
+    if "sliding_attention" in rope:  # transformers writes it so; published files have rope_local_base_freq.
         values["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
     return {
         f"{family.name}.{field}": values[key]
@@ -297,7 +305,7 @@ def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def rope_factors(merged: Path) -> dict[str, Floats]:
-    """The factors that the GGUF of the model in a Hugging Face folder has; see `factors_of`."""
+    """Return the factors that the GGUF of the model in a Hugging Face folder has; see `factors_of`."""
     from transformers import AutoConfig
 
     config = read_config(merged)
@@ -307,5 +315,5 @@ def rope_factors(merged: Path) -> dict[str, Floats]:
 
 
 def read_config(merged: Path) -> dict[str, Any]:
-    """config.json of a Hugging Face folder."""
+    """Return the config.json of a Hugging Face folder."""
     return dict(read_json(merged / "config.json", "run `snakemake --force merge`"))

@@ -1,4 +1,4 @@
-"""The shapes in which llama.cpp's converter stores the tensors of state spaces (Mamba 2)."""
+"""Shapes in which llama.cpp's converter stores the tensors of state spaces (Mamba 2)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,9 @@ NORM = ".mamba.norm.weight"
 
 
 def stored_shape(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a tensor in the GGUF, which is another than its own for some of a state space."""
+    """Return the shape of a tensor in the GGUF, which differs from its own for some tensors of a state
+    space.
+    """
     if entry.name.endswith(COLUMNS):
         return (*entry.shape, 1)
     if entry.name.endswith(NORM):

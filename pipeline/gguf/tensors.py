@@ -1,4 +1,4 @@
-"""The tensors of a GGUF in blocks of rows, as stored and as float32; only one block is in memory."""
+"""Read the tensors of a GGUF in blocks of rows, as stored and as float32. Only one block is in memory."""
 
 import math
 from collections.abc import Iterator
@@ -14,20 +14,19 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header, tensor_bytes
 
-BLOCK = 1 << 16  # weights that are read at a time: 256 kB as float32, which stay in a core's cache
+BLOCK = 1 << 16  # Weights that are read at a time: 256 kB as float32, which stay in a core's cache.
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-# by ggml's number: first byte of each float16 scale or minimum in a block
+# {ggml's number: first byte of each float16 scale or minimum in a block}
 SCALES = {kind.number: kind.scales for kind in TYPES.values() if kind.scales}
-# by ggml's name, where they were measured
+# {ggml's name: noise}, for types that were measured
 NOISE = {name: kind.noise for name, kind in TYPES.items() if kind.noise is not None}
 WORST_WEIGHT = {name: kind.worst for name, kind in TYPES.items() if kind.worst is not None}
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor of a GGUF file: its first byte is at `start`; the last dimension of `shape` is the one that
-    lies in a row.
+    """Tensor of a GGUF file: its first byte is at `start`; the last dimension of `shape` runs along a row.
 
     Leading dimensions of 1 are left out: llama.cpp's tools keep them or drop them.
     """
@@ -45,7 +44,7 @@ class GgufTensor:
 
     @property
     def rows(self) -> int:
-        """Rows, all dimensions but the last flattened."""
+        """Rows if all dimensions but the last are flattened."""
         return math.prod(self.shape) // self.columns if self.columns else 0
 
     @property
@@ -57,7 +56,7 @@ class GgufTensor:
 
     @property
     def block(self) -> int:
-        """Weights that are quantized together; of floats, a row."""
+        """Number of weights that are quantized together; for floats, a row."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         size = int(GGML_QUANT_SIZES[GGMLQuantizationType(self.ggml_type)][0])
@@ -65,7 +64,7 @@ class GgufTensor:
 
     @property
     def readable(self) -> bool:
-        """Whether the package gguf can dequantize the type."""
+        """True if the package gguf can dequantize the type."""
         try:
             self.values(0, 1)
         except DataError:
@@ -78,12 +77,12 @@ class GgufTensor:
         return tensor_bytes(self.name, (self.columns,), self.ggml_type)
 
     def part(self, number: int) -> "GgufTensor":
-        """One of the matrices of a tensor of three dimensions, an expert's."""
+        """Return one of the matrices of a tensor of three dimensions, an expert's."""
         shape = self.shape[1:]
         return replace(self, shape=shape, start=self.start + number * shape[0] * self.row_bytes)
 
     def stored(self, first: int, last: int) -> Bytes:
-        """Rows [first, last) as their bytes, (last − first, row_bytes)."""
+        """Return rows [first, last) as their bytes, (last − first, row_bytes)."""
         count = (last - first) * self.row_bytes
         values = np.fromfile(self.file, np.uint8, count, offset=self.start + first * self.row_bytes)
         if len(values) < count:
@@ -94,14 +93,16 @@ class GgufTensor:
         return values.reshape(last - first, self.row_bytes)
 
     def values(self, first: int, last: int) -> Floats:
-        """Rows [first, last) as float32, (last − first, columns), by the dequantizer of the package gguf.
+        """Return rows [first, last) as float32, (last − first, columns), by the dequantizer of the package
+        gguf.
 
-        Raises `DataError` for a type that it has none for.
+        Raises `DataError` for a type that it can't dequantize.
         """
         from gguf import GGMLQuantizationType, dequantize
 
         stored = self.stored(first, last)
-        try:  # as one long row: the package takes 16 rows at a time, which takes long for short ones
+        # They are read as one long row: the package computes 16 rows at a time, which is slow for short ones.
+        try:
             flat: Floats = dequantize(stored.reshape(1, -1), GGMLQuantizationType(self.ggml_type))
         except NotImplementedError as error:
             raise DataError(
@@ -111,14 +112,14 @@ class GgufTensor:
         return flat.reshape(last - first, self.columns)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """(first, last) row of blocks of about `BLOCK` weights that cover the tensor."""
+        """Yield (first, last) row of blocks of about `BLOCK` weights that cover the tensor."""
         step = max(1, BLOCK // max(self.columns, 1))
         return ((first, min(first + step, self.rows)) for first in range(0, self.rows, step))
 
 
 def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
-    """(header, {name: tensor}) of a GGUF. Raises `DataError` if it is not complete, or its tensors don't lie
-    one after the other in the header's order, each padded to the alignment: llama.cpp loads no such file.
+    """Return (header, {name: tensor}) of a GGUF. Raises `DataError` if it is incomplete, or its tensors don't
+    follow each other in the header's order, each padded to the alignment: llama.cpp loads no such file.
     """
     header = check_gguf(path)
     tensors, end = {}, 0

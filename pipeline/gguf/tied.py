@@ -1,4 +1,4 @@
-"""Whether the head and the embeddings of a GGUF are one matrix that was rounded twice.
+"""Detect that the head and the embeddings of a GGUF are one matrix that was rounded twice.
 
 A model whose head is tied to its embeddings has one matrix for both. A conversion that stores it twice lets
 llama-quantize give each copy a type of its own, so that its values differ though the matrix is one.
@@ -16,10 +16,11 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import NOISE, Floats, GgufTensor
 
 HEAD, EMBEDDINGS = HEADS
-# a row may differ by this many times what rounding to the two types costs; in the official Q4_K_M of
-# Qwen2.5-Coder-0.5B-Instruct (Q8_0 and Q5_0) the farthest of 151,936 rows differs by 1.08 times
+# A row may differ by this many times the rounding error of the two types. In the official Q4_K_M of
+# Qwen2.5-Coder-0.5B-Instruct (Q8_0 and Q5_0) the farthest of 151,936 rows differs by 1.08 times.
 SLACK = 1.25
-# relative RMSE of the coarsest types that tell, those of 4 bits: below, rounding hides too much
+# Relative RMSE of the coarsest types that can be compared, those of 4 bits. Types below hide too much by
+# rounding.
 COARSEST = 0.13
 
 
@@ -35,10 +36,10 @@ class OneMatrix:
 
 
 def one_matrix(header: Header, tensors: Mapping[str, GgufTensor], sampled: int = 1) -> OneMatrix | None:
-    """Head and embeddings of a GGUF as one matrix; None where a row differs by more than rounding, a
+    """Return head and embeddings of a GGUF as one matrix; None if a row differs by more than rounding, a
     table is missing, or the architecture is not known to tie them.
 
-    Every row is compared, or, to guess quickly, one block of rows in `sampled`.
+    Every row is compared or, for a quick guess, one block of rows in `sampled`.
     """
     dense = header.fields.get("general.architecture") in DENSE
     pair = [tensors[name] for name in (HEAD, EMBEDDINGS) if name in tensors]
@@ -52,7 +53,7 @@ def one_matrix(header: Header, tensors: Mapping[str, GgufTensor], sampled: int =
     for first, last in list(finer.blocks())[::sampled]:
         exact = finer.values(first, last)
         apart, length = _lengths(coarser.values(first, last) - exact), _lengths(exact)
-        if not (apart <= SLACK * hypot(*noise) * length).all():  # of a NaN that isn't true either
+        if not (apart <= SLACK * hypot(*noise) * length).all():  # This is False for a NaN too.
             return None
         farthest = max(farthest, float((apart[length > 0] / length[length > 0]).max(initial=0)))
     return OneMatrix(finer, coarser, farthest)

@@ -1,4 +1,4 @@
-"""A GGUF with other scales in its blocks and more metadata; every other byte is the base's."""
+"""Write a GGUF with other scales in its blocks and more metadata. Every other byte is the base's."""
 
 import shutil
 import struct
@@ -14,7 +14,7 @@ from pipeline.gguf.tensors import gguf_tensors
 
 BASE_MODEL = "general.base_model."
 UINT32, STRING = 4, 8  # value types of ggml/docs/gguf.md
-COUNTS = 24  # bytes before the first field: letters, version, number of tensors and of fields
+COUNTS = 24  # bytes before the first field: magic, version, number of tensors and of fields
 
 
 def write_tuned(
@@ -30,7 +30,7 @@ def write_tuned(
     from pipeline.gguf.scales import with_scales
 
     header, tensors = gguf_tensors(base)
-    # where the base comes from is said once: the base's own records would be mixed with the tuned file's
+    # The file records its origin once: the base's own records would be mixed with the tuned file's.
     head = header_with(base, header, fields, dropped=(OWN, BASE_MODEL) if fields else ())
     need_disk(target.parent, base.stat().st_size)
     with publishing(target, check_gguf) as aside:
@@ -46,8 +46,8 @@ def write_tuned(
 def rewrite_header(
     path: Path, header: Header, fields: Mapping[str, str | int], dropped: tuple[str, ...] = ()
 ) -> None:
-    """Publish the GGUF at `path` again with `fields` in its metadata, and without those that begin as one of
-    `dropped`; its tensors keep their bytes.
+    """Publish the GGUF at `path` again with `fields` in its metadata, and without those whose names begin
+    with one of `dropped`. Its tensors keep their bytes.
     """
     head = header_with(path, header, fields, dropped)
     need_disk(path.parent, path.stat().st_size)
@@ -56,7 +56,7 @@ def rewrite_header(
 
 
 def _copy_tensors(source: Path, header: Header, head: bytes, target: Path) -> None:
-    """Write `target`: `head`, and all that stands behind the header of `source`."""
+    """Write `target`: `head`, and everything after the header of `source`."""
     with source.open("rb") as old, target.open("wb") as new:
         new.write(head)
         old.seek(header.start)
@@ -66,8 +66,9 @@ def _copy_tensors(source: Path, header: Header, head: bytes, target: Path) -> No
 def header_with(
     path: Path, header: Header, fields: Mapping[str, str | int], dropped: tuple[str, ...] = ()
 ) -> bytes:
-    """The bytes of a GGUF before its tensors, with `fields` at the end of its metadata instead of those of
-    their names and of those that begin as one of `dropped`; padded to the alignment.
+    """Return the bytes of a GGUF before its tensors, with `fields` at the end of its metadata. They replace
+    the fields of the same names and those whose names begin with one of `dropped`. The bytes are padded to
+    the alignment.
     """
     with path.open("rb") as file:
         old = file.read(header.end)

@@ -1,8 +1,8 @@
-"""Rotary positions stretched by YaRN (arXiv:2309.00071): by how much in a GGUF, as llama.cpp computes it, and
-in a config.json, as transformers does.
+"""Rotary positions stretched by YaRN (arXiv:2309.00071): the factors of a GGUF as llama.cpp computes them,
+and of a config.json as transformers does.
 
-llama.cpp reads all of the settings for few families. For the others it takes the usual ones, whatever the
-file says.
+llama.cpp reads all of the settings for few families. For the others it uses the default ones, whatever the
+file contains.
 """
 
 import math
@@ -13,7 +13,7 @@ from pipeline.gguf.families import Family
 
 TYPE = "rope.scaling.type"
 FACTOR = "rope.scaling.factor"
-FACTOR_BEFORE = "rope.scale_linear"  # its former name
+FACTOR_BEFORE = "rope.scale_linear"  # former name of the factor's field
 FIRST_CONTEXT = "rope.scaling.original_context_length"
 CONTEXT = "context_length"
 BETA_FAST = "rope.scaling.yarn_beta_fast"
@@ -24,19 +24,21 @@ USUAL = {BETA_FAST: 32.0, BETA_SLOW: 1.0}
 
 
 def magnitude(factor: float, share: float = 1.0) -> float:
-    """Return by how much cosines and sines grow with a factor, which keeps attention as sharp as it was."""
+    """Return the factor by which cosines and sines grow with `factor`, which keeps attention as sharp as it
+    was.
+    """
     return 1.0 + 0.1 * share * math.log(factor) if factor > 1 else 1.0
 
 
 def number(stated: Mapping[str, Any], field: str, usual: float) -> float:
-    """Return the number in a field of a header, `usual` if the field is missing or holds something else."""
+    """Return the number in a field of a header, `usual` if the field is missing or not a number."""
     value = stated.get(field)
     return value if isinstance(value, int | float) else usual
 
 
 def by_file(stated: Mapping[str, Any], family: Family) -> dict[str, float]:
-    """Return what llama.cpp computes YaRN with, by fields, for a header with the fields `stated`, which are
-    without the family's name; empty if it computes none.
+    """Return the values that llama.cpp computes YaRN with, by fields, for a header with the fields `stated`,
+    whose names lack the family's prefix; empty if it computes no YaRN.
     """
     if stated.get(TYPE) != "yarn":
         return {}
@@ -52,8 +54,8 @@ def by_file(stated: Mapping[str, Any], family: Family) -> dict[str, float]:
 
 
 def by_config(rope: Mapping[str, Any]) -> dict[str, float]:
-    """Return the same for `rope_parameters` of a config.json, as transformers computes it; empty if it asks
-    for no YaRN.
+    """Return the values of `by_file` for `rope_parameters` of a config.json, as transformers computes them;
+    empty if it specifies no YaRN.
     """
     if (rope.get("rope_type") or rope.get("type")) != "yarn":
         return {}

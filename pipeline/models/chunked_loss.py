@@ -46,7 +46,7 @@ class ChunkedLoss(LossWithGradient):
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
         """Return the loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
         gradient = torch.empty(states.shape, dtype=gradient_type(states.dtype), device=states.device)
-        # The division comes before or after rounding to the type of the gradient.
+        # For float16 states the division comes last, in float32.
         before, after = (divisor, 1) if gradient.dtype == states.dtype else (1, divisor)
         total = torch.zeros((), device=states.device)
         rows = max(1, CHUNK_LOGITS // model.config.vocab_size)

@@ -21,7 +21,7 @@ from pipeline.gguf.tensors import Floats
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 KEY_HEADS = "attention.head_count_kv"
-# The layers without attention, or the interval of those with it; and the number of value heads of a delta
+# The layers without attention, or the interval of those with it; and the width of all value heads of a delta
 # net.
 RECURRENT = "attention.recurrent_layers"
 INTERVAL = "full_attention_interval"
