@@ -1,1 +1,1 @@
-"""The one room that knows llama.cpp: its build, its tools, its server, its files and its logits."""
+"""Everything that knows llama.cpp: its build, its tools, its server, its files and its logits."""

@@ -1,11 +1,11 @@
 """Build llama.cpp, once, from the pinned llama-cpp-python source distribution, and install its Python
 binding.
 
-Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`,
-`build.log` and, last, `stamp.json`. A build whose stamp is right and that runs here is used, also one that
-was copied here with the project; one that another checkout made is copied from the user's cache
-(`pipeline.llamacpp.stamp`); an interrupted one resumes. With `LLAMA_CPP_HOME` set nothing is
-built, only source and binding are installed.
+Reads the package index that pip is configured for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`,
+`build.log` and, last, `stamp.json`. A build is used if its stamp matches and it runs here, even if it was
+copied here with the project. A build of another checkout is copied from the user's cache
+(`pipeline.llamacpp.stamp`). An interrupted build resumes. If `LLAMA_CPP_HOME` is set nothing is built; only
+source and binding are installed.
 
     python -m pipeline.llamacpp.build [auto | cpu | cuda | hip | vulkan | --check-compiler]
 """
@@ -31,17 +31,18 @@ from pipeline.llamacpp.source import environment_of_tools, fetch_source, install
 from pipeline.llamacpp.stamp import CMAKE_FLAGS, cache_folder, fits_cpu, is_built, keep, runs, stamp, take
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines, need_safe_home
 
-BUILD_BYTES = 700_000_000  # source distribution, source and build together
-JOB_BYTES = 1_500_000_000  # what the greediest compiler process takes
-# no part of the stamp: a build without it computes the same
+BUILD_BYTES = 700_000_000  # bytes of source distribution, source and build together
+JOB_BYTES = 1_500_000_000  # most bytes of one compiler process
+# It is not part of the stamp: a build without it computes the same.
 QUICKER = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={Path(__file__).with_name('quicker.cmake')}"
 WORDS = {"cpu": "the CPU", "cuda": "CUDA", "hip": "ROCm", "vulkan": "Vulkan"}
 
 
 @closed_to_others()
 def build(home: Path = DEFAULT_HOME, wanted: str | None = None) -> None:
-    """Make `home` hold the llama.cpp of this version, for the backend that is `wanted`; nothing is done if it
-    does. None: whatever is built already, else what fits the machine ("auto").
+    """Build the llama.cpp of this version in `home`, for the backend `wanted`; nothing is done if it is
+    there. None stands for any backend that is built already, otherwise the one that fits the machine
+    ("auto").
 
     Raises `ToolError` if a compiler is missing or fails, or others could change `home`, `ConfigError` for an
     unknown backend, `MachineError` if the disk is full or another process builds here.
@@ -56,7 +57,7 @@ def build(home: Path = DEFAULT_HOME, wanted: str | None = None) -> None:
     print(f"llama.cpp {VERSION}: the build for {WORDS[backend.name]}, {backend.why}", flush=True)
     need_disk(home, BUILD_BYTES)
     try:
-        lock = take_lock(home / ".lock")  # two ninjas in one folder would spoil each other's files
+        lock = take_lock(home / ".lock")  # Two ninjas in one folder would corrupt each other's files.
     except Held:
         raise MachineError(
             "Q-LLAMACPP-006",
@@ -74,7 +75,7 @@ def build(home: Path = DEFAULT_HOME, wanted: str | None = None) -> None:
 
 
 def _make(home: Path, compiler: str, backend: Backend) -> None:
-    """Take the build from the cache, or configure, compile, try and stamp it."""
+    """Copy the build from the cache, or configure, compile, try and stamp it."""
     if take(home, compiler, backend):
         print(
             f"llama.cpp {VERSION}: built before for another checkout, taken from {cache_folder()} "
@@ -82,7 +83,7 @@ def _make(home: Path, compiler: str, backend: Backend) -> None:
         )
         return
     _forget_foreign_build(home, backend)
-    (home / "stamp.json").unlink(missing_ok=True)  # it says "finished"
+    (home / "stamp.json").unlink(missing_ok=True)  # The stamp marks a finished build.
     print(f"llama.cpp {VERSION}: configuring", flush=True)
     log = home / "build.log"
     log.unlink(missing_ok=True)
@@ -104,7 +105,9 @@ def _make(home: Path, compiler: str, backend: Backend) -> None:
 
 
 def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lambda percent: None) -> None:
-    """Run a build step, logged in `log`; `advance` gets the percent done at each "[done/total]" of ninja."""
+    """Run a build step, logged in `log`. `advance` is called with the percent done at each "[done/total]" of
+    ninja.
+    """
     done = total = 0
     try:
         process = subprocess.Popen(
@@ -124,8 +127,8 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
         for line in process.stdout or ():
             file.write(line)
             step = re.match(r"\[(\d+)/(\d+)\]", line)
-            # where ninja runs CMake again first, that is "[1/1]", before its plan; Vulkan's shader compiler
-            # is built by a ninja of its own, in fewer steps
+            # When ninja runs CMake again first, it prints "[1/1]" before its plan. A ninja of its own builds
+            # Vulkan's shader compiler, in fewer steps.
             if step and step[2] != "1":
                 total = max(total, int(step[2]))
                 before, done = done, max(done, 100 * int(step[1]) // total)
@@ -139,15 +142,17 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
 
 
 def _jobs() -> int:
-    """Compilers side by side: one per CPU that this process may use, as far as the free memory goes."""
+    """Return the number of parallel compilers: one per CPU that this process may use, limited by the free
+    memory.
+    """
     import psutil
 
     return max(1, min(usable_cores() or 1, psutil.virtual_memory().available // JOB_BYTES))
 
 
 def _forget_foreign_build(home: Path, backend: Backend) -> None:
-    """Delete a build that can't be continued: configured at another path, which CMake refuses, or for another
-    backend, which CMake would remember, or finished on another machine.
+    """Delete a build that can't be continued. It was configured at another path, which CMake refuses, or for
+    another backend, which CMake would remember, or finished on another machine.
     """
     cache = home / "build" / "CMakeCache.txt"
     lines = cache.read_text(errors="replace").splitlines() if cache.exists() else []
@@ -175,7 +180,7 @@ def set_up(wanted: str | None = None) -> None:
 
 @screen()
 def main(argv: list[str]) -> int:
-    """Build what is missing; one sentence and exit 2, 4 or 6 where that can't be."""
+    """Build what is missing. If that fails, print one sentence and exit with 2, 4 or 6."""
     try:
         if argv != ["--check-compiler"]:
             set_up(*argv[:1])

@@ -1,5 +1,5 @@
-"""The compilers that build llama.cpp: of C++, and of the backend that fits this machine's GPU; and what they
-can't be trusted with. Standard library only: it runs before anything is installed.
+"""Find the compilers that build llama.cpp, for C++ and for the backend that fits this machine's GPU, and
+detect their known faults. Standard library only, because it runs before anything is installed.
 """
 
 import os
@@ -22,8 +22,8 @@ NO_COMPILER = (
     "--install` (macOS), then run `make setup` again"
 )
 # GCC before 11.5, 12.4 and 13.3 (Debian 12 has 12.2) drops the stores before `_tile_loadconfig`, so that the
-# tiles have no rows, and llama.cpp ends in SIGSEGV or SIGILL at the first product of a quantized matrix
-# (gcc.gnu.org/PR114098). This loads a configuration as llama.cpp does and reads it back
+# tiles have no rows. llama.cpp then crashes with SIGSEGV or SIGILL at the first product of a quantized matrix
+# (gcc.gnu.org/PR114098). This program loads a configuration as llama.cpp does and reads it back.
 AMX_CHECK = """
 #include <immintrin.h>
 struct alignas(64) Tiles { unsigned char palette, start, reserved[14]; unsigned short columns[16]; unsigned char rows[16]; };
@@ -50,7 +50,7 @@ SWITCHES: Mapping[BackendName, str] = {
     "vulkan": "-DGGML_VULKAN=ON",
 }
 TRIED: Mapping[str, tuple[BackendName, ...]] = {"cuda": ("cuda", "vulkan"), "rocm": ("hip", "vulkan")}
-# each includes and links what llama.cpp's CMake files ask for, and has a line for the GPU
+# Each program includes and links what llama.cpp's CMake files require, and has a line for the GPU.
 PROGRAMS: Mapping[str, str] = {
     "check.cu": """
 #include <cublas_v2.h>
@@ -88,7 +88,7 @@ TO_INSTALL: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Backend:
-    """A llama.cpp backend: CMake's `flags`, what its compiler says of itself, and `why` it was chosen."""
+    """llama.cpp backend: CMake's `flags`, its compiler's version, and the reason (`why`) it was chosen."""
 
     name: BackendName = "cpu"
     flags: tuple[str, ...] = ()
@@ -97,7 +97,9 @@ class Backend:
 
 
 def find_compiler() -> str:
-    """CMake's C++ compiler: $CXX or the first of c++, g++, clang++. Raises `ToolError` if there is none."""
+    """Return CMake's C++ compiler: $CXX or the first of c++, g++, clang++. Raises `ToolError` if there is
+    none.
+    """
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         if name and shutil.which(name.split()[0]):
             return name
@@ -105,7 +107,9 @@ def find_compiler() -> str:
 
 
 def amx_flags(compiler: str) -> list[str]:
-    """CMake's flags to leave AMX out if this compiler makes wrong code for it; empty on a CPU without AMX."""
+    """Return CMake's flags to leave AMX out if this compiler makes wrong code for it; empty on a CPU without
+    AMX.
+    """
     if "amx_tile" not in instructions() or compiles_amx(compiler):
         return []
     print(
@@ -119,7 +123,9 @@ def amx_flags(compiler: str) -> list[str]:
 
 
 def compiles_amx(compiler: str) -> bool:
-    """Whether `AMX_CHECK`, compiled by `compiler`, optimized as llama.cpp is, runs correctly on this CPU."""
+    """Return True if `AMX_CHECK`, compiled by `compiler` with llama.cpp's optimization, runs correctly on
+    this CPU.
+    """
     with tempfile.TemporaryDirectory(prefix="quench-amx-") as folder:
         source, program = Path(folder) / "check.cpp", Path(folder) / "check"
         source.write_text(AMX_CHECK, encoding="ascii")
@@ -135,10 +141,10 @@ def compiles_amx(compiler: str) -> bool:
 
 
 def choose_backend(wanted: str | None) -> Backend:
-    """The backend that `wanted` names, or that fits the GPU that is there and compiles here, else the CPU's;
-    `why` says it in words.
+    """Return the backend that `wanted` names, or the one that fits the GPU that is there and compiles here,
+    otherwise the CPU's; `why` gives the reason in words.
 
-    Raises `ConfigError` for a name that is none, `ToolError` if the named one can't be compiled.
+    Raises `ConfigError` for an unknown name, `ToolError` if the named one can't be compiled.
     """
     if wanted not in (None, "", "auto", *BACKENDS):
         raise ConfigError(
@@ -175,7 +181,9 @@ def choose_backend(wanted: str | None) -> Backend:
 
 
 def try_backend(name: BackendName, card: Accelerator | None) -> Backend | str:
-    """The backend if a small program compiles and links with all that it needs, else why it doesn't."""
+    """Return the backend if a small program compiles and links with everything it needs, otherwise the reason
+    why not.
+    """
     on = f"for {card.name}" if card else "asked for"
     architecture = card.capability if card else None
     if name == "cuda":
@@ -203,19 +211,19 @@ def try_backend(name: BackendName, card: Accelerator | None) -> Backend | str:
 
 
 def version_of(compiler: str) -> str:
-    """What a compiler says of itself."""
+    """Return a compiler's own version line."""
     return subprocess.run(
         [*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False
     ).stdout.strip()
 
 
 def _program_path(name: str, *elsewhere: str | None) -> str | None:
-    """The tool's path: on PATH, else the first of `elsewhere` that is there."""
+    """Return the tool's path: on PATH, otherwise the first of `elsewhere` that exists."""
     return next(filter(None, map(shutil.which, filter(None, (name, *elsewhere)))), None)
 
 
 def _compiled(tool: str | None, name: str, commands: Sequence[Sequence[str]]) -> str | None:
-    """None if `tool` compiles and links the programs, else why not, in a few words."""
+    """Return None if `tool` compiles and links the programs, otherwise the reason in a few words."""
     if tool is None:
         return f"{name} is not on PATH"
     with tempfile.TemporaryDirectory(prefix="quench-compiler-") as folder:

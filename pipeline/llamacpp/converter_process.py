@@ -4,9 +4,9 @@ metadata fields to write.
     python -P pipeline/llamacpp/converter_process.py '{"pre": "qwen2", "fields": {"general.license": "mit"}}'
     path/to/convert_hf_to_gguf.py ARGUMENTS…
 
-The name is for vocabularies that its list of hashes doesn't know. The fields are written with the header,
-because adding them later would mean writing the entire file again. The converter's folder must be on
-PYTHONPATH; none of its files is changed.
+The name is for vocabularies that the converter's list of hashes doesn't contain. The fields are written with
+the header, because adding them later would mean writing the entire file again. The converter's folder must be
+on PYTHONPATH; none of its files is changed.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def main(argv: list[str]) -> None:
-    """Set the name and the fields where the converter will look for them, then run it."""
+    """Set the name and the fields where the converter looks for them, then run it."""
     settings, script, *arguments = json.loads(argv[0]), *argv[1:]
     if settings["pre"]:
         from conversion.base import TextModel  # type: ignore[import-not-found]  # llama.cpp's package
@@ -38,8 +38,8 @@ def main(argv: list[str]) -> None:
 def leave_out_missing_drafts() -> None:
     """Convert a Qwen3.5 without its layers for drafting (`mtp.*`) as a model that has none.
 
-    llama.cpp's ends in an assertion, or announces a layer that is not there if config.json does; transformers
-    leaves them out when it saves a model.
+    llama.cpp's own converter stops with an assertion, or announces a layer that is not there if config.json
+    does. transformers leaves these layers out when it saves a model.
     """
     from conversion.qwen import _QwenMtpMixin as WithDrafts  # type: ignore[import-not-found]
 
@@ -56,8 +56,8 @@ def leave_out_missing_drafts() -> None:
 def know_attention_by_both_names() -> None:
     """Find the attention layers of a Granite 4 whose config.json transformers saved.
 
-    It calls them `full_attention`; the published files say `attention`, as llama.cpp's expects, which takes
-    all layers for state spaces otherwise.
+    transformers writes `full_attention`; the published files have `attention`. llama.cpp's own converter
+    expects the latter and otherwise treats all layers as state spaces.
     """
     from conversion.granite import GraniteHybridModel  # type: ignore[import-not-found]
 
@@ -72,8 +72,8 @@ def know_attention_by_both_names() -> None:
 
 
 def know_width_of_heads() -> None:
-    """Convert a Falcon-H1 whose config.json has no `head_dim`, which is then the share of a head, as
-    transformers takes it. llama.cpp's ends in a KeyError.
+    """Convert a Falcon-H1 whose config.json has no `head_dim`. The width is then a head's share, as
+    transformers assumes. llama.cpp's own converter stops with a KeyError.
     """
     from conversion.falcon_h1 import FalconH1Model  # type: ignore[import-not-found]
 
@@ -88,11 +88,11 @@ def know_width_of_heads() -> None:
 
 
 def stack_each_projection() -> None:
-    """Put a layer's experts into one tensor as soon as all of one projection are there, in the order of their
-    numbers.
+    """Stack a layer's experts into one tensor as soon as all of one projection are there, in the order of
+    their numbers.
 
-    llama.cpp's waits for all three projections of all experts, which an adapter on `down_proj` alone never
-    has.
+    llama.cpp's own converter waits for all three projections of all experts. An adapter on `down_proj` only
+    never has them.
     """
     from conversion.llama import LlamaModel  # type: ignore[import-not-found]  # llama.cpp's package
     from conversion.qwen import Qwen2MoeModel  # type: ignore[import-not-found]
@@ -104,7 +104,8 @@ def stack_each_projection() -> None:
 def name_ministral() -> None:
     """Convert the adapter of a Ministral 3 by the class of its text model.
 
-    llama.cpp's hands everything to an inner converter, which writes the base in place of the adapter.
+    llama.cpp's own class passes everything to an inner converter, which writes the base in place of the
+    adapter.
     """
     from conversion.base import ModelBase  # type: ignore[import-not-found]
     from conversion.mistral3 import Mistral3Model  # type: ignore[import-not-found]
@@ -113,7 +114,7 @@ def name_ministral() -> None:
 
 
 def stack_experts_of(kind: Any) -> None:
-    """The same for one of the converter's classes."""
+    """Stack experts as `stack_each_projection` does, for one of the converter's classes."""
     import torch
 
     held: dict[tuple[str, str], dict[int, Any]] = {}
@@ -140,7 +141,7 @@ def stack_experts_of(kind: Any) -> None:
 
 
 def write_more(fields: dict[str, str | int | float]) -> None:
-    """Let every GGUF that this process writes have `fields` too; they win over the converter's own."""
+    """Add `fields` to every GGUF that this process writes. They override the converter's own."""
     from gguf import GGUFWriter
 
     write_header = GGUFWriter.write_header_to_file

@@ -1,5 +1,5 @@
-"""From a Hugging Face folder to a GGUF, from an adapter to a GGUF, from a GGUF to a level: each published
-only when it reads back whole.
+"""Convert a Hugging Face folder to a GGUF, an adapter to a GGUF, and a GGUF to a level. Each file is
+published only if it reads back completely.
 """
 
 import re
@@ -26,8 +26,8 @@ NO_TYPES: Mapping[str, str] = MappingProxyType({})
 
 
 def base_fields(lineage: Path, tools: Toolchain) -> dict[str, str | int]:
-    """Provenance of every GGUF: the base (`lineage` is models/base.json) and llama.cpp. Raises `DataError` if
-    the record can't be read.
+    """Return the provenance of every GGUF: the base (`lineage` is models/base.json) and llama.cpp. Raises
+    `DataError` if the record can't be read.
     """
     return lineage_fields(lineage) | {
         "quench.llama_cpp.commit": tools.commit,
@@ -37,8 +37,8 @@ def base_fields(lineage: Path, tools: Toolchain) -> dict[str, str | int]:
 
 @dataclass(frozen=True)
 class HeaderFields:
-    """What a converter gets for a GGUF's header: general.name, tokenizer.ggml.pre (None: it looks the
-    pre-tokenizer up in its list of hashes), and fields beside its own, which win.
+    """Header of a GGUF to convert: general.name, tokenizer.ggml.pre (None: the converter looks it up in its
+    list of hashes), and additional fields, which override the converter's own.
     """
 
     name: str
@@ -64,14 +64,14 @@ def lora_to_gguf(
 ) -> None:
     """Write the adapter of the model in `base` as `target`, for `llama-server --lora`.
 
-    Raises `DataError` if an adapter's GGUF can't hold what it is, `ToolError` if the converter fails.
+    Raises `DataError` if an adapter's GGUF can't represent it, `ToolError` if the converter fails.
     """
     config = read_json(adapter / "adapter_config.json", "run `snakemake --force train`")
     if problem := merged_only(config):
         raise DataError(
             "Q-LLAMACPP-021", f"{adapter} can't be a GGUF of its own ({problem}): merge it into its base"
         )
-    if config.get("use_rslora"):  # the converter knows α alone
+    if config.get("use_rslora"):  # The converter reads only α.
         fields = {**fields, "adapter.lora.alpha": alpha_alone(config)}
     with publishing(target, check_gguf) as aside:
         run_converter(
@@ -85,11 +85,11 @@ def lora_to_gguf(
 
 @dataclass(frozen=True)
 class Quantizing:
-    """How a level is made, besides its name.
+    """Options for a level in addition to its name.
 
     `imatrix` is an importance matrix's GGUF. `tensor_types` maps patterns (searched in tensor names, the
     first match wins) to types that replace the level's. `requantize` allows a source that is quantized
-    already. `fields` are texts that the header gets.
+    already. `fields` are texts that are added to the header.
     """
 
     imatrix: Path | None = None
@@ -104,13 +104,13 @@ PLAIN = Quantizing()
 def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options: Quantizing = PLAIN) -> None:
     """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
 
-    Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is incomplete, `ToolError` if
-    llama-quantize fails.
+    Raises `ConfigError` if a pattern or type is invalid, `DataError` if `source` is incomplete, `ToolError`
+    if llama-quantize fails.
     """
     imatrix, tensor_types = options.imatrix, options.tensor_types
     check_gguf(source)
-    # an upper bound: no level is larger than 16-bit floats; of a file that is quantized already, some are
-    # larger than it
+    # An upper bound: no level is larger than 16-bit floats. Some levels are larger than a source that is
+    # quantized already.
     need_disk(target.parent, source.stat().st_size * (2 if options.requantize else 1))
     flags = [
         word for pattern, kind in tensor_types.items() for word in ("--tensor-type", f"{pattern}={kind}")
@@ -119,7 +119,8 @@ def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options:
     if options.requantize:
         flags.append("--allow-requantize")
     if imatrix:
-        # the name that is given is written into the level: no folder of this machine in it
+        # llama-quantize writes the given file name into the level, so it must contain no folder of this
+        # machine.
         flags += [
             "--imatrix",
             imatrix.name,
@@ -145,8 +146,8 @@ def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options:
 
 
 def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatrix: bool) -> None:
-    """Raise `ConfigError` if llama-quantize does not make a type, or a pattern is invalid or in no
-    tensor name of `source`.
+    """Raise `ConfigError` if llama-quantize does not support a type, or a pattern is invalid or in no tensor
+    name of `source`.
     """
     names = check_gguf(source).tensors if tensor_types else {}
     for pattern, ggml_type in tensor_types.items():
@@ -179,7 +180,7 @@ def prove_tensor_types(level: Path, tensor_types: Mapping[str, str]) -> None:
         return
     left = {name: tensor.type for name, tensor in gguf_tensors(level)[1].items()}
     for pattern, ggml_type in tensor_types.items():
-        # as there, the first pattern that matches wins
+        # As in llama-quantize, the first pattern that matches wins.
         matched = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}
         if ggml_type.upper() not in matched.values():
             reason = (
@@ -196,7 +197,7 @@ def prove_tensor_types(level: Path, tensor_types: Mapping[str, str]) -> None:
 
 def _finds(pattern: str, name: str) -> bool:
     try:
-        return re.search(pattern.lower(), name) is not None  # llama-quantize lowers patterns too
+        return re.search(pattern.lower(), name) is not None  # llama-quantize lowers patterns too.
     except re.error as error:
         raise ConfigError(
             "Q-GGUF-014", f"quantize.tensor_types.{pattern} is not a regular expression ({error}): correct it"

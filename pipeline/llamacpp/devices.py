@@ -1,8 +1,8 @@
-"""Which GPUs a built llama.cpp can use now, and how many layers of a GGUF fit the memory that is free there:
-what `n_gpu_layers: auto` and `parallel: auto` come to.
+"""Find the GPUs that a built llama.cpp can use now, and how many layers of a GGUF fit their free memory: the
+values of `n_gpu_layers: auto` and `parallel: auto`.
 
-Asked just before a file is loaded, for two models may share a card. llama-server would find the number itself
-(`--fit`), but the binding would not, and it is recorded.
+The memory is read just before a file is loaded, because two models may share a card. llama-server would find
+the number itself (`--fit`), but the binding would not, and the number is recorded.
 """
 
 import re
@@ -17,14 +17,14 @@ from pipeline.gguf.file import check_gguf, kv_cache_bytes
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 SPARE = 1 << 30  # bytes of each GPU that stay free, as llama.cpp's own --fit leaves them
-BUFFERS = 0.1  # of weights and KV cache, for what is computed: as `pipeline.planning.serving` assumes
-SLOTS = 4  # answers at once where they are faster together
+BUFFERS = 0.1  # share of weights and KV cache for compute buffers, as in `pipeline.planning.serving`
+SLOTS = 4  # parallel answers on a GPU, where they are faster together
 LINE = re.compile(r"^ +(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU as llama.cpp sees it, with its memory and what is free of it, in bytes."""
+    """GPU as llama.cpp sees it, with its total and free memory in bytes."""
 
     name: str
     description: str
@@ -33,7 +33,7 @@ class Device:
 
 
 def devices(tools: Toolchain) -> list[Device]:
-    """The GPUs that this build can use; none of a build for the CPU, or if no driver shows one."""
+    """Return the GPUs that this build can use; none of a build for the CPU, or if no driver shows one."""
     try:
         done = subprocess.run(
             [tools.tool("llama-server"), "--list-devices"],
@@ -51,7 +51,9 @@ def devices(tools: Toolchain) -> list[Device]:
 
 
 def sees_gpu(home: str | None) -> bool:
-    """Whether the llama.cpp in use (`home`: machine.llama_cpp) sees a GPU; one that isn't built yet will."""
+    """Return True if the llama.cpp in use (`home`: machine.llama_cpp) sees a GPU, or if one that isn't built
+    yet will.
+    """
     try:
         return bool(devices(find_toolchain(home)))
     except ToolError:
@@ -59,7 +61,8 @@ def sees_gpu(home: str | None) -> bool:
 
 
 def gpu_layers(tools: Toolchain, model: Path, wanted: int | Literal["auto"], *, tokens: int) -> int:
-    """How many layers of `model` go on the GPU, with a KV cache of `tokens`: `wanted`, or as many as fit.
+    """Return the number of layers of `model` to put on the GPU, with a KV cache of `tokens`: `wanted`, or as
+    many as fit.
 
     Raises `ConfigError` for a number that this build would ignore.
     """
@@ -78,8 +81,8 @@ def gpu_layers(tools: Toolchain, model: Path, wanted: int | Literal["auto"], *, 
 
 
 def fitting(model: Path, tokens: int, room: int) -> int:
-    """How many layers fit `room` bytes, each with its part of a KV cache of `tokens`; `ALL_LAYERS` if all
-    do. The embeddings and the head are counted as one layer more.
+    """Return the number of layers that fit `room` bytes, each with its part of a KV cache of `tokens`;
+    `ALL_LAYERS` if all do. The embeddings and the head are counted as one additional layer.
     """
     fields = check_gguf(model).fields
     layers = fields.get(f"{fields.get('general.architecture')}.block_count")
@@ -98,8 +101,8 @@ def placement(
     parallel: int | Literal["auto"],
     n_gpu_layers: int | Literal["auto"],
 ) -> tuple[int, int]:
-    """(answers at the same time, layers on the GPU) of a server: several answers at once are faster only if
-    layers are there, and with one every run gives the same.
+    """Return (parallel answers, layers on the GPU) of a server. More than one answer at once is faster only
+    if layers are on the GPU, and with one every run gives the same result.
     """
     slots = SLOTS if parallel == AUTO else parallel
     layers = gpu_layers(tools, model, n_gpu_layers, tokens=ctx_size * slots)

@@ -1,4 +1,5 @@
-"""Metadata of a GGUF on what begins a text and what ends an answer, if llama.cpp's converter writes none.
+"""Write metadata of a GGUF on the beginning of a text and the end of an answer, if llama.cpp's converter
+writes none.
 
 llama.cpp ends answers at tokens with certain spellings, and at up to three that a GGUF names.
 """
@@ -11,7 +12,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.publish import read_if_there
 from pipeline.core.text import listed
 
-# src/llama-vocab.cpp: what it puts into special_eog_ids by its spelling
+# src/llama-vocab.cpp puts these spellings into special_eog_ids.
 SPELLINGS = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
@@ -21,16 +22,16 @@ SPELLINGS = frozenset(
     )
 )
 PROBE = "a"  # a text to which nothing but a beginning and an end can be added
-# fields for ends beside eos_token_id, which is the tokenizer's
+# fields for ends in addition to eos_token_id, which is the tokenizer's
 FIELDS = ("tokenizer.ggml.eom_token_id", "tokenizer.ggml.eot_token_id")
 
 
 def end_fields(folder: Path) -> dict[str, int]:
     """Return the fields that let llama.cpp end an answer at every token at which generation stops by the
-    generation_config.json of `folder`; none if it does so by the spelling of each.
+    generation_config.json of `folder`; none if the spelling of each does so already.
 
-    GLM-4's `<|observation|>`, behind a call of a tool, is such a token. Raises `DataError` if a GGUF can't
-    name all of them.
+    GLM-4's `<|observation|>`, after a tool call, is such a token. Raises `DataError` if a GGUF can't name all
+    of them.
     """
     stated = read_if_there(folder / "generation_config.json").get("eos_token_id")
     listed_ends = stated if isinstance(stated, list) else []
@@ -58,10 +59,10 @@ def end_fields(folder: Path) -> dict[str, int]:
 
 
 def beginning_fields(folder: Path) -> dict[str, bool]:
-    """Return the field that says whether the SentencePiece tokenizer of `folder` puts its beginning of text
-    before every text; none for another tokenizer.
+    """Return the field that tells whether the SentencePiece tokenizer of `folder` adds its beginning of text
+    to every text; none for another tokenizer.
 
-    llama.cpp does so for SentencePiece if the field is missing, and the converter writes none if
+    llama.cpp adds it for SentencePiece if the field is missing, and the converter writes no field if
     tokenizer.json adds nothing.
     """
     if not (folder / "tokenizer.model").is_file():
@@ -72,5 +73,5 @@ def beginning_fields(folder: Path) -> dict[str, bool]:
 
 
 def _text(token: Any) -> Any:
-    """Return the text of a token, which some files have as an object."""
+    """Return the text of a token. Some files store it as an object."""
     return token.get("content") if isinstance(token, dict) else token

@@ -1,4 +1,4 @@
-"""A GGUF's logits, in process."""
+"""Logits of a GGUF, computed in this process."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from pipeline.core.errors import ToolError
 from pipeline.llamacpp.devices import gpu_layers
 from pipeline.llamacpp.tools import Llama, Toolchain, load_binding
 
-# positions whose logits llama.cpp holds at once when a row is streamed: 156 MB for a vocabulary of 152k
+# Positions whose logits llama.cpp keeps at once when a row is streamed: 156 MB for a vocabulary of 152k.
 CHUNK = 256
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Ids = np.ndarray[Any, np.dtype[np.intp]]
@@ -22,7 +22,7 @@ Ids = np.ndarray[Any, np.dtype[np.intp]]
 
 @dataclass(frozen=True)
 class Token:
-    """A token to read at a position of one row or of several; whether the logits after it are wanted."""
+    """Token to read at a position of one row or of more rows, and whether the logits after it are wanted."""
 
     id: int
     position: int
@@ -31,23 +31,26 @@ class Token:
 
 
 class GgufModel:
-    """A GGUF loaded through llama-cpp-python's ctypes binding, with one context of `ctx_size` tokens."""
+    """GGUF loaded through llama-cpp-python's ctypes binding, with one context of `ctx_size` tokens."""
 
     def __init__(self, llama: Any, model: Any, context: Any, ctx_size: int) -> None:
         self._llama, self._context, self.ctx_size = llama, context, ctx_size
         self.vocabulary: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
     def logits(self, ids: list[int], positions: list[int]) -> Floats:
-        """Next-token logits after each of `positions` (ascending) in `ids`: float32 (len(positions), V)."""
+        """Return next-token logits after each of `positions` (ascending) in `ids`: float32 (len(positions),
+        V).
+        """
         self.keep(0)
-        return self.read(ids, 0, set(positions)).copy()  # llama.cpp writes the next row into the same memory
+        return self.read(ids, 0, set(positions)).copy()  # llama.cpp writes the next row into the same memory.
 
     def stream(self, ids: list[int], start: int = 0) -> Iterator[Floats]:
-        """Logits of the next token after every position of the row `ids` from `start` on, at most `CHUNK`
-        positions at a time: float32, (n, V).
+        """Yield the logits of the next token after every position of the row `ids` from `start` on, at most
+        `CHUNK` positions at a time: float32, (n, V).
 
-        What is before `start` must be what the row before began with; it isn't read again. Each array is
-        llama.cpp's own memory, which the next one overwrites: a row of any length takes CHUNK × V × 4 bytes.
+        The tokens before `start` must be those that the previous row began with; they aren't read again. Each
+        array is llama.cpp's own memory, which the next one overwrites: a row of any length takes CHUNK × V ×
+        4 bytes.
         """
         self._need_room(len(ids))
         kept = self.keep(start)
@@ -58,8 +61,8 @@ class GgufModel:
             yield self.read(chunk, place, set(range(len(chunk))))
 
     def keep(self, tokens: int) -> int:
-        """Forget the row before but for its first `tokens` tokens; how many stay: none where the architecture
-        can't forget a part.
+        """Forget the previous row except for its first `tokens` tokens. Return how many stay: 0 if the
+        architecture can't forget a part.
         """
         memory = self._llama.llama_get_memory(self._context)
         if tokens and self._llama.llama_memory_seq_rm(memory, 0, tokens, -1):
@@ -68,8 +71,8 @@ class GgufModel:
         return 0
 
     def read(self, ids: list[int], start: int, wanted: set[int]) -> Floats:
-        """Read `ids` as the row's tokens from position `start` on: logits after those of `wanted`, counted
-        from there, float32, (len(wanted), V).
+        """Read `ids` as the row's tokens from position `start` on. Return the logits after those of `wanted`,
+        counted from there, float32, (len(wanted), V).
 
         The array is llama.cpp's own memory, which the next call overwrites. Raises `ToolError` if llama.cpp
         can't (no memory).
@@ -78,13 +81,13 @@ class GgufModel:
         return self._decode([Token(token, start + i, i in wanted) for i, token in enumerate(ids)])
 
     def read_together(self, rows: Sequence[tuple[list[int], range]]) -> list[Floats]:
-        """Read several rows in one pass over the weights, after forgetting all: for each, given as its ids
-        and the positions wanted, the logits after these, float32, (len(positions), V).
+        """Read more than one row in one pass over the weights, after forgetting everything. Return for each
+        row, given as its ids and the positions wanted, the logits after these, float32, (len(positions), V).
 
-        What rows begin with alike is read once. Raises `ToolError` as `read`, and where the context was not
-        opened for this many rows.
+        A common prefix of rows is read once. Raises `ToolError` as `read`, and if the context was not opened
+        for this many rows.
         """
-        rows_of: dict[tuple[int, ...], list[int]] = {}  # by what they begin with, up to each position
+        rows_of: dict[tuple[int, ...], list[int]] = {}  # by their prefix up to each position
         for number, (ids, _) in enumerate(rows):
             for end in range(1, len(ids) + 1):
                 rows_of.setdefault(tuple(ids[:end]), []).append(number)
@@ -104,7 +107,7 @@ class GgufModel:
         return [logits[[place[prefix] for prefix in of_row]] for of_row in prefixes_of]
 
     def _decode(self, tokens: Sequence[Token]) -> Floats:
-        """The logits after the wanted ones of these tokens, in llama.cpp's own memory."""
+        """Return the logits after the wanted ones of these tokens, in llama.cpp's own memory."""
         llama, wanted = self._llama, sum(token.wanted for token in tokens)
         batch = llama.llama_batch_init(len(tokens), 0, max(len(token.rows) for token in tokens))
         try:
@@ -127,7 +130,7 @@ class GgufModel:
         finally:
             llama.llama_batch_free(batch)
         if not wanted:
-            return np.empty((0, self.vocabulary), np.float32)  # llama.cpp has no memory to show then
+            return np.empty((0, self.vocabulary), np.float32)  # llama.cpp has no memory to show then.
         values: Floats = np.ctypeslib.as_array(
             llama.llama_get_logits(self._context), shape=(wanted, self.vocabulary)
         )
@@ -140,10 +143,10 @@ class GgufModel:
 
 @contextmanager
 def open_gguf(llama: Llama, files: ModelFiles, *, ctx_size: int, rows: int = 1) -> Iterator[GgufModel]:
-    """Load a GGUF, with its adapter on it if there is one, for `GgufModel.logits`; freed when the body ends.
-    Its context of `ctx_size` tokens is shared by up to `rows` rows that are read together.
+    """Load a GGUF, with its adapter if there is one, for `GgufModel.logits`, and free it after the body. Its
+    context of `ctx_size` tokens is shared by up to `rows` rows that are read together.
 
-    Raises `ToolError` if llama.cpp refuses one of them.
+    Raises `ToolError` if llama.cpp refuses one of the files.
     """
     path, lora = files
     layers = gpu_layers(llama.tools, path, llama.n_gpu_layers, tokens=ctx_size)
@@ -169,7 +172,7 @@ def open_gguf(llama: Llama, files: ModelFiles, *, ctx_size: int, rows: int = 1) 
 
 @contextmanager
 def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple[Any, Any]]:
-    """(the binding, a model loaded with these of llama.cpp's model parameters), freed when the body ends.
+    """Yield (the binding, a model loaded with these of llama.cpp's model parameters), freed after the body.
 
     Raises `ToolError` if llama.cpp refuses the file.
     """
@@ -192,7 +195,7 @@ def loaded_gguf(tools: Toolchain, path: Path, **settings: Any) -> Iterator[tuple
 
 
 def _put_on(llama: Any, model: Any, context: Any, lora: Path) -> None:
-    """Add a LoRA GGUF to a context at its full strength; it is freed with the model. Raises `ToolError` if it
+    """Add a LoRA GGUF to a context at its full strength. It is freed with the model. Raises `ToolError` if it
     doesn't fit the model.
     """
     adapter = llama.llama_adapter_lora_init(model, str(lora).encode())
@@ -211,7 +214,8 @@ def _put_on(llama: Any, model: Any, context: Any, lora: Path) -> None:
         )
 
 
-_callbacks: list[Any] = []  # llama.cpp keeps the pointer for good: the callback must never be collected
+# llama.cpp keeps the pointer permanently, so the callback must never be collected.
+_callbacks: list[Any] = []
 
 
 def silence(llama: Any) -> None:

@@ -1,8 +1,9 @@
-"""Whether llama.cpp knows a model's architecture, and which of its pre-tokenizers splits text as it does.
+"""Check that llama.cpp supports a model's architecture, and find its pre-tokenizer that splits text the same
+way.
 
-llama.cpp knows a tokenizer by the hash of the ids that a check text gets; one with another vocabulary is
-unknown to it, though it may split text in the very same way. So where the hash is unknown, the structure
-decides: normalizer, patterns, and how merges are used.
+llama.cpp identifies a tokenizer by the hash of the ids that a check text gets. One with another vocabulary is
+unknown to it, even if it splits text in the very same way. So if the hash is unknown, the structure decides:
+normalizer, patterns, and how merges are used.
 """
 
 import ast
@@ -17,7 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
 
 CONTRACTIONS, ENDS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# the tokenizers package's own pattern of ByteLevel(use_regex=True)
+# The tokenizers package's own pattern of ByteLevel(use_regex=True).
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGIT = r"\p{N}"
 QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + ENDS
@@ -30,17 +31,17 @@ LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + ENDS
 
 @dataclass(frozen=True)
 class Structure:
-    """How a byte-level BPE tokenizer works, its vocabulary left out: patterns that split one after the other,
-    merges, beginning of text.
+    """Structure of a byte-level BPE tokenizer without its vocabulary: patterns that split one after the
+    other, merges, beginning of text.
     """
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is a token is taken whole
+    ignore_merges: bool = False  # A word that is a token is not split.
     adds_bos: bool = False
 
 
 # src/llama-vocab.cpp: regex_exprs, ignore_merges and add_bos of each name. Normalizers are left out:
-# llama.cpp has none here, and NFC changes nothing in text that curate has brought to NFC
+# llama.cpp has none here, and NFC changes nothing in text that curate has normalized to NFC.
 KNOWN = {
     Structure((GPT2,)): "gpt-2",
     Structure((DIGIT, GPT2)): "smollm",
@@ -53,8 +54,8 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """llama.cpp's name for a tokenizer's way to split text, and how it was found; no name where llama.cpp
-    needs none (no byte-level BPE).
+    """Name of a pre-tokenizer in llama.cpp, and how it was found. There is no name if llama.cpp needs none
+    (no byte-level BPE).
     """
 
     name: str | None
@@ -62,13 +63,14 @@ class PreTokenizer:
 
 
 def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
-    """The pre-tokenizer of the model in `folder`, by llama.cpp's list of hashes, else by its structure.
+    """Return the pre-tokenizer of the model in `folder`, by llama.cpp's list of hashes, otherwise by its
+    structure.
 
     Raises `DataError` if neither knows it: llama.cpp would split text in another way than training did.
     """
     file = folder / "tokenizer.json"
     if not file.exists():
-        return PreTokenizer(None, "converter")  # a SentencePiece model, which has no pre-tokenizer
+        return PreTokenizer(None, "converter")  # A SentencePiece model has no pre-tokenizer.
     content = json.loads(file.read_text(encoding="utf-8"))
     is_byte_level = '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))
     if content["model"].get("type") != "BPE" or not is_byte_level:
@@ -94,8 +96,8 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
 
 
 def need_convertible(folder: Path, tools: Toolchain) -> PreTokenizer:
-    """The pre-tokenizer of the model in `folder`. Raises `DataError` if this llama.cpp has no such model, or
-    none of its pre-tokenizers is the model's.
+    """Return the pre-tokenizer of the model in `folder`. Raises `DataError` if this llama.cpp doesn't support
+    the model, or none of its pre-tokenizers is the model's.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names = {
@@ -112,7 +114,7 @@ def need_convertible(folder: Path, tools: Toolchain) -> PreTokenizer:
 
 
 def converted_architectures(tools: Toolchain) -> set[str]:
-    """The names that the converter goes by, from its source, `TEXT_MODEL_MAP`."""
+    """Return the names of the supported architectures, from `TEXT_MODEL_MAP` in the converter's source."""
     source = (tools.source / "conversion" / "__init__.py").read_text(encoding="utf-8")
     (names,) = (
         set(ast.literal_eval(node.value))
@@ -123,7 +125,9 @@ def converted_architectures(tools: Toolchain) -> set[str]:
 
 
 def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:
-    """The check text and {sha256 of its ids: name}, from the converter's source, `get_vocab_base_pre`."""
+    """Return the check text and {sha256 of its ids: name}, from `get_vocab_base_pre` in the converter's
+    source.
+    """
     source = (tools.source / "conversion" / "base.py").read_text(encoding="utf-8")
     (function,) = (
         node
@@ -145,7 +149,9 @@ def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:
 
 
 def read_structure(content: dict[str, Any], *, adds_bos: bool) -> Structure | str:
-    """The structure that a tokenizer.json describes, or which part of it llama.cpp has no counterpart for."""
+    """Return the structure that a tokenizer.json describes, or the part of it that llama.cpp has no
+    counterpart for.
+    """
     normalizer = content.get("normalizer")
     if normalizer is not None and normalizer != {"type": "NFC"}:
         return f"normalizer {normalizer.get('type')}"
@@ -163,7 +169,7 @@ def read_structure(content: dict[str, Any], *, adds_bos: bool) -> Structure | st
             case {"type": "Digits", "individual_digits": True}:
                 patterns.append(DIGIT)
             case {"type": "ByteLevel", "add_prefix_space": False}:
-                # older files don't have the switch; tokenizers takes it for on then
+                # Older files don't have the switch. tokenizers then assumes that it is on.
                 patterns += [GPT2] if part.get("use_regex", True) else []
             case _:
                 return f"pre_tokenizer {json.dumps(part, ensure_ascii=False)[:120]}"

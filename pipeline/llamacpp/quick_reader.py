@@ -1,7 +1,8 @@
-"""What transformers takes from the package `gguf`, sooner: its reader, its dequantizer, its map of names.
+"""Faster versions of what transformers imports from the package `gguf`: its reader, its dequantizer, its map
+of names.
 
 The reader takes 13 s for a vocabulary of 150,000 words, which `base` reads twice: every word is two slices of
-a memory map, and numpy is slow at those; this one slices plain memory. The dequantizer takes 16 rows at a
+a memory map, and numpy is slow at those. This one slices plain memory. The dequantizer computes 16 rows at a
 time; `pipeline.gguf.dequantize` gives the same bits in a tenth of the time. The map of names is built again
 for every module of the model: 60 to 300 times.
 """
@@ -17,8 +18,8 @@ _LENGTH = struct.Struct("<Q")
 
 @contextmanager
 def quick_reader() -> Iterator[None]:
-    """While it lasts, modules that import these from `gguf` (transformers, at each call) get the same
-    fields, values and names, sooner.
+    """Replace the names in `gguf` while the body runs. Modules that import them (transformers, at each call)
+    get the same fields, values and names, sooner.
     """
     import gguf
 
@@ -36,7 +37,7 @@ def quick_reader() -> Iterator[None]:
 
 
 def _values(data: Any, kind: Any) -> Any:
-    """A stored tensor as float32, shaped as it is."""
+    """Return a stored tensor as float32, shaped as it is."""
     import numpy
     import torch
     from gguf.quants import dequantize
@@ -50,7 +51,7 @@ def _values(data: Any, kind: Any) -> Any:
 
 
 def _quick(slow: type) -> type:
-    """`slow` with lists of texts and numbers (little-endian, as nearly all files are) read at once."""
+    """Return `slow` with lists of texts and numbers (little-endian, as in nearly all files) read at once."""
     import numpy
     from gguf import GGUFValueType
 
@@ -78,7 +79,7 @@ def _quick(slow: type) -> type:
 
 
 def _texts(data: Any, start: int, count: int) -> tuple[list[Any], int]:
-    """Length and bytes of `count` texts, as the slow reader's parts, and how many bytes they take."""
+    """Return length and bytes of `count` texts, as the slow reader's parts, and their total bytes."""
     parts, at, memory = [], start, memoryview(data)  # type: ignore[var-annotated]
     for _ in range(count):
         stop = at + 8 + _LENGTH.unpack_from(memory, at)[0]

@@ -1,4 +1,6 @@
-"""A `llama-server` on 127.0.0.1 with a key, as a context: started, waited for, asked, stopped."""
+"""Run a `llama-server` on 127.0.0.1 with a key as a context manager: start it, wait for it, query it, stop
+it.
+"""
 
 import os
 import secrets
@@ -27,28 +29,30 @@ from pipeline.llamacpp.server_log import LoggedProcess
 from pipeline.llamacpp.tools import Llama
 
 HERE = "http://127.0.0.1:"
-# no certificates: the address is this machine's, over plain HTTP, and to read them takes up to 0.14 s
+# No certificates: the address is this machine's, over plain HTTP, and reading them takes up to 0.14 s.
 BARE = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-# in Linux's tables of sockets: a state, and the addresses that 127.0.0.1 reaches, the nearest first
+# In Linux's tables of sockets: a state, and the addresses that 127.0.0.1 reaches, the nearest first.
 LISTENS = "0A"
 REACHED = ("0100007F", "0000000000000000FFFF00000100007F", "00000000", "0" * 32)
-START_SECONDS = 300  # a 15 GB file from a slow disk
+START_SECONDS = 300  # enough for a 15 GB file from a slow disk
 STOP_SECONDS = 10
-ASK_SECONDS = 600  # that a measurement's own client waits, and may be waited for
-# over what it took when its model was loaded: a schema of 100,000 levels takes all memory (measured: 20 GB in
-# 3 minutes), and so does a chat template, which is tried before the server is ready
+ASK_SECONDS = 600  # timeout of a measurement's own client
+# Bytes beyond the memory of the loaded model. A schema of 100,000 levels takes all memory (measured: 20 GB in
+# 3 minutes), and so does a chat template, which is tried before the server is ready.
 GROWTH_BYTES = 4 * MEMORY_GB
-# what it says of an answer that its parser of calls and reasoning can't read (common/chat.cpp)
+# The server's error for an answer that its parser of calls and reasoning can't read (common/chat.cpp).
 UNPARSED = "The model produced output that does not match the expected"
 
 
 class Unparsed(ToolError):
-    """An answer that is not in the form of the model's chat template: llama-server shows none of it."""
+    """Error for an answer that is not in the form of the model's chat template: llama-server shows none of
+    it.
+    """
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its process, its log file and an HTTP client that carries its key."""
+    """Running server: its process, its log file and an HTTP client that sends its key."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -58,7 +62,7 @@ class Server:
     n_gpu_layers: int = 0
 
     def ended(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the server's end; whether it came."""
+        """Wait up to `seconds` for the server to exit. Return True if it did."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -66,8 +70,8 @@ class Server:
         return True
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """POST `body` and give the decoded answer; `ToolError` with the server's words where it refuses,
-        `Unparsed` if it can't read what the model said.
+        """POST `body` and return the decoded answer. Raises `ToolError` with the server's words if it
+        refuses, `Unparsed` if it can't read the model's answer.
         """
         answer = self.client.post(path, json=body)
         if answer.status_code != 200:
@@ -78,7 +82,9 @@ class Server:
         return answer.json()
 
     def tokens(self, text: str) -> list[int]:
-        """The ids of a rendered text, its control tokens read as such, after what begins every text."""
+        """Return the ids of a rendered text, its control tokens read as such, after the tokens that begin
+        every text.
+        """
         body = {"content": text, "add_special": True, "parse_special": True}
         return list(self.post("/tokenize", body)["tokens"])
 
@@ -93,7 +99,7 @@ def serving(
     flash_attn: Literal["auto", "on", "off"] = "auto",
 ) -> Iterator[Server]:
     """Serve a model on a free port while the body runs, with its adapter if there is one. Raises `ToolError`
-    if it doesn't come up or answer, `MachineError` if it ends before the body does.
+    if it doesn't start or answer, `MachineError` if it exits before the body does.
     """
     (model, lora), tools = files, llama.tools
     slots, layers = placement(
@@ -107,7 +113,7 @@ def serving(
             "threads": llama.threads,
             "n_gpu_layers": layers,
             "flash_attn": flash_attn,
-            "n_predict": -1,  # the request says how much
+            "n_predict": -1,  # The request sets the number.
         }
     )
     served = Served(model, [(lora, 1.0)] if lora else [])
@@ -126,7 +132,7 @@ def serving(
 
 
 def _unanswered(server: Server, model: Path, error: httpx.TransportError) -> QuenchError:
-    """Why a server broke a request off, or never answered it."""
+    """Return the error for a server that broke a request off, or never answered it."""
     if not server.ended(STOP_SECONDS if not isinstance(error, httpx.TimeoutException) else 0):
         return ToolError(
             "Q-LLAMACPP-027",
@@ -147,11 +153,11 @@ def _unanswered(server: Server, model: Path, error: httpx.TransportError) -> Que
 
 
 def connect(url: str, key: str) -> httpx.Client:
-    """A client that opens a connection per request. Raises `ToolError`, before anything is asked, if another
+    """Return a client that opens a connection per request. Raises `ToolError`, before any request, if another
     user's process listens there.
 
-    llama-server closes a connection after it has streamed on it and does not say so: a request that reuses it
-    is lost without an answer.
+    llama-server closes a connection after it has streamed on it without announcing it: a request that reuses
+    the connection is lost without an answer.
     """
     if url.startswith(HERE) and (user := listener(int(url.rpartition(":")[2]))) not in (None, os.getuid()):
         raise ToolError(
@@ -166,8 +172,8 @@ def connect(url: str, key: str) -> httpx.Client:
 
 
 def listener(port: int) -> int | None:
-    """The id of the user whose process listens on `port` of 127.0.0.1; None if there is none, or the system
-    does not say (others than Linux).
+    """Return the id of the user whose process listens on `port` of 127.0.0.1; None if there is none, or the
+    system does not tell (others than Linux).
     """
     users: dict[str, int] = {}
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
@@ -182,8 +188,8 @@ def listener(port: int) -> int | None:
 
 @contextmanager
 def start(command: Sequence[str], log: Path) -> Iterator[LoggedProcess]:
-    """Run `command` guarded (`server_process`), its output added to `log` (`server_log`); whatever happens in
-    the body, it is stopped after it.
+    """Run `command` guarded (`server_process`), with its output appended to `log` (`server_log`). It is
+    stopped after the body in any case.
     """
     process = LoggedProcess(command, log)
     try:
@@ -193,7 +199,7 @@ def start(command: Sequence[str], log: Path) -> Iterator[LoggedProcess]:
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
-    """End a child process: asked first, killed where it doesn't listen."""
+    """Stop a child process: terminate it, and kill it if it doesn't react."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
@@ -203,8 +209,8 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 
 def wait_for_health(process: LoggedProcess, url: str, log: Path) -> None:
-    """Wait until `/health` says that the server is ready; `ToolError` with the log's end if it dies, takes
-    too long, or `GROWTH_BYTES` of memory beyond its loaded model (then it is ended).
+    """Wait until `/health` reports that the server is ready. Raises `ToolError` with the log's last lines if
+    it dies, takes too long, or uses `GROWTH_BYTES` of memory beyond its loaded model (then it is stopped).
     """
     end, most = time.monotonic() + START_SECONDS, None
     while time.monotonic() < end:
@@ -225,7 +231,7 @@ def wait_for_health(process: LoggedProcess, url: str, log: Path) -> None:
                 "Q-LLAMACPP-014",
                 f"llama-server ended with exit status {process.wait()} while loading:\n{log_end(log)}",
             )
-        with suppress(httpx.TransportError):  # not listening yet
+        with suppress(httpx.TransportError):  # The server does not listen yet.
             if httpx.get(f"{url}/health", timeout=5, trust_env=False, verify=BARE).status_code == 200:
                 return
         time.sleep(0.1)
@@ -235,7 +241,7 @@ def wait_for_health(process: LoggedProcess, url: str, log: Path) -> None:
 
 
 def log_end(log: Path, lines: int = 8) -> str:
-    """The last lines of a server's log; says so where it is gone."""
+    """Return the last lines of a server's log, or a note that it is gone."""
     try:
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
     except OSError:
@@ -243,8 +249,8 @@ def log_end(log: Path, lines: int = 8) -> str:
 
 
 def write_key(path: Path, key: str) -> Path:
-    """Write a key file that only its owner can read (mode 0600), in place of a file that is there: that keeps
-    its mode and its readers.
+    """Write a key file that only its owner can read (mode 0600). It replaces an existing file, because that
+    keeps its mode and its readers.
     """
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -253,7 +259,7 @@ def write_key(path: Path, key: str) -> Path:
 
 
 def free_port() -> int:
-    """A free port of 127.0.0.1."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,6 +1,5 @@
-"""llama-server's command line: the one place that says how it is hardened. `quench serve`, every measurement,
-the report and the bundle take it from here. LoRA adapters are said as all of llama.cpp's tools take them
-(common/arg.cpp).
+"""The command line of llama-server, hardened in this one place. `quench serve`, every measurement, the report
+and the bundle use it. LoRA adapters are written as all of llama.cpp's tools accept them (common/arg.cpp).
 """
 
 from collections.abc import Sequence
@@ -11,22 +10,25 @@ from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.tools import Toolchain
 
-Lora = tuple[Path, float]  # an adapter's GGUF and the factor that its change is multiplied with
-IDLE_SECONDS = 10  # that a client may take for the next byte of its request, before it loses its thread
-# that wait for requests. llama-server starts more where none is idle, but counts one as idle until it has
-# woken, so of connections that come at once only this many find one (llama-server's default: 4 more than
-# slots). The others wait until a thread's client has been idle for too long
+Lora = tuple[Path, float]  # an adapter's GGUF and the factor of its change
+# seconds that a client may wait with the next byte of its request, before it loses its thread
+IDLE_SECONDS = 10
+# Threads that wait for requests. llama-server starts more if none is idle, but counts one as idle until it
+# has woken. So of connections that arrive at once only this many get one (llama-server's default: 4 more than
+# slots). The others wait until a thread's client has been idle for too long.
 HTTP_THREADS = 64
-# between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well
+# Tokens computed before the server looks at other requests. llama-server's own default is 2,048, computed 512
+# at a time as well.
 BATCH_TOKENS = 512
-PROMPT_CACHE_MIB = 512  # of conversations that no slot holds any more; llama-server's own default is 8 GiB
+# MiB of conversations that no slot contains any more; llama-server's own default is 8 GiB
+PROMPT_CACHE_MIB = 512
 
 
 def lora_arguments(lora: Sequence[Lora]) -> list[str]:
-    """The adapters as llama.cpp's tools take them: each value is a row of CSV, and with a scale its parts are
-    split at every colon.
+    """Return the adapters as llama.cpp's tools accept them: each value is a row of CSV, and with a scale its
+    parts are split at every colon.
 
-    Raises `ConfigError` for a scale beside a path with a colon.
+    Raises `ConfigError` for a scale next to a path with a colon.
     """
     words = []
     for file, scale in lora:
@@ -46,7 +48,9 @@ def lora_arguments(lora: Sequence[Lora]) -> list[str]:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server holds: a GGUF, the adapters to apply, and the model's name (else of the files' names)."""
+    """Models of a server: a GGUF, the adapters to apply, and the model's name (by default from the files'
+    names).
+    """
 
     model: Path
     lora: Sequence[Lora] = ()
@@ -54,7 +58,7 @@ class Served:
 
     @property
     def name(self) -> str:
-        """What requests call it: no comma, which would make two names of it."""
+        """Model name in requests. It has no comma, which would make two names of it."""
         name = self.alias or "+".join([self.model.stem, *(file.stem for file, _ in self.lora)])
         return name.replace(",", "_")
 
@@ -62,12 +66,12 @@ class Served:
 def server_command(
     tools: Toolchain, served: Served, settings: Serve, key_file: Path, idle_seconds: int = IDLE_SECONDS
 ) -> list[str]:
-    """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched,
-    the model's own template.
+    """Return the hardened command line: loopback only, key from a file, no web page, no slot view, nothing
+    fetched, the model's own template.
 
-    No web page may read an answer: the one origin that is allowed is the server's own, where no page is.
+    No web page may read an answer: the only allowed origin is the server's own, and it serves no page.
     `settings.ctx_size` is per slot; llama-server divides its context among its slots. Raises `ConfigError`
-    for an adapter that can't be said there.
+    for an adapter that the command line can't express.
     """
     return [
         str(tools.tool("llama-server")),
@@ -98,16 +102,18 @@ def server_command(
 
 
 def flash_arguments(chosen: str) -> list[str]:
-    """Return how flash attention is switched; auto is llama-server's own default."""
+    """Return the option for flash attention; auto is llama-server's own default."""
     return [] if chosen == "auto" else ["--flash-attn", chosen]
 
 
 def cache_arguments(adapters: int) -> list[str]:
-    """How prompts are kept between requests, by the number of adapters that a request can switch.
+    """Return the options for keeping prompts between requests, by the number of adapters that a request can
+    switch.
 
     llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one
-    adapter's keys with another's weights (llama.cpp's issue 26207). So nothing is kept of several adapters,
-    and of one only what a slot holds, which `pipeline.serve.client` makes it forget.
+    adapter's keys with another's weights (llama.cpp's issue 26207). So nothing is kept for more than one
+    adapter. For one adapter only the contents of a slot are kept, and `pipeline.serve.client` makes the slot
+    forget them.
     """
     kept = ["--cache-ram", str(0 if adapters else PROMPT_CACHE_MIB)]
     return [*kept, "--no-cache-prompt"] if adapters > 1 else kept

@@ -1,9 +1,9 @@
-"""The log of a llama-server without a word of what was asked or answered.
+"""Keep the log of a llama-server without a word of requests or answers.
 
-llama-server quotes requests in its log, at any level: what it can't parse, grammars, tool calls, answers that
-don't fit their format (some by a plain `fprintf`, which no option silences). So its output goes through a
-pipe, and from the moment it may take requests only lines of known shape are kept: figures of finished
-answers, start and end, why it aborted.
+llama-server quotes requests in its log, at any level: input that it can't parse, grammars, tool calls,
+answers that don't fit their format (some by a plain `fprintf`, which no option silences). So its output goes
+through a pipe. From the moment it may receive requests, only lines of known shape are kept: figures of
+finished answers, start and stop, the reason of an abort.
 """
 
 import logging
@@ -21,10 +21,10 @@ from typing import IO
 from pipeline.core.errors import MachineError
 from pipeline.llamacpp.server_process import environment, guarded
 
-MAX_BYTES = 10_000_000  # of one log file; one older one is kept
+MAX_BYTES = 10_000_000  # bytes of one log file; one older file is kept
 LONGEST_LINE = 4096
 
-# the last line before requests are taken
+# The last line before requests are accepted.
 LOADED = re.compile(r"srv +load_model: initializing, n_slots = \d+")
 KEPT = re.compile(
     r"[\d.]+ [IWE] slot +(?:print_timing|release): id +\d+ \| task \d+ \|[\w "
@@ -34,25 +34,29 @@ KEPT = re.compile(
     r"|[\w./+-]+\.(?:c|cpp|cu|cuh|h|hpp|m):\d+: (?:GGML_ASSERT\(.{1,200}\) failed|fatal error|CUDA "
     r"error|ROCm error)"
     r"|terminate called after throwing an instance of "
-    r"'[\w:]{1,80}'"  # the next line, what(), may quote a request
+    r"'[\w:]{1,80}'"  # The next line, what(), may quote a request.
 )
 
 
 def kept(line: str) -> bool:
-    """Whether a line written while requests are taken has a shape that can't hold any of their text."""
+    """Return True if a line written while requests are accepted has a shape that can't contain any of their
+    text.
+    """
     return KEPT.fullmatch(line.rstrip()) is not None
 
 
 class LogFile(RotatingFileHandler):
-    """A log of bounded size that says once that it can't be written (a full disk), and then loses lines."""
+    """Log of bounded size. If it can't be written (a full disk), it reports that once and then loses
+    lines.
+    """
 
     failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say why on stderr, the first time."""
+        """Report the reason on stderr, the first time."""
         if not self.failed:
             self.failed = True
-            with suppress(OSError):  # the terminal may be gone
+            with suppress(OSError):  # The terminal may be gone.
                 print(
                     f"the log {self.baseFilename} can't be written: {sys.exception()}",
                     file=sys.stderr,
@@ -61,7 +65,7 @@ class LogFile(RotatingFileHandler):
 
 
 def open_log(log: Path) -> LogFile:
-    """`log`, and the folder for it, ready for lines. Raises `MachineError` if it can't be written."""
+    """Open `log`, and make its folder. Raises `MachineError` if it can't be written."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         return LogFile(log, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", errors="replace")
@@ -74,12 +78,12 @@ def open_log(log: Path) -> LogFile:
 
 
 class LogPump(threading.Thread):
-    """Carries a server's output into its log file, line by line, until the server closes it."""
+    """Thread that copies a server's output into its log file, line by line, until the server closes it."""
 
     def __init__(self, output: IO[bytes], handler: LogFile) -> None:
         super().__init__(name="server-log", daemon=True)
         self.output, self.handler = output, handler
-        self.loaded = threading.Event()  # the model is, and requests may come
+        self.loaded = threading.Event()  # set when the model is loaded and requests may come
         self.start()
 
     def run(self) -> None:
@@ -90,14 +94,13 @@ class LogPump(threading.Thread):
                 self.handler.emit(logging.makeLogRecord({"msg": line}))
             if LOADED.search(line):
                 self.loaded.set()
-        with suppress(OSError):  # a full disk: said by `LogFile`
+        with suppress(OSError):  # `LogFile` reports a full disk.
             self.handler.close()
         self.output.close()
 
 
 class LoggedProcess(subprocess.Popen[bytes]):
-    """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last
-    line.
+    """Guarded process whose output a `LogPump` copies into `log`; `wait` also waits for the log's last line.
 
     Raises `MachineError` if `log` can't be written, before anything is started.
     """
@@ -116,7 +119,7 @@ class LoggedProcess(subprocess.Popen[bytes]):
         self.pump = LogPump(self.stdout, handler)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, as `subprocess.Popen.wait`."""
+        """Return the exit status, like `subprocess.Popen.wait`."""
         status = super().wait(timeout)
         self.pump.join(timeout=5)
         return status

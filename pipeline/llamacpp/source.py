@@ -1,6 +1,6 @@
-"""The pinned source distribution of llama-cpp-python, which llama.cpp is built of, and its Python binding.
+"""The pinned source distribution of llama-cpp-python, from which llama.cpp is built, and its Python binding.
 
-Both come from the package index that pip is set up for.
+Both come from the package index that pip is configured for.
 """
 
 import importlib.metadata
@@ -23,7 +23,7 @@ SDIST = f"llama_cpp_python-{VERSION}"
 
 
 def fetch_source(home: Path) -> None:
-    """Unpack the source distribution as `home/source`, its hash checked; kept where it is already there."""
+    """Unpack the source distribution as `home/source`, its hash checked; kept if it is already there."""
     mark = home / "source" / ".sdist-sha256"
     if mark.exists() and mark.read_text().strip() == SDIST_SHA256:
         return
@@ -37,13 +37,13 @@ def fetch_source(home: Path) -> None:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack a .tar.gz whose one top folder becomes `target`; absolute paths, links to outside and devices
+    """Unpack a .tar.gz whose one top folder becomes `target`. Absolute paths, links to outside and devices
     are refused (`tarfile.FilterError`).
     """
     holder = target.with_name(f"{target.name}.tar")
     shutil.rmtree(holder, ignore_errors=True)
     try:
-        # Python 3.11.0 to 3.11.3 know no filters; the archive's hash is pinned all the same
+        # Python 3.11.0 to 3.11.3 have no filters; the archive's hash is pinned in any case.
         guard = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         with tarfile.open(archive, "r:gz") as tar:
             tar.extractall(holder, **guard)  # type: ignore[arg-type]  # noqa: S202
@@ -54,7 +54,9 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def install_binding(home: Path = DEFAULT_HOME) -> None:
-    """Install the Python binding unbuilt; `pipeline.llamacpp.tools.load_binding` gives it our libraries."""
+    """Install the Python binding without building it; `pipeline.llamacpp.tools.load_binding` loads our
+    libraries with it.
+    """
     with suppress(importlib.metadata.PackageNotFoundError):
         if importlib.metadata.version("llama-cpp-python") == VERSION:
             return
@@ -85,8 +87,8 @@ def _download(folder: Path) -> Path:
 
 
 def _pip(words: list[str], what_failed: str, **environment: str) -> None:
-    # no build isolation: pip asks for the package's metadata, and an isolated build environment only for that
-    # takes 30 s
+    # No build isolation: pip reads the package's metadata, and an isolated build environment only for that
+    # takes 30 s.
     command = [sys.executable, "-m", "pip", *words, "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment_of_tools(environment), check=False
@@ -99,6 +101,6 @@ def _pip(words: list[str], what_failed: str, **environment: str) -> None:
 
 
 def environment_of_tools(more: dict[str, str]) -> dict[str, str]:
-    """This process's environment with the virtual environment's tools (cmake, ninja) first on PATH."""
+    """Return this process's environment with the virtual environment's tools (cmake, ninja) first on PATH."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, **more}

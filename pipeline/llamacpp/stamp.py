@@ -1,14 +1,14 @@
-"""A built llama.cpp that can be used unchanged, here or from the user's cache: the right version, made with
-the right flags, and it runs here.
+"""Check that a built llama.cpp can be used unchanged, here or from the user's cache: the right version, built
+with the right flags, and it runs here.
 
-A build writes `stamp.json` last, and one tool is asked for its version. The place is not in the stamp: tools
-find their libraries beside themselves, so a copied build is as good as the first. The CPU is: the compiler
-uses all of it.
+A build writes `stamp.json` last, and one tool is run to print its version. The place is not in the stamp:
+tools find their libraries in their own folder, so a copied build is as good as the first. The CPU is in it,
+because the compiler uses all of its instructions.
 
 The cache (`pipeline.core.places`) spares another checkout's set-up the compilation; `QUENCH_CACHE=off`
-neither reads nor writes it. A build is found by what it was made of: `llama.cpp/VERSION-KEY/`, the tools and
-their libraries in `build/bin/` and what is known of them in `stamp.json`. The cache is a convenience:
-whatever is wrong with it costs a compilation and a line, never the set-up.
+neither reads nor writes it. A build is found by what it was made of: `llama.cpp/VERSION-KEY/`, with the tools
+and their libraries in `build/bin/` and the record in `stamp.json`. The cache is a convenience: any fault of
+it costs a compilation and a line, never the set-up.
 """
 
 import fcntl
@@ -37,27 +37,29 @@ SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
-    # libraries are found beside the tools ($ORIGIN), not at the path where they were built
+    # Libraries are found in the tools' own folder ($ORIGIN), not at the path where they were built.
     "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
-    # the web page is never served; left on, the build downloads its latest, unpinned, from Hugging Face
+    # The web page is never served. If left on, the build downloads its latest version, unpinned, from Hugging
+    # Face.
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
-# of all that Linux says of a CPU, what a compiler makes code of; the rest changes with the kernel
+# The CPU flags of Linux that a compiler makes code for. The rest changes with the kernel.
 USED = re.compile(r"s?sse|avx|fma|f16c|bmi|amx|abm|popcnt|movbe|adx|gfni|asimd|sve|i8mm|bf16|fphp")
 SECONDS_TO_START = 60
 CPU = Backend()
-LOCK_SECONDS = 10  # to copy a build takes one or two
-USED_BY_CMAKE = ("CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")  # of the environment; CXX is the compiler
+LOCK_SECONDS = 10  # seconds; copying a build takes one or two
+# variables of the environment; CXX is the compiler
+USED_BY_CMAKE = ("CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
 
 
 def stamp(backend: Sequence[str] = ()) -> dict[str, object]:
-    """What a build that is finished now is made of (`backend`: CMake's flags for a GPU), and for which
-    instructions; nothing is said of those outside Linux.
+    """Return the inputs of a build that is finished now (`backend`: CMake's flags for a GPU), and its
+    instructions; outside Linux these are left out.
     """
     return {
         "version": VERSION,
@@ -68,8 +70,8 @@ def stamp(backend: Sequence[str] = ()) -> dict[str, object]:
 
 
 def is_built(home: Path, backend: Sequence[str] | None = None) -> bool:
-    """Whether `home` holds a finished build of exactly this version and these flags that runs on this
-    machine; of any backend if none is given.
+    """Return True if `home` contains a finished build of exactly this version and these flags that runs on
+    this machine; of any backend if none is given.
     """
     stamped = read_stamp(home)
     expected = stamp(backend_of(stamped) if backend is None else backend)
@@ -83,20 +85,20 @@ def is_built(home: Path, backend: Sequence[str] | None = None) -> bool:
 
 
 def backend_of(stamped: Mapping[str, object]) -> list[str]:
-    """CMake's flags for a GPU in what `stamp.json` says; none of a build for the CPU."""
+    """Return CMake's flags for a GPU in `stamp.json`; none for a build for the CPU."""
     flags = stamped.get("cmake_flags")
     return [str(flag) for flag in flags if flag not in CMAKE_FLAGS] if isinstance(flags, list) else []
 
 
 def fits_cpu(home: Path) -> bool:
-    """Whether this CPU knows every instruction that `home`'s build needs; True if its stamp names none."""
+    """Return True if this CPU knows every instruction that `home`'s build needs, or its stamp names none."""
     needed = read_stamp(home).get("instructions")
     return not isinstance(needed, list) or _instructions().issuperset(needed)
 
 
 def runs(home: Path) -> bool:
-    """Whether the server, which is linked to every library of the build, starts here; a machine that is too
-    busy to say so is believed.
+    """Return True if the server, which is linked to every library of the build, starts here, or if the
+    machine is too busy to tell.
     """
     command = [str(home / "build" / "bin" / "llama-server"), "--version"]
     try:
@@ -115,7 +117,7 @@ def _instructions() -> set[str]:
 
 
 def read_stamp(home: Path) -> dict[str, object]:
-    """What `stamp.json` says of a build; nothing if it is missing or torn."""
+    """Return the `stamp.json` of a build; empty if it is missing or torn."""
     try:
         values = json.loads((home / "stamp.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -124,14 +126,14 @@ def read_stamp(home: Path) -> dict[str, object]:
 
 
 def cache_folder() -> Path | None:
-    """Where builds of llama.cpp are kept; None if the user wants none, or has no home."""
+    """Return the folder for builds of llama.cpp; None if the user wants none, or has no home."""
     folder = user_cache()
     return None if folder is None else folder / "llama.cpp"
 
 
 def entry_name(compiler: str, backend: Backend) -> str:
-    """The name of the build that this machine's `compiler` makes now for `backend`: version, and a hash of
-    whatever else its bytes depend on.
+    """Return the name of the build that this machine's `compiler` makes now for `backend`: version, and a
+    hash of whatever else its bytes depend on.
     """
     environment = {name: os.environ.get(name, "") for name in USED_BY_CMAKE}
     made_of = {
@@ -144,7 +146,7 @@ def entry_name(compiler: str, backend: Backend) -> str:
 
 
 def take(home: Path, compiler: str, backend: Backend = CPU) -> bool:
-    """Copy `compiler`'s build for `backend` into `home` if the cache has all of it; return whether it did."""
+    """Copy `compiler`'s build for `backend` into `home` if the cache has all of it. Return True if it did."""
     folder = cache_folder()
     if folder is None or not folder.is_dir():
         return False
@@ -182,8 +184,8 @@ def keep(home: Path, compiler: str, backend: Backend = CPU) -> None:
 
 
 def _is_complete(entry: Path) -> bool:
-    """Whether an entry holds what was put there and runs on this machine. Raises `OSError`, before anything
-    of it runs, if another user may have changed it.
+    """Return True if an entry contains what was put there and runs on this machine. Raises `OSError`, before
+    anything of it runs, if another user may have changed it.
     """
     if not entry.is_dir():
         return False
@@ -198,7 +200,7 @@ def _need_safe(folder: Path) -> None:
 
 @contextmanager
 def _trouble(words: str) -> Iterator[None]:
-    """Say in a line what keeps the cache from being used, and continue without it."""
+    """Print in a line what keeps the cache from being used, and continue without it."""
     try:
         yield
     except (OSError, MachineError) as error:

@@ -1,8 +1,8 @@
-"""The one place that knows llama.cpp: where it is, which version, how its tools are called.
+"""Locate llama.cpp: its path, its version, and how its tools are called.
 
 Reads the build of `make setup` in `.tools/llama.cpp/VERSION/` (of `quench doctor setup`: in the user's cache;
 see `pipeline.llamacpp.build`), or the one that `LLAMA_CPP_HOME` or `machine.llama_cpp` in `params.yaml`
-points at. One version for everything: converter, quantizer, server and the Python binding.
+names. One version serves everything: converter, quantizer, server and the Python binding.
 """
 
 import json
@@ -20,11 +20,11 @@ from pipeline.core.errors import ToolError
 from pipeline.core.places import IS_CHECKOUT, expanded, own_folder
 from pipeline.core.rights import changed_by_others
 
-if TYPE_CHECKING:  # `make setup` asks for a compiler before pydantic is installed
+if TYPE_CHECKING:  # `make setup` looks for a compiler before pydantic is installed.
     from pipeline.config.sections import Evaluate, Machine, Serve
 
-SHOWN = 60  # characters of an object of JSON in a command line that is shown
-VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
+SHOWN = 60  # characters shown of a JSON object in a command line
+VERSION = "0.3.36"  # version of the llama-cpp-python source distribution that contains llama.cpp
 DEFAULT_HOME = own_folder() / (".tools/llama.cpp" if IS_CHECKOUT else "llama.cpp") / VERSION
 TOOLS = (
     "llama-quantize",
@@ -39,13 +39,13 @@ TOOLS = (
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A built llama.cpp: `bin` holds tools and shared libraries, `source` its Python converters."""
+    """Built llama.cpp: `bin` contains tools and shared libraries, `source` its Python converters."""
 
     bin: Path
     source: Path
 
     def tool(self, name: str) -> Path:
-        """The path of one tool; `ToolError` if this build lacks it."""
+        """Return the path of one tool. Raises `ToolError` if this build lacks it."""
         path = self.bin / name
         if not os.access(path, os.X_OK):
             raise ToolError(
@@ -57,13 +57,13 @@ class Toolchain:
 
     @property
     def commit(self) -> str:
-        """llama.cpp's commit, as far as the build knows it; else "unknown"."""
+        """Commit of llama.cpp if the build knows it, otherwise "unknown"."""
         match = re.search(r"commit ([0-9a-f]{7,})", self.version)
         return match[1] if match else "unknown"
 
     @property
     def version(self) -> str:
-        """What `llama-server --version` says, on one line: build number, commit, compiler."""
+        """Output of `llama-server --version`, on one line: build number, commit, compiler."""
         done = subprocess.run(
             [self.tool("llama-server"), "--version"], capture_output=True, text=True, timeout=60, check=False
         )
@@ -80,17 +80,18 @@ class Llama:
 
 
 def find_llama(machine: "Machine") -> Llama:
-    """The llama.cpp of section `machine`. Raises as `find_toolchain`."""
+    """Return the llama.cpp of section `machine`. Raises what `find_toolchain` does."""
     return Llama(find_toolchain(machine.llama_cpp), machine.threads, machine.n_gpu_layers)
 
 
 def llama_of(tools: Toolchain, settings: "Evaluate | Serve") -> Llama:
-    """llama.cpp with the threads and the layers on a GPU that a section's settings came to."""
+    """Return llama.cpp with the resolved threads and layers on a GPU of a section's settings."""
     return Llama(tools, settings.threads, settings.n_gpu_layers)
 
 
 def find_toolchain(home: str | None = None) -> Toolchain:
-    """The llama.cpp to use: `LLAMA_CPP_HOME`, else `home` (`machine.llama_cpp`), else that of `make setup`.
+    """Return the llama.cpp to use: `LLAMA_CPP_HOME`, otherwise `home` (`machine.llama_cpp`), otherwise that
+    of `make setup`.
 
     A home is either ours (`build/bin` and `source/vendor/llama.cpp`) or a llama.cpp checkout with
     `build/bin`. Raises `ToolError` if there is none, or if the one in the user's cache is not safe
@@ -115,8 +116,8 @@ def find_toolchain(home: str | None = None) -> Toolchain:
 
 
 def need_safe_home() -> None:
-    """Raise `ToolError` if others may have changed the tools in the user's cache, before any of them runs. A
-    checkout's lie beside its code, and a home that the user names is the user's word.
+    """Raise `ToolError` if others may have changed the tools in the user's cache, before any of them runs.
+    Those of a checkout are next to its code, and a home that the user names is trusted.
     """
     if not IS_CHECKOUT and (path := changed_by_others(DEFAULT_HOME)):
         raise ToolError(
@@ -130,8 +131,8 @@ def need_safe_home() -> None:
 def run_tool(
     command: Sequence[str | Path], env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> str:
-    """Run one tool to its end, in the folder `cwd` if it is given, and give what it printed (stdout, then
-    stderr). It dies with this process.
+    """Run one tool, in the folder `cwd` if it is given, and return its output (stdout, then stderr). It dies
+    with this process.
 
     Raises `ToolError` with its last lines if it fails.
     """
@@ -156,14 +157,14 @@ def run_tool(
 
 
 def shortened(word: str) -> str:
-    """Return a word of a command line as a sentence shows it: of an object of JSON, such as a converter's
-    metadata, the beginning.
+    """Return a word of a command line as a sentence shows it: only the beginning of a JSON object, such as a
+    converter's metadata.
     """
     return f"{word[:SHOWN]}…" if word.startswith("{") and len(word) > SHOWN else word
 
 
 def last_lines(text: str, lines: int = 12) -> str:
-    """The end of what a tool printed."""
+    """Return the last lines of a tool's output."""
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
@@ -176,8 +177,8 @@ def run_converter(
 ) -> str:
     """Run one of llama.cpp's converters (`convert_hf_to_gguf.py`, …) with its own `gguf` package, offline.
 
-    `pre` is the name that it takes for the pre-tokenizer, instead of looking the vocabulary up in its list of
-    hashes; `fields` are written into the GGUF's metadata (`pipeline.llamacpp.converter_process`).
+    `pre` is the name of the pre-tokenizer, used instead of looking the vocabulary up in the converter's list
+    of hashes. `fields` are written into the GGUF's metadata (`pipeline.llamacpp.converter_process`).
     """
     paths = os.pathsep.join([str(tools.source / "gguf-py"), str(tools.source)])
     env = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -196,7 +197,9 @@ def run_converter(
 
 
 def load_binding(tools: Toolchain) -> Any:
-    """The ctypes binding `llama_cpp` on this toolchain's libraries. Call before any other import of it."""
+    """Return the ctypes binding `llama_cpp` on this toolchain's libraries. Call before any other import of
+    it.
+    """
     os.environ["LLAMA_CPP_LIB_PATH"] = str(tools.bin)
     try:
         import llama_cpp
