@@ -1,5 +1,6 @@
-"""Which LoRA adapters may be served on which GGUF: those that were trained on it or on its base, by what all
-the files say of themselves."""
+"""Check which LoRA adapters may be served on which GGUF: those that were trained on it or on its base, by the
+metadata of all the files.
+"""
 
 import functools
 import math
@@ -15,31 +16,32 @@ from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 
 BASE = "quench.base.sha256"
 PARTS = (".lora_a", ".lora_b")
-LARGEST_SCALE = 100.0  # far beyond what leaves a model able to speak
+LARGEST_SCALE = 100.0  # far beyond what leaves a model able to answer
 OTHER_BASE = "serve the base that it belongs to"
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's GGUF and its scale: 1 is what was trained, 0 is off."""
+    """GGUF of an adapter and its scale: 1 is what was trained, 0 is off."""
 
     file: Path
     scale: float = 1.0
 
     @property
     def name(self) -> str:
-        """What it is called on the command line and by `quench status`."""
+        """Name on the command line and in `quench status`."""
         return self.file.stem
 
 
 def parse_scale(text: str, what: str) -> float:
-    """A scale from the command line. Raises `ConfigError`, about `what`, unless it is a number between -100
-    and 100."""
+    """Return a scale from the command line. Raises `ConfigError`, about `what`, unless it is a number between
+    -100 and 100.
+    """
     try:
         scale = float(text)
     except ValueError:
         scale = math.nan
-    if not abs(scale) <= LARGEST_SCALE:  # true of nan
+    if not abs(scale) <= LARGEST_SCALE:  # This refuses NaN too.
         raise ConfigError(
             "Q-SERVE-007",
             f"{what} has the scale {text!r}: give a number from -100 to 100 (1 is what was trained, 0 is "
@@ -49,8 +51,9 @@ def parse_scale(text: str, what: str) -> float:
 
 
 def parse_adapter(word: str) -> Adapter:
-    """FILE or FILE=SCALE (a file with a = in its name needs no scale). Raises `ConfigError` if the scale is
-    not a number."""
+    """Parse FILE or FILE=SCALE (a file with a = in its name needs no scale). Raises `ConfigError` if the
+    scale is not a number.
+    """
     file, equals, scale = word.rpartition("=")
     if not equals or Path(word).is_file():
         return Adapter(Path(word))
@@ -58,10 +61,11 @@ def parse_adapter(word: str) -> Adapter:
 
 
 def matching_adapters(model: Path, adapters: Sequence[Adapter]) -> list[Adapter]:
-    """`adapters`, each proven by `matching_adapter`. Raises `ConfigError` if one is given twice, and as
-    `matching_adapter`."""
+    """Return `adapters`, each proven by `matching_adapter`. Raises `ConfigError` if one is given twice, and
+    what `matching_adapter` does.
+    """
     seen: dict[object, Adapter] = {}
-    # of gigabytes: once, and only if an adapter asks for it
+    # Hashing gigabytes is done once, and only if an adapter needs it.
     model_hash = functools.cache(lambda: file_hash(model))
     for adapter in adapters:
         matching_adapter(model, adapter.file, model_hash)
@@ -81,11 +85,11 @@ def matching_adapters(model: Path, adapters: Sequence[Adapter]) -> list[Adapter]
 
 
 def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] | None = None) -> Path:
-    """`adapter`, proven to belong to the file `model`, or to the base that `model` is a level of.
-    `model_hash` gives the file's sha256.
+    """Return `adapter`, proven to belong to the file `model`, or to the base that `model` is a level of.
+    `model_hash` returns the file's sha256.
 
-    Raises `ConfigError` if `model` holds an adapter already, `DataError` if a file is damaged, or `adapter`
-    is not a LoRA, is of another base or of other shapes.
+    Raises `ConfigError` if `model` contains an adapter already, `DataError` if a file is damaged, or
+    `adapter` is not a LoRA, belongs to another base or has other shapes.
     """
     if not adapter.exists():
         raise DataError(
@@ -94,7 +98,7 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
             "another with --adapter",
         )
     served, header = check_gguf(model), check_gguf(adapter)
-    # one trained on that very file is a second round
+    # An adapter that was trained on that very file is a second round.
     if ADAPTER in served.fields and BASE_FILE not in header.fields:
         raise ConfigError(
             "Q-SERVE-010",
@@ -141,7 +145,7 @@ def need_same_base(model: Path, adapter: Path, served: Header, given: Header) ->
 
 
 def adapted_tensors(adapter: Header) -> list[str]:
-    """The base's tensors that an adapter changes, in order."""
+    """Return the base's tensors that an adapter changes, in order."""
     return sorted(
         {name.removesuffix(part) for name in adapter.tensors for part in PARTS if name.endswith(part)}
     )
@@ -149,7 +153,8 @@ def adapted_tensors(adapter: Header) -> list[str]:
 
 def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
     """Raise `DataError` unless every pair of the adapter's matrices fits a tensor of the model, by
-    llama.cpp's rules (src/llama-adapter.cpp)."""
+    llama.cpp's rules (src/llama-adapter.cpp).
+    """
     kind, other = (header.fields.get("general.architecture") for header in (given, served))
     if kind != other:
         raise DataError(
@@ -157,7 +162,7 @@ def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
             f"{adapter.name} is an adapter of a {kind} model, {model.name} is a {other}: {OTHER_BASE}",
         )
     names = adapted_tensors(given)
-    # llama.cpp leaves norms out
+    # llama.cpp leaves norms out.
     if strange := sorted(name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))):
         raise DataError(
             "Q-SERVE-011",
@@ -186,8 +191,9 @@ def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
 
 
 def _fits(name: str, a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...]) -> bool:
-    """Whether the shapes (fastest dimension first) fit; of the embedding, `a` is looked up like the table
-    itself."""
+    """Return True if the shapes (fastest dimension first) fit. For the embedding, `a` is looked up like the
+    table itself.
+    """
     if any(len(shape) < 2 for shape in (a, b, base)):
         return False
     if name.endswith("token_embd.weight"):

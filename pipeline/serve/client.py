@@ -1,5 +1,5 @@
-"""How a client talks to a running llama-server: what `quench serve` prints about it, the lines of a streamed
-answer (server-sent events of OpenAI's chat protocol), and its adapters: list them, and set their scales
+"""Client of a running llama-server: the hints that `quench serve` prints, the lines of a streamed answer
+(server-sent events of OpenAI's chat protocol), and its adapters, which it lists and scales
 (`/lora-adapters`).
 """
 
@@ -14,14 +14,15 @@ import httpx
 
 from pipeline.core.errors import ConfigError, ToolError
 
-BROKEN_OFF = "see logs/, start it again with `quench serve`"  # what to do about a server that broke off
+BROKEN_OFF = "see logs/, start it again with `quench serve`"  # remedy after a server broke off
 
 
 def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Sequence[str] = ()) -> str:
-    """What `quench serve` prints once the model is loaded; `adapters` are the names of those on it. The key
-    itself is never printed."""
+    """Return the text that `quench serve` prints once the model is loaded; `adapters` are the names of those
+    on it. The key itself is never printed.
+    """
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
-    # by a pipe: every user can read a command's arguments
+    # The key goes through a pipe because every user can read a command's arguments.
     header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"
     return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
   chat here:         quench chat
@@ -33,15 +34,17 @@ def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Seque
 
 
 def how_to_switch(adapters: Sequence[str]) -> str:
-    """Lines on how to switch the adapters of these names while the server runs; none without adapters."""
+    """Return lines on how to switch the adapters of these names while the server runs; none without
+    adapters.
+    """
     if not adapters:
         return ""
     off, strong = (shlex.quote(f"{name}={scale}") for name, scale in ((adapters[0], 0), (adapters[-1], 0.5)))
     change = f"quench serve --scale {off} (off) or --scale {strong} (half)"
     lines = f"  adapters:          quench status (shows them); {change}\n"
     if len(adapters) == 1:
-        # prompts are kept then, which a request's own scales don't clear
-        # (llamacpp.server_command.cache_arguments)
+        # Prompts are kept then, and a request's own scales don't clear them
+        # (llamacpp.server_command.cache_arguments).
         return lines
     ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
     return (
@@ -52,8 +55,9 @@ def how_to_switch(adapters: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one event adds: text of the answer or the reasoning, calls of tools; the last ones have usage and
-    llama-server's timings."""
+    """Content of one event: text of the answer or the reasoning, tool calls; the last ones have usage and
+    llama-server's timings.
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -64,8 +68,9 @@ class Piece:
 
 
 def parse_line(line: str) -> Piece | None:
-    """The piece in one line; None for lines without one (empty, comments, the end mark), an error for what is
-    not of the protocol."""
+    """Return the piece in one line; None for lines without one (empty, comments, the end mark), an error for
+    a line that does not follow the protocol.
+    """
     if not line.startswith("data: ") or line == "data: [DONE]":
         return None
     try:
@@ -93,7 +98,7 @@ def _numbers(values: dict[str, Any] | None) -> dict[str, float]:
 
 
 def reason(body: bytes) -> str:
-    """What a refusal's body says, in the server's words."""
+    """Return a refusal's reason in the server's words, from its body."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -102,7 +107,7 @@ def reason(body: bytes) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """An adapter that a server holds: its number there, its name, and the scale of requests that say none."""
+    """Adapter of a running server: its number there, its name, and its scale for requests that set none."""
 
     id: int
     name: str
@@ -110,8 +115,9 @@ class Loaded:
 
 
 def loaded_adapters(client: httpx.Client) -> list[Loaded]:
-    """The adapters of the server behind `client`, in its order. Raises `ToolError` if it doesn't list
-    them."""
+    """Return the adapters of the server behind `client`, in its order. Raises `ToolError` if it doesn't list
+    them.
+    """
     try:
         return [
             Loaded(int(adapter["id"]), PurePath(adapter["path"]).stem, float(adapter["scale"]))
@@ -126,7 +132,8 @@ def loaded_adapters(client: httpx.Client) -> list[Loaded]:
 
 
 def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded]:
-    """Give the adapters named in `wanted` these scales, the others keep theirs; the adapters afterwards.
+    """Give the adapters named in `wanted` these scales; the others keep theirs. Return all adapters
+    afterwards.
 
     Raises `ConfigError` for a name that the server doesn't have, `ToolError` if it refuses.
     """
@@ -135,16 +142,17 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
     if unknown := [name for name in wanted if name not in names]:
         available = ", ".join(names) or "none, start it with `quench serve --adapter FILE`"
         raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: it has {available}")
-    # all of them: llama-server turns those off that are not named
+    # All adapters are listed because llama-server turns those off that are not named.
     scales = [{"id": adapter.id, "scale": wanted.get(adapter.name, adapter.scale)} for adapter in adapters]
     _ask(client, "POST", "/lora-adapters", scales)
-    if len(adapters) == 1:  # of several no prompt is kept (pipeline.llamacpp.server_command.cache_arguments)
+    # With more adapters no prompt is kept (pipeline.llamacpp.server_command.cache_arguments).
+    if len(adapters) == 1:
         forget_prompts(client)
     return loaded_adapters(client)
 
 
 def forget_prompts(client: httpx.Client) -> None:
-    """Make every slot forget what it computed of prompts with the scales before; waits for slots that are
+    """Make every slot forget what it computed of prompts with the previous scales. Waits for slots that are
     answering.
 
     llama-server would continue from it, with one adapter's keys under another's weights. Its own way to erase

@@ -1,5 +1,6 @@
-"""The key of a project's server: one line of `.quench/api-key`, made again at each start of `quench serve`,
-sent by its clients."""
+"""Write and read the key of a project's server: one line of `.quench/api-key`, written at each start of
+`quench serve` and sent by its clients.
+"""
 
 import re
 import secrets
@@ -10,14 +11,14 @@ from pipeline.llamacpp.server import write_key
 
 KEY_FILE = Path(".quench", "api-key")
 MAX_BYTES = 4096
-KEY = re.compile(r"[!-~]{16,}\n?")  # what fits an HTTP header, and is not guessed
+KEY = re.compile(r"[!-~]{16,}\n?")  # fits an HTTP header and can't be guessed
 
 
 def new_key(root: Path) -> Path:
-    """The key file of this project with a new key: 256 random bits that only their owner can read. What was
-    there, a link or a file that others could read, is replaced.
+    """Return the key file of this project with a new key: 256 random bits that only their owner can read. It
+    replaces what was there, a link or a file that others could read.
 
-    Raises `ConfigError` if it can't be.
+    Raises `ConfigError` if it can't be written.
     """
     path = root / KEY_FILE
     try:
@@ -28,8 +29,9 @@ def new_key(root: Path) -> Path:
 
 
 def read_key(path: Path) -> str:
-    """The key in a key file. Raises `ToolError` if there is no file yet, `ConfigError` if it can't be read or
-    holds no key."""
+    """Return the key in a key file. Raises `ToolError` if there is no file yet, `ConfigError` if it can't be
+    read or contains no key.
+    """
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise _unusable(path, "it is a link, or not a regular file")

@@ -1,5 +1,6 @@
-"""Keep a server up: start it again after a crash or a standstill, with growing pauses and a limit per
-hour."""
+"""Keep a server running: start it again after a crash or a standstill, with growing pauses and a limit per
+hour.
+"""
 
 import signal
 import time
@@ -14,15 +15,17 @@ from pipeline.core.usage import own_memory
 from pipeline.llamacpp.server import GROWTH_BYTES, Server, log_end
 
 HOUR = 3600.0
-RESTARTS = 5  # within an hour
+RESTARTS = 5  # most restarts within an hour
 LOOK_SECONDS = 1.0
 PROBE_SECONDS = 10.0
-STALL_SECONDS = 120.0  # without any answer; a batch of 512 tokens of a 7B takes some 50 s on two slow cores
+# seconds without any answer; a batch of 512 tokens of a 7B takes some 50 s on two slow cores
+STALL_SECONDS = 120.0
 
 
 def pause_after(crashes: deque[float], now: float) -> float | None:
-    """Note a crash at `now` (seconds of a monotonic clock) among the `crashes` of the last hour; seconds to
-    wait before the next start: 1, 2, 4, 8, 16, or None after more than `RESTARTS`."""
+    """Add a crash at `now` (seconds of a monotonic clock) to the `crashes` of the last hour. Return the
+    seconds to wait before the next start: 1, 2, 4, 8, 16, or None after more than `RESTARTS`.
+    """
     crashes.append(now)
     while now - crashes[0] >= HOUR:
         crashes.popleft()
@@ -32,11 +35,11 @@ def pause_after(crashes: deque[float], now: float) -> float | None:
 def keep_serving(
     start: Callable[[], AbstractContextManager[Server]], greeting: str, show: Callable[[str], None]
 ) -> None:
-    """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `show`
-    prints what happens, the `greeting` at the first start.
+    """Start a server, again after each crash, until an exception stops it (KeyboardInterrupt does). `show`
+    prints events, the `greeting` at the first start.
 
-    Raises `ToolError` with the log's end if it crashed more than `RESTARTS` times within an hour; a very
-    first start that fails raises its own `ToolError` or `MachineError`.
+    Raises `ToolError` with the log's last lines if it crashed more than `RESTARTS` times within an hour. A
+    very first start that fails raises its own `ToolError` or `MachineError`.
     """
     crashes = deque[float]()
     running = False
@@ -48,7 +51,7 @@ def keep_serving(
                 running = True
                 why = watch(server)
             end = log_end(server.log)
-        except (ToolError, MachineError) as error:  # the start failed, or the port is taken
+        except (ToolError, MachineError) as error:  # The start failed, or the port is in use.
             if not running:
                 raise
             why, _, log = error.sentence.partition("\n")
@@ -68,8 +71,8 @@ def keep_serving(
 
 
 def watch(server: Server, stall_seconds: float = STALL_SECONDS, growth_bytes: int = GROWTH_BYTES) -> str:
-    """Wait until the server ends; end it if it answers nothing for `stall_seconds` or takes `growth_bytes`
-    more. Returns what happened.
+    """Wait until the server exits. Stop it if it answers nothing for `stall_seconds` or uses `growth_bytes`
+    more memory. Return what happened.
 
     A request can keep llama-server's one loop busy without end (a grammar that grows exponentially does).
     `/health` doesn't go through that loop, `/lora-adapters` does.
@@ -99,7 +102,7 @@ def _end(server: Server, why: str) -> str:
 
 
 def how_it_ended(status: int) -> str:
-    """An exit status of `subprocess` in words."""
+    """Return an exit status of `subprocess` in words."""
     if status >= 0:
         return f"ended by itself with exit status {status}"
     names = {number.value: number.name for number in signal.Signals}

@@ -1,5 +1,4 @@
-"""The smoke test: a served model answers prompts of its own test rows, and its answers must end by
-themselves."""
+"""The smoke test: a served model answers prompts of its own test rows, and must end its answers by itself."""
 
 import itertools
 import json
@@ -13,12 +12,14 @@ from pipeline.chat.tokens import Row, chat_request
 from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.server import Server
 
-ALPHA = 0.05  # chance that the smoke test refuses a model which is just at the gate's limit
+ALPHA = 0.05  # chance that the smoke test refuses a model that is just at the gate's limit
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer: why it ended ("stop": by itself, "length": cut off), its tokens, and tokens per second."""
+    """Answer to one prompt: its finish reason ("stop": by itself, "length": cut off), its tokens, and tokens
+    per second.
+    """
 
     text: str
     finish_reason: str
@@ -27,8 +28,9 @@ class Reply:
 
 
 def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
-    """Ask every prompt (messages, and tools if it has them) through the OpenAI protocol, greedily, and give
-    the replies in order."""
+    """Send every prompt (messages, and tools if it has them) through the OpenAI protocol, greedily, and
+    return the replies in order.
+    """
     return [_reply(server.post("/v1/chat/completions", prompt | {"temperature": 0})) for prompt in prompts]
 
 
@@ -43,8 +45,8 @@ def _reply(answer: dict[str, Any]) -> Reply:
 
 
 def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
-    """One line of figures. Raises `GateError` if an answer is empty, if none stopped by itself, or if too few
-    did.
+    """Return one line of figures. Raises `GateError` if an answer is empty, if none stopped by itself, or if
+    too few did.
 
     `min_stopped` is the gate's share (None: no limit). Too few is what a model at that limit would show in
     less than one test of twenty (binomial). So a few answers refuse no model that passed the gate on many.
@@ -78,8 +80,9 @@ def _too_few(stopped: int, answers: int, min_stopped: float | None) -> bool:
 
 
 def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:
-    """The first `count` chats of the test split, each up to its last assistant turn, as requests. Raises
-    `DataError` if there are none."""
+    """Return the first `count` chats of the test split, each up to its last assistant turn, as requests.
+    Raises `DataError` if there are none.
+    """
     if not path.exists():
         raise DataError("Q-SERVE-006", f"{path} is missing: stage curate makes it, so run `snakemake curate`")
     prompts = [
