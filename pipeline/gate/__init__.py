@@ -1,1 +1,1 @@
-"""What may be shipped: the rules, the recommendation, and the records they read."""
+"""The gate: the rules for shipping, the recommendation, and the records they read."""

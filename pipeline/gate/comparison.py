@@ -1,10 +1,10 @@
-"""What a model of each graph is compared with, and the figures of that: the data that `pipeline.gate.judge`
-judges.
+"""The reference that a model of each graph is compared with, and the figures of the comparison: the data that
+`pipeline.gate.judge` judges.
 
-A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is
-what `evaluate` measured. An adapter beside the GGUF that it was trained on, or that GGUF with trained scales,
+A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is the
+one that `evaluate` measured. An adapter on the GGUF that it was trained on, or that GGUF with trained scales,
 loses nothing by rounding. Its divergence is that of llama.cpp's arithmetic from training's own, which parity
-measures; its task score and general ability are compared with the base's file alone.
+measures. Its task score and general ability are compared with the base's file without it.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from pipeline.gate.evaluations import Evaluation, Evaluations
 from pipeline.gate.records import Parity, ParityCheck
 from pipeline.metrics.level_limits import LevelLimit, level_limit, served_limit
 
-MERGED = "outputs_trained"  # parity compares the trained model with the merged one
+MERGED = "outputs_trained"  # Parity compares the trained model with the merged one.
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure and its sentence, up to the limit; without a figure half a sentence that says what is
-    missing. `allowed` is the limit for "auto", `stage` what must have measured it, if anything must.
+    """Figure and its sentence, up to the limit; without a figure half a sentence on what is missing.
+    `allowed` is the limit for "auto", `stage` the stage that must have measured it, if any.
     """
 
     figure: float | None
@@ -35,12 +35,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one model is compared with, and how far it is from it.
+    """Reference of one model, and the model's distance from it.
 
     `needed` has the parity checks that must have passed, by key, with what each measures. `fault` is a
     sentence if the model's report compares it with something else. `ends` is parity's check of how answers
-    end, which judges what is `served` if its task is not scored. `trained` is how far a merged model is from
-    the one that was trained.
+    end; it judges the `served` model if its task is not scored. `trained` is the distance of a merged model
+    from the trained one.
     """
 
     against: str
@@ -55,7 +55,7 @@ class Comparison:
 
 
 def comparison(model: str, evaluations: Evaluations, parity: Parity) -> Comparison:
-    """What `model` of `evaluations` is compared with, and how far it is from that."""
+    """Return the reference of `model` in `evaluations`, and its distance from it."""
     product = product_of(evaluations)
     return (
         _served(product, evaluations[model], parity.checks)
@@ -80,8 +80,8 @@ def _level(
     )
     parameters = evaluation.parameters
     figure = partial(Measured, allowed=level_limit(model, parameters), stage=stage)
-    # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the
-    # text shows
+    # Take the worse of the assistant's tokens and all: answers known by heart survive damage that shows in
+    # the rest of the text.
     here, all_tokens = measured(evaluation.kld_mean), measured(evaluation.all_tokens.kld_mean)
     kld = figure(None, f"{model}'s divergence from {against} is not in its report")
     if here is not None and all_tokens is not None:
@@ -108,7 +108,9 @@ def _level(
 
 
 def _trained(check: ParityCheck | None, parameters: float | None) -> Measured | None:
-    """What parity measured between the trained model and the merged one; None where nothing was merged."""
+    """Return parity's measurement between the trained model and the merged one; None if nothing was
+    merged.
+    """
     if check is None:
         return None
     nats = nats_of(check)
@@ -121,7 +123,7 @@ def _trained(check: ParityCheck | None, parameters: float | None) -> Measured | 
 
 
 def _served(product: Product, evaluation: Evaluation, checks: Mapping[str, ParityCheck]) -> Comparison:
-    """What is compared with the base's file: that file with its adapter, or with trained scales."""
+    """Return the comparison with the base's file: that file with its adapter, or with trained scales."""
     model, check, what = str(product.served), checks.get(SERVED_CHECK), product.subject
     are, rank = ("are", "rank") if product.with_lora else ("is", "ranks")
     fault = (
@@ -154,15 +156,15 @@ def _served(product: Product, evaluation: Evaluation, checks: Mapping[str, Parit
 
 
 def nats_of(check: ParityCheck) -> float | None:
-    """A parity check's divergence; None where it counts something else, or nothing."""
+    """Return a parity check's divergence; None if it counts something else, or nothing."""
     return measured(check.figure) if check.unit == "nats" else None
 
 
 def measured(figure: float | None) -> float | None:
-    """A figure that measures something, which is not negative; else None."""
+    """Return a figure that was measured, which is not negative; otherwise None."""
     return figure if figure is not None and figure >= 0 else None
 
 
 def share_text(share: float) -> str:
-    """As many digits as tell a figure from its limit: 84.98% is below 85%."""
+    """Return a share with as many digits as distinguish it from its limit: 84.98% is below 85%."""
     return f"{share * 100:.6g}%"

@@ -1,8 +1,8 @@
 """Choose the scorer that decides, over all models together.
 
 Stage `evaluate` lets the first scorer of `evaluate.scorers` that can score the references decide, model by
-model. If that scorer gives every answer of every model 0 points, or every one all points, it tells nothing
-apart and would hide what a later scorer sees: then the next scorer that does tell answers apart decides.
+model. If that scorer gives every answer of every model 0 points, or every one all points, it distinguishes
+nothing and would hide what a later scorer sees. Then the next scorer that does distinguish answers decides.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,9 @@ from pipeline.gate.evaluations import Answer, Answers, Evaluation, Evaluations, 
 def with_deciding_scorer(evaluations: Evaluations, answers: Answers) -> tuple[Evaluations, Answers]:
     """Return evaluations and answers with the scores of the scorer that decides over all models.
 
-    They are returned as they are if the present scorer tells answers apart, if models were scored by
-    different scorers, or if no other scorer tells more. `Task.passed_over` names the scorers that were left.
+    They are returned unchanged if the present scorer distinguishes answers, if models were scored by
+    different scorers, or if no other scorer distinguishes more. `Task.passed_over` names the scorers that
+    were left.
     """
     tasks = {model: evaluation.task for model, evaluation in evaluations.items() if evaluation.task}
     present = {task.scorer for task in tasks.values()}
@@ -72,7 +73,7 @@ def _tells_apart(name: str, tasks: Iterable[Task], answers: Answers) -> bool:
 
 def _decided(evaluation: Evaluation, name: str, passed_over: list[str], rows: Sequence[Answer]) -> Evaluation:
     """Return the evaluation with the task's figures by another scorer."""
-    from pipeline.metrics.answers import domain_means  # it loads numpy, and `quench plan` reads this module
+    from pipeline.metrics.answers import domain_means  # It loads numpy, and `quench plan` reads this module.
 
     task = evaluation.task
     if task is None or task.scores is None:

@@ -1,8 +1,8 @@
-"""How much of the loss by quantizing the base the adapter or the trained scales repair: base and tuned model
-against the file that the base was made from.
+"""Measure how much of the loss by quantizing the base the adapter or the trained scales recover: base and
+tuned model against the file that the base was made from.
 
 The share recovered is 1 − KLD after ÷ KLD before. Its 95 % interval is a percentile bootstrap over rows
-(`pipeline.metrics.intervals`) of the quotient of both sums: the same rows are drawn for both, so what makes a
+(`pipeline.metrics.intervals`) of the quotient of both sums. The same rows are drawn for both, so what makes a
 row hard for both cancels out.
 """
 
@@ -14,7 +14,7 @@ from pipeline.gate.evaluations import Evaluations, RowSums
 from pipeline.pages.formats import percent
 
 PLACES = {"assistant": "where the assistant speaks", "all_tokens": "over all tokens"}
-FEWEST = 5  # rows below which an interval would be too narrow
+FEWEST = 5  # fewest rows; with fewer an interval would be too narrow
 WORDS = {
     "better": "recovered, more than noise",
     "worse": "made worse, more than noise",
@@ -36,29 +36,32 @@ class Recovery:
     rows: int
     low: float | None = None
     high: float | None = None
-    by: str = "The adapter"  # what recovers
+    by: str = "The adapter"  # the part that recovers
 
     @property
     def share(self) -> float | None:
-        """1: all is recovered, 0: nothing, below it: worse than before; None if nothing was damaged."""
+        """Share recovered. 1: everything, 0: nothing, below 0: worse than before; None if nothing was
+        damaged.
+        """
         return 1 - self.after / self.before if self.before else None
 
     @property
     def verdict(self) -> str:
-        """better or worse if the entire interval is on one side of 0, else noise; unknown without an
-        interval."""
+        """Verdict: better or worse if the entire interval is on one side of 0, otherwise noise; unknown
+        without an interval.
+        """
         if self.low is None or self.high is None:
             return "unknown"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "noise"
 
     @property
     def words(self) -> str:
-        """The verdict in a few words."""
+        """Return the verdict in a few words."""
         return WORDS[self.verdict]
 
     @property
     def sentence(self) -> str:
-        """What was recovered, in a sentence."""
+        """Result in a sentence."""
         figures = f"mean KLD from {ORIGINAL} {self.before:.3g} before and {self.after:.3g} after"
         if self.share is None:
             return f"Nothing was lost {self.where}, so there is nothing to recover."
@@ -71,9 +74,9 @@ class Recovery:
 
 
 def distillation(evaluations: Evaluations) -> list[Recovery] | None:
-    """Before (the base) and after (with the adapter, or tuned), at the assistant's tokens and at all; empty
-    if the base was not compared with the source. None if what is served was not trained by distillation, for
-    else `evaluate` compares it with that file.
+    """Return the figures before (the base) and after (with the adapter, or tuned), at the assistant's tokens
+    and at all; empty if the base was not compared with the source. None if the served model was not trained
+    by distillation, because `evaluate` then compares it with another file.
     """
     product = product_of(evaluations)
     before, after = (evaluations.get(model or "") for model in (BASE, product.served))
@@ -94,8 +97,9 @@ def distillation(evaluations: Evaluations) -> list[Recovery] | None:
 
 
 def interval_of(before: RowSums | None, after: RowSums | None) -> tuple[int, float | None, float | None]:
-    """How many rows both were measured on, and the 95 % interval of the share recovered; None without enough
-    rows, or if they are other rows."""
+    """Return the number of rows that both were measured on, and the 95 % interval of the share recovered;
+    None without enough rows, or if the rows differ.
+    """
     if not before or not after or before.tokens != after.tokens:
         return 0, None, None
     rows = len(before.kld)
@@ -105,7 +109,7 @@ def interval_of(before: RowSums | None, after: RowSums | None) -> tuple[int, flo
 
     from pipeline.metrics.intervals import resampled_means
 
-    # as many rows: the same draws
+    # As many rows, so the same draws.
     damage, left = (resampled_means(of.kld) for of in (before, after))
     shares = 1 - left[damage > 0] / damage[damage > 0]
     if not shares.size:

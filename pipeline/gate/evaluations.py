@@ -1,4 +1,4 @@
-"""What stage evaluate found of each model, by shape: the task's score, general ability, divergence, speed and
+"""Records that stage evaluate writes for each model: the task's score, general ability, divergence, speed and
 memory, and the answers.
 """
 
@@ -11,7 +11,7 @@ from pipeline.gate.records import Count, FileName, Name, Number, Sha256, Shape, 
 
 
 class Scored(Shape):
-    """A score from 0 to 1 with its 95 % interval; None: nothing could be scored."""
+    """Score from 0 to 1 with its 95 % interval; None if nothing could be scored."""
 
     score: Share | None = None
     score_low: Share | None = None
@@ -19,22 +19,23 @@ class Scored(Shape):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The ends of the interval; where there is none, the score itself."""
+        """Ends of the interval; without an interval the score itself."""
         score = self.score or 0.0
         low, high = self.score_low, self.score_high
         return score if low is None else low, score if high is None else high
 
 
 class TaskScore(Scored):
-    """One scorer's figures; `measured` are the rows that have a score."""
+    """Figures of one scorer; `measured` is the number of rows with a score."""
 
     measured: Count | None = None
     valid: Share | None = None
 
 
 class Task(Scored):
-    """The task's figures by the scorer that decides; `passed_over` are scorers before it that gave every
-    answer of every model the same points (see `pipeline.gate.deciding_scorer`)."""
+    """Figures of the task by the scorer that decides. `passed_over` are scorers before it that gave every
+    answer of every model the same points (see `pipeline.gate.deciding_scorer`).
+    """
 
     rows: Count
     scorer: str
@@ -57,13 +58,13 @@ class Task(Scored):
 
     @property
     def measured(self) -> int | None:
-        """How many rows have a score; None where that was not noted."""
+        """Number of rows with a score; None if it was not recorded."""
         score = (self.scores or {}).get(self.scorer)
         return None if score is None else score.measured
 
     @property
     def scored_rows(self) -> int:
-        """How many rows have a score; all where that was not noted."""
+        """Number of rows with a score; all rows if it was not recorded."""
         return self.rows if self.measured is None else self.measured
 
 
@@ -78,7 +79,7 @@ class General(Scored):
 
 
 class Lora(Shape):
-    """An adapter's GGUF."""
+    """GGUF of an adapter."""
 
     file: FileName
     sha256: Sha256
@@ -86,14 +87,14 @@ class Lora(Shape):
 
 
 class DivergenceFigures(Shape):
-    """How far a model is from its reference."""
+    """Distance of a model from its reference."""
 
     kld_mean: Number | None = None
     same_top: Number | None = None
 
 
 class RowSums(Shape):
-    """The same row by row."""
+    """Distance of a model from its reference, row by row."""
 
     tokens: list[Count]
     kld: list[Number]
@@ -107,7 +108,7 @@ class RowSums(Shape):
 
 
 class Serving(Shape):
-    """What serving took, and at which settings."""
+    """Memory and time of serving, and the settings they were measured at."""
 
     ctx_size: Count | None = None
     parallel: Count | None = None
@@ -125,7 +126,7 @@ class SpeedAt(Shape):
 
 
 class Speed(Shape):
-    """What was measured by llama-server's own timings; `disturbed`: something else kept the machine busy."""
+    """Speeds by llama-server's own timings; `disturbed` is set if something else kept the machine busy."""
 
     prompt: list[SpeedAt] = Field(default_factory=list)
     generation: list[SpeedAt] = Field(default_factory=list)
@@ -134,7 +135,7 @@ class Speed(Shape):
 
 
 class Evaluation(Shape):
-    """reports/eval/MODEL.json; not every model is measured by what has a default."""
+    """reports/eval/MODEL.json. Fields with a default are not measured for every model."""
 
     bytes: Size
     task: Task | None
@@ -162,7 +163,7 @@ class Evaluation(Shape):
     generation_tok_s_spread: Number | None = None
     general: General | None = None
     harness: dict[str, dict[str, Any]] | None = None
-    # "task", "general" or "harness": why it was asked for and not measured
+    # {"task", "general" or "harness": reason why it was requested and not measured}
     not_measured: dict[str, str] = Field(default_factory=dict)
     lora: Lora | None = None
     model: str
@@ -174,17 +175,17 @@ class Evaluation(Shape):
 
     @property
     def score(self) -> float | None:
-        """The task score from 0 to 1, None if none was measured."""
+        """Task score from 0 to 1, None if none was measured."""
         return self.task.score if self.task else None
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether something else kept the machine busy, so that the speeds say nothing about the model."""
+        """True if something else kept the machine busy, so that the speeds tell nothing about the model."""
         return bool(self.speed and self.speed.disturbed)
 
 
 class Answer(Shape):
-    """A row of reports/eval/MODEL.answers.jsonl."""
+    """Row of reports/eval/MODEL.answers.jsonl."""
 
     id: Name
     domain: Any = None
@@ -202,5 +203,5 @@ class Answer(Shape):
 
 
 ANSWERS = TypeAdapter(list[Answer])
-Evaluations = Mapping[str, Evaluation]  # by model
+Evaluations = Mapping[str, Evaluation]  # {model: evaluation}
 Answers = Mapping[str, Sequence[Answer]]

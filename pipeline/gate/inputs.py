@@ -1,4 +1,4 @@
-"""The inputs of the report: other stages' reports, read and checked. Errors name the stage to run again."""
+"""Read and check the inputs of the report: other stages' reports. Errors name the stage to run again."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +28,7 @@ Record = TypeVar("Record", bound=Shape)
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the other stages found: their reports, `log` as rows of train.csv, `metrics_log` as those of
-    train.jsonl.
+    """Reports of the other stages, `log` as rows of train.csv, `metrics_log` as those of train.jsonl.
 
     Evaluations and answers are by model. Without a merge there is no report of it, nor of the strategies to
     ship: `merge` and `strategies` are None.
@@ -46,13 +45,14 @@ class Inputs:
     base: Base
     evaluations: Evaluations
     answers: Answers = field(default_factory=dict)
-    # what `quench model nf4`, which is not a stage, measured of this very base
+    # The measurement of this very base by `quench model nf4`, which is not a stage.
     quantization_check: Mapping[str, Any] | None = None
 
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
-    """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
-    missing or damaged."""
+    """Return every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
+    missing or damaged.
+    """
     merged, read = product_of(models).served is None, partial(read_record, root)
     inputs = Inputs(
         data=read("reports/data.json", Data, "curate"),
@@ -82,8 +82,9 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
 
 @contextmanager
 def readable(path: Path, root: Path, stage: str) -> Iterator[None]:
-    """Raise what is wrong with `path` as `DataError` that names `stage`, which makes it, and what `absent`
-    gives if it is missing."""
+    """Turn errors of the body into a `DataError` about `path` that names `stage`, which makes it. A missing
+    file is reported as `absent` does.
+    """
     remedy = f"run `python -m pipeline {stage}` again"
     try:
         yield
@@ -96,14 +97,15 @@ def readable(path: Path, root: Path, stage: str) -> Iterator[None]:
 
 
 def read_record(root: Path, file: str, shape: type[Record], stage: str) -> Record:
-    """One JSON object of this shape, which `stage` makes. Raises as `readable` does."""
+    """Return one JSON object of this shape, which `stage` makes. Raises what `readable` does."""
     with readable(root / file, root, stage):
         return shape.model_validate(parse_record((root / file).read_bytes()))
 
 
 def faults(error: ValidationError) -> str:
-    """The first faults, half a sentence: the row of a list, which keys are missing, what is wrong with
-    others."""
+    """Return the first faults, half a sentence: the row of a list, the missing keys, the fault of other
+    keys.
+    """
     listed = error.errors(include_url=False, include_input=False, include_context=False)
     row = next((place for place in listed[0]["loc"][:1] if isinstance(place, int)), None)
     start = 0 if row is None else 1
@@ -122,7 +124,7 @@ def faults(error: ValidationError) -> str:
 
 
 def read_evaluation(root: Path, model: str) -> Evaluation:
-    """The figures of `model`. Raises `DataError` if they are missing, damaged or of another model."""
+    """Return the figures of `model`. Raises `DataError` if they are missing, damaged or of another model."""
     file, stage = f"reports/eval/{model}.json", f"evaluate@{model}"
     evaluation = read_record(root, file, Evaluation, stage)
     if evaluation.model != model:
@@ -135,21 +137,23 @@ def read_evaluation(root: Path, model: str) -> Evaluation:
 
 
 def read_answers(root: Path, model: str) -> list[Answer]:
-    """One model's answers. Raises as `readable` does."""
+    """Return one model's answers. Raises what `readable` does."""
     path = root / f"reports/eval/{model}.answers.jsonl"
     with readable(path, root, f"evaluate@{model}"):
         return ANSWERS.validate_python(list(read_rows(path)))
 
 
 def read_curve(root: Path) -> list[dict[str, Any]]:
-    """The rows of train.csv. Raises as `readable` does."""
+    """Return the rows of train.csv. Raises what `readable` does."""
     path = root / "reports/train.csv"
     with readable(path, root, "train"), path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `quench model nf4` measured of the base's weights; None if missing or of another base."""
+    """Return the measurement of the base's weights by `quench model nf4`; None if it is missing or of another
+    base.
+    """
     if not path.is_file():
         return None
     try:

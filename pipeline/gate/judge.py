@@ -1,14 +1,14 @@
-"""Whether a model may be shipped: `report.gate`'s limits against what `evaluate` and `parity` measured.
-Values in, checks out.
+"""Judge whether a model may be shipped: `report.gate`'s limits against the measurements of `evaluate` and
+`parity`. Values in, checks out.
 
-A rule whose limit is null is off and leaves no check. What was not measured never passes. If it should have
-been measured, it fails: divergence always should; task, stops and general ability if the model that it is
-compared with has them. If the settings leave it out (`scorers: []`, `general: none`), the check says "not
-measured" and refuses nothing, since divergence was measured then. The same rules hold for all graphs
+A rule whose limit is null is off and leaves no check. A missing measurement never passes. If it should have
+been made, it fails: divergence always should; task, stops and general ability if the model's reference has
+them. If the settings leave it out (`scorers: []`, `general: none`), the check is "not measured" and refuses
+nothing, because divergence was measured then. The same rules apply to all graphs
 (`pipeline.gate.comparison`).
 
-A drop of the task score or of general ability refuses if its entire 95 % interval is above the limit and
-chance would hardly make it (p below 0.05).
+A drop of the task score or of general ability refuses if its entire 95 % interval is above the limit and is
+unlikely by chance (p below 0.05).
 
     quench ship Q4_K_M
 """
@@ -35,23 +35,23 @@ RECORD = {
 
 @dataclass(frozen=True)
 class Judgment:
-    """What the gate says of one model: a check for each rule that is on, called by the rule (`key`)."""
+    """The gate's judgment of one model: a check for each rule that is on, named after the rule (`key`)."""
 
     model: str
     checks: tuple[Check, ...]
 
     @property
     def verdict(self) -> Literal["pass", "fail"]:
-        """One check that fails refuses the model."""
+        """Verdict: one check that fails refuses the model."""
         return overall(self.checks)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The sentences of what refuses."""
+        """Sentences of the checks that refuse."""
         return tuple(check.sentence for check in self.checks if check.verdict == "fail")
 
     def record(self) -> dict[str, Any]:
-        """As JSON: a bundle's evidence/gate.json."""
+        """Return the judgment as JSON: a bundle's evidence/gate.json."""
         return {
             "model": self.model,
             "verdict": self.verdict,

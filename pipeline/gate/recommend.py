@@ -1,15 +1,15 @@
-"""The gate's judgment of every tuned model, and which of them to serve, and why: the same for report, ship
-and plan. Pure arithmetic on what `evaluate` measured.
+"""The gate's judgment of every tuned model, and the recommendation which of them to serve, with the reason:
+the same for report, ship and plan. Pure arithmetic on the measurements of `evaluate`.
 
 Of the tuned models that fit in memory and that the gate does not refuse:
 - levels of a merged model: the smallest whose task score is at most `max_task_drop` points below that of the
-  16-bit model (F16 or BF16). Where that model has no score, or one that could be lost entirely within the
-  drop (0 points, for example), scores can't tell levels apart: then the smallest that ranks the same token
-  first as that model at `MIN_SAME_TOP` of the positions.
-- an adapter beside its base, or the base with trained scales, is the only one. It is below the standard if it
-  scores more than `max_task_drop` points below the base alone, or if it was trained to recover the base and
-  recovers nothing.
-How scores are compared: `pipeline.gate.scores`.
+  16-bit model (F16 or BF16). If that model has no score, or one that could be lost entirely within the drop
+  (0 points, for example), scores can't distinguish levels. Then the smallest that ranks the same token first
+  as that model at `MIN_SAME_TOP` of the positions.
+- an adapter on its base, or the base with trained scales, is the only one. It is below the standard if it
+  scores more than `max_task_drop` points below the base without it, or if it was trained to recover the base
+  and recovers nothing.
+Scores are compared by `pipeline.gate.scores`.
 """
 
 import math
@@ -31,8 +31,8 @@ MIN_SAME_TOP = 0.9  # share of positions, used if no task score distinguishes le
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The model to serve (None: nothing fits), the sentence that says why, what to beware of, and the memory
-    arithmetic per model.
+    """Model to serve (None: nothing fits), the sentence with the reason, warnings, and the memory arithmetic
+    per model.
 
     `below_standard`: nothing that fits met the standard, and `model` is only the best of it.
     """
@@ -47,8 +47,10 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Room:
-    """What a model must fit into, and by how many points of 100 its score may drop: `memory_gb` is in GB as
-    cards are sold (2³⁰ bytes), `serve` says the context and how many are served at once."""
+    """Limits of the choice: the memory that a model must fit into, and by how many points of 100 its score
+    may drop. `memory_gb` is in GB as cards are sold (2³⁰ bytes); `serve` sets the context and how many are
+    served at once.
+    """
 
     memory_gb: float
     max_task_drop: float
@@ -79,7 +81,8 @@ def advise(
 
 def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Recommendation:
     """Choose among the tuned models; of a merged graph one of `REFERENCES` must be among them. `refused` has
-    the gate's reason for each model that it refuses."""
+    the gate's reason for each model that it refuses.
+    """
     product = product_of(evidence.evaluations)
     memory = {
         model: memory_of(evaluation, room.serve)
@@ -122,7 +125,7 @@ def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Rec
 def _nothing_fits(
     product: Product, memory: Mapping[str, ServingMemory], room: Room, refusals: list[str]
 ) -> Recommendation:
-    """No model, and what to do so that one fits."""
+    """Return no model, and the advice how to make one fit."""
     least = min(memory, key=lambda model: memory[model].total)
     needs = f"needs {memory[least].total / GB:.2f} GB."
     reason = (
@@ -138,7 +141,9 @@ def _nothing_fits(
 def _level(
     product: Product, evidence: Evidence, memory: Mapping[str, ServingMemory], room: Room
 ) -> Recommendation:
-    """Of the models in `memory`, the smallest that is near enough to the 16-bit model, else the best."""
+    """Return the smallest of the models in `memory` that is near enough to the 16-bit model, otherwise the
+    best.
+    """
     evaluations = evidence.evaluations
     sixteen = product.reference(evaluations)
     by_task = could_fall(evaluations[sixteen].score, room.max_task_drop)
@@ -176,9 +181,9 @@ def _level(
 
 
 def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:
-    """What models are ordered by, the best first: bytes, then mean KL divergence. A level with an importance
-    matrix or distilled scales counts as large as the plain one if its tensors have the same types: only its
-    header says more.
+    """Return the key that sorts models, the best first: bytes, then mean KL divergence. A level with an
+    importance matrix or distilled scales counts as large as the plain one if its tensors have the same types,
+    because only its header is larger.
     """
     evaluation = evaluations[model]
     plain = evaluations.get(ModelName(model).plain, evaluation)
@@ -188,7 +193,7 @@ def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:
 
 
 def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: float) -> Recommendation:
-    """The adapter on its base, or the base with trained scales, and whether it is worth serving."""
+    """Return the adapter on its base, or the base with trained scales, and whether it is worth serving."""
     model, warnings = str(product.served), []
     compared = evidence.compare(model, BASE)
     below = compared is not None and -round(compared.points, 1) > max_task_drop + TOLERANCE
@@ -215,7 +220,8 @@ def _fits(memory: ServingMemory) -> str:
 
 
 def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
-    """What serving a model takes at the context served, `serve.ctx_size` × `serve.parallel` tokens.
+    """Return the memory for serving a model at the context served, `serve.ctx_size` × `serve.parallel`
+    tokens.
 
     It has the server's own peak (the GPU's with layers on it) if that was measured at this context with the
     same layers on the GPU.
@@ -223,12 +229,13 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     context, cache, served = serve.ctx_size * serve.parallel, evaluation.kv_cache_bytes, evaluation.serving
     if cache is not None:
         cache = round(cache * context / evaluation.ctx_size)
-    if served and serve.n_gpu_layers == AUTO and served.n_gpu_layers is not None:  # it came to this
+    # the value that auto resolved to
+    if served and serve.n_gpu_layers == AUTO and served.n_gpu_layers is not None:
         serve = serve.model_copy(update={"n_gpu_layers": served.n_gpu_layers})
     settings = (serve.ctx_size, serve.parallel, serve.n_gpu_layers)
     peak = None
     if served and settings == (served.ctx_size, served.parallel, served.n_gpu_layers):
         peak = served.gpu_memory_bytes if serve.on_gpu else served.peak_memory_bytes
-    # llama-server keeps nothing of an adapter's (`cache_arguments`)
+    # llama-server keeps nothing for an adapter (`cache_arguments`).
     kept = 0 if evaluation.lora else prompt_cache(serve)
     return ServingMemory(evaluation.bytes, cache, context, peak, kept)

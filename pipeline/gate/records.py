@@ -1,7 +1,7 @@
-"""The other stages' reports by shape; those of evaluate are in `pipeline.gate.evaluations`.
+"""Records of the other stages' reports; those of evaluate are in `pipeline.gate.evaluations`.
 
-A shape has the keys that something relies on, and their kinds. Further keys pass, since records grow, and are
-attributes too, which the pages' templates read. A value that its stage does not write is refused.
+A record has the keys that something relies on, with their types. Further keys pass, because records grow.
+They are attributes too, which the pages' templates read. A value that its stage does not write is refused.
 """
 
 from typing import Annotated, Any, Literal
@@ -11,11 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler,
 from pipeline.config.methods import Method
 from pipeline.core.checks import Verdict
 
-LARGEST = 10**18  # of any figure: what is above was never measured
+LARGEST = 10**18  # largest value of any figure; nothing above was ever measured
 
 
 def _as_written(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """A number as it stands in the file, so that a bundle's evidence has its bytes: 1 stays 1, not 1.0."""
+    """Return a number as written in the file, so that a bundle's evidence has its bytes: 1 stays 1, not
+    1.0.
+    """
     check(value)
     return value
 
@@ -30,17 +32,17 @@ FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
 
 
 class Shape(BaseModel):
-    """Strict about the keys that it names, silent about others."""
+    """Base of all records: strict about the keys that it names; other keys pass."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     def written(self) -> dict[str, Any]:
-        """The record as it was read: no key more, and none less."""
+        """Return the record as it was read, with exactly its keys."""
         return self.model_dump(exclude_unset=True)
 
 
 class DataSource(Shape):
-    """Where a folder or file in data/raw was fetched from."""
+    """Source that a folder or file in data/raw was fetched from."""
 
     address: str
     revision: str | None
@@ -50,7 +52,7 @@ class DataSource(Shape):
 
 
 class Data(Shape):
-    """reports/data.json."""
+    """Record of reports/data.json."""
 
     rows_read: Count
     rows_kept: Count
@@ -59,12 +61,12 @@ class Data(Shape):
     sources: dict[str, DataSource] = {}
 
     def on_hub(self) -> list[str]:
-        """Return the data sets of the hub that it comes from."""
+        """Return the data sets of the hub that the rows come from."""
         return sorted({source.address for source in self.sources.values() if source.revision})
 
 
 class Labels(Shape):
-    """reports/labels.json."""
+    """Record of reports/labels.json."""
 
     splits: dict[str, dict[str, Any]]
 
@@ -77,7 +79,7 @@ class TrainRun(Shape):
 
 
 class TrainPreferences(Shape):
-    """How many held-out pairs or answers were ranked correctly."""
+    """Number of held-out pairs or answers that were ranked correctly."""
 
     items: Count
     accuracy: Share
@@ -86,14 +88,14 @@ class TrainPreferences(Shape):
 
 
 class TrainRewards(Shape):
-    """What drawn answers earned: means of the first and of the last steps."""
+    """Rewards of drawn answers: means of the first and of the last steps."""
 
     first: Number
     last: Number
 
 
 class Train(Shape):
-    """reports/train.json."""
+    """Record of reports/train.json."""
 
     method: Method = "sft"
     preferences: TrainPreferences | None = None
@@ -106,7 +108,7 @@ class Train(Shape):
 
 
 class MergedTensor(Shape):
-    """How far an adapter moved one tensor; DoRA's have no spectral norm."""
+    """Change of one tensor by an adapter; DoRA's have no spectral norm."""
 
     tensor: str
     layer: int | None = None
@@ -120,7 +122,7 @@ class MergedTensor(Shape):
 
 
 class Merge(Shape):
-    """reports/merge.json; PEFT's own merge says nothing about its adapters."""
+    """Record of reports/merge.json; PEFT's own merge reports nothing about its adapters."""
 
     merge_base: str
     reason: str
@@ -134,13 +136,13 @@ class Merge(Shape):
 
 
 class Strategies(Shape):
-    """reports/strategies.json."""
+    """Record of reports/strategies.json."""
 
     seeds: list[Any]
 
 
 class ParityCheck(Shape):
-    """One parity check of parity's report."""
+    """Parity check of parity's report."""
 
     title: str
     verdict: Verdict
@@ -153,7 +155,7 @@ class ParityCheck(Shape):
 
 
 class Parity(Shape):
-    """reports/parity.json; `files` are sha256 by name."""
+    """Record of reports/parity.json; `files` are sha256 by name."""
 
     verdict: Literal["pass", "fail"]
     checks: Annotated[dict[str, ParityCheck], Field(min_length=1)]
@@ -161,14 +163,14 @@ class Parity(Shape):
 
 
 class Architecture(Shape):
-    """What the base is."""
+    """Architecture of the base."""
 
     model_type: Name
     architectures: list[Name] | None = None
 
 
 class Tied(Shape):
-    """The two copies of one matrix that a GGUF held for head and embeddings."""
+    """The two copies of one matrix that a GGUF contained for head and embeddings."""
 
     kept: Name
     kept_type: Name
@@ -178,7 +180,7 @@ class Tied(Shape):
 
 
 class Base(Shape):
-    """models/base.json."""
+    """Record of models/base.json."""
 
     source: Literal["hub", "path", "gguf", "package"]
     model: Name

@@ -1,5 +1,5 @@
-"""What each rule of the gate says of a model: a check, or none where its limit is null. `pipeline.gate.judge`
-says what holds for all of them.
+"""Rules of the gate. Each returns a check for one model, or none if its limit is null. `pipeline.gate.judge`
+describes what applies to all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import Evidence
 from pipeline.pages.formats import p_value
 
-# share of the reference's scored answers that a level may lack, since a judge or a time limit may miss one
+# Share of the reference's scored answers that a level may lack, because a judge or a time limit may miss one.
 UNSCORED = 0.05
 TITLES = {
     "parity": "Parity checks",
@@ -32,7 +32,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that is on, with its limit."""
+    """Rule that is on, with its limit."""
 
     key: str
     limit: float | None = None
@@ -43,18 +43,20 @@ class Rule:
         sentence: str,
         figure: float | None = None,
     ) -> Check:
-        """The rule's check; a `verdict` of True passes."""
+        """Return the rule's check; a `verdict` of True passes."""
         verdict = ("pass" if verdict else "fail") if isinstance(verdict, bool) else verdict
         return Check(TITLES[self.key], verdict, sentence, figure=figure, limit=self.limit, key=self.key)
 
     def missing(self, what: str, stage: str) -> Check:
-        """What should have been measured and was not refuses."""
+        """Return a check that refuses because of a missing measurement."""
         again = f"which refuses: run `python -m pipeline {stage}` again."
         return self.check("fail", f"{what[0].upper()}{what[1:]}, {again}")
 
 
 def parity(parity: Parity, needed: Mapping[str, str]) -> Check:
-    """Whether no parity check failed, and each that is `needed` (its key, and what it measures) passed."""
+    """Check that no parity check failed, and that each that is `needed` (its key, and what it measures)
+    passed.
+    """
     rule, checks = Rule("parity", 0.0), parity.checks
     failed = [check.title for check in checks.values() if check.verdict == "fail"]
     lacking = [key for key in needed if key not in checks or checks[key].verdict != "pass"]
@@ -81,8 +83,8 @@ def divergence(
     measured: Measured | None,
     given: float | Literal["auto"] | None,
 ) -> Check | None:
-    """How far the model is from what it is compared with, by one of two figures; or the merged model from
-    the trained one, and no rounding of its level is in that.
+    """Check the model's distance from its reference, by one of two figures; or that of the merged model from
+    the trained one, which does not include the rounding of its level.
     """
     if measured is None or given is None:
         return None
@@ -103,7 +105,7 @@ def divergence(
 
 
 def task_drop(model: str, against: str, evidence: Evidence, limit: float | None) -> Check | None:
-    """How far the task score of `model` is below that of `against`."""
+    """Check how far the task score of `model` is below that of `against`."""
     if limit is None:
         return None
     rule, again, answers = Rule("task_drop", limit), f"evaluate@{model}", evidence.answers
@@ -135,7 +137,7 @@ def task_drop(model: str, against: str, evidence: Evidence, limit: float | None)
 
 
 def stopped(model: str, compared: Comparison, evaluations: Evaluations, limit: float | None) -> Check | None:
-    """Whether the model ends its answers by itself."""
+    """Check that the model ends its answers by itself."""
     if limit is None:
         return None
     rule, task = Rule("stopped", limit), evaluations[model].task
@@ -144,7 +146,7 @@ def stopped(model: str, compared: Comparison, evaluations: Evaluations, limit: f
     if task is None and "task" in evaluations[model].not_measured:
         return rule.check("not measured", unknown)
     if task is None and compared.served:
-        # parity asks few questions, but an adapter that never ends a turn must not pass
+        # Parity asks few questions, but an adapter that never ends a turn must not pass.
         ends = compared.ends
         detail = (ends.detail if ends else "") or "parity has not measured it"
         passes = ends is not None and ends.verdict == "pass"
@@ -177,7 +179,7 @@ def _unasked(model: str, evaluations: Evaluations) -> str:
 
 
 def forgetting(model: str, base: str, evidence: Evidence, limit: float | None) -> Check | None:
-    """How far the general ability of `model` is below that of the untuned `base`."""
+    """Check how far the general ability of `model` is below that of the untuned `base`."""
     if limit is None:
         return None
     rule, unknown = Rule("forgetting", limit), f"What {model} forgot was not measured"
@@ -198,12 +200,12 @@ def forgetting(model: str, base: str, evidence: Evidence, limit: float | None) -
 
 
 def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[float], against: str) -> Check:
-    """A paired comparison in points of 100: refused if the entire 95 % interval of the drop is above the
-    rule's limit, and p below `CHANCE`.
+    """Return a paired comparison in points of 100. It refuses if the entire 95 % interval of the drop is
+    above the rule's limit, and p below `CHANCE`.
 
     A drop above the limit that differs from 0 is not enough: of ten random halves of a good level's 64
-    answers, one would be refused. The interval alone is not enough: of five rows or fewer it is too narrow,
-    and their p is never below.
+    answers, one would be refused. The interval is not enough by itself: of five rows or fewer it is too
+    narrow, and their p is never below.
     """
     from pipeline.metrics.paired import CHANCE, compare_scores
 
@@ -219,7 +221,7 @@ def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[flo
 
 
 def preferences(train: Train | None, limit: float | None) -> Check | None:
-    """Whether training gets held-out pairs (KTO: answers) right; nothing where it compared none."""
+    """Check that training ranks held-out pairs (KTO: answers) correctly; None if it compared none."""
     if limit is None or train is None or "accuracy" not in METHODS[train.method].measures:
         return None
     rule, figures = Rule("preferences", limit), train.preferences

@@ -1,9 +1,9 @@
-"""The task scores of two models against each other, whether the rows support a difference, and whether scores
-can tell levels apart at all.
+"""Compare the task scores of two models, decide whether the rows support a difference, and whether scores can
+distinguish levels at all.
 
-With answers, scores are means over the questions that both models have a score for: one that a judge could
-not mark, or that took too long, counts for neither. A difference is only called one if the rows support it:
-by the paired test, without answers if the 95 % intervals of both scores do not overlap.
+With answers, scores are means over the questions that both models have a score for. A question that a judge
+could not mark, or that took too long, counts for neither. A difference is only reported if the rows support
+it: by the paired test, without answers if the 95 % intervals of both scores do not overlap.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,14 @@ from pipeline.gate.distillation import Recovery, distillation
 from pipeline.gate.evaluations import Answers, Evaluation, Evaluations, Task
 from pipeline.pages.formats import p_value
 
-TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004
+TOLERANCE = 1e-9  # points; 75.0 - 70.0 may give 5.000000000000004
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One model's mean score and another's, in points of 100; whether they differ beyond noise, and the words
-    for that."""
+    """Mean scores of two models, in points of 100; whether they differ beyond noise, and the words for
+    that.
+    """
 
     score: float
     other: float
@@ -30,7 +31,7 @@ class Standing:
 
     @property
     def points(self) -> float:
-        """What the one scores above the other."""
+        """Difference of the scores in points."""
         return self.score - self.other
 
     def __str__(self) -> str:
@@ -39,23 +40,24 @@ class Standing:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evaluations, and the answers to compare scores on the same questions."""
+    """Evaluations, and the answers to compare scores on the same questions."""
 
     evaluations: Evaluations
     answers: Answers
 
     @cached_property
     def recovered(self) -> list[Recovery] | None:
-        """What of the damage by quantizing the base is repaired; None if nothing was trained for that."""
+        """Recovered share of the damage by quantizing the base; None if nothing was trained for that."""
         return distillation(self.evaluations)
 
     def task(self, model: str) -> Task | None:
-        """The task's figures of `model`; None if it was not evaluated, or its answers not scored."""
+        """Return the task's figures of `model`; None if it was not evaluated, or its answers not scored."""
         return self.evaluations[model].task if model in self.evaluations else None
 
     def paired_scores(self, first: str, second: str) -> tuple[list[float], list[float]] | None:
-        """Both models' scores, from 0 to 1, on the questions that both have a score for, in order; None if
-        they answered other questions."""
+        """Return both models' scores, from 0 to 1, on the questions that both have a score for, in order;
+        None if they answered other questions.
+        """
         rows, others = self.answers.get(first) or (), self.answers.get(second) or ()
         if [row.id for row in rows] != [row.id for row in others]:
             return None
@@ -67,8 +69,9 @@ class Evidence:
         return [score for score, _ in pairs], [score for _, score in pairs]
 
     def compare(self, model: str, other: str) -> Standing | None:
-        """`model` against `other`; None if one has no score or was not evaluated, or no question has a score
-        of both."""
+        """Compare `model` with `other`; None if one has no score or was not evaluated, or no question has a
+        score of both.
+        """
         task, against = self.task(model), self.task(other)
         if task is None or against is None or task.score is None or against.score is None:
             return None
@@ -94,8 +97,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Gain:
-    """A tuned model against the untuned base. `points` (of 100) is None without a task score, `beats` None if
-    the score is inconclusive."""
+    """Comparison of a tuned model with the untuned base. `points` (of 100) is None without a task score,
+    `beats` None if the score is inconclusive.
+    """
 
     model: str
     points: float | None
@@ -104,9 +108,10 @@ class Gain:
 
 
 def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
-    """What the tuned `model` scores above the model `untuned`, by perplexity if there are no scores.
+    """Return how much the tuned `model` scores above the model `untuned`, by perplexity if there are no
+    scores.
 
-    What was trained to recover must be no worse than the base; it need not beat it.
+    A model that was trained to recover must be no worse than the base; it need not beat it.
     """
     evaluations = evidence.evaluations
     if untuned not in evaluations:
@@ -139,13 +144,13 @@ def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
 
 
 def could_fall(score: float | None, max_task_drop: float) -> bool:
-    """Whether more than the drop (points) can be lost of a score (0 to 1) of the 16-bit model."""
+    """Return True if a score (0 to 1) of the 16-bit model can be lost entirely within the drop (points)."""
     return score is not None and 100 * score > max_task_drop + TOLERANCE
 
 
 def resolution(sixteen: str, reference: Evaluation, max_task_drop: float) -> list[str]:
-    """A warning where scores can't tell levels apart: all of the 16-bit model's may be lost, or its interval
-    is wider than the drop that is allowed.
+    """Return a warning if scores can't distinguish levels: all of the 16-bit model's may be lost, or its
+    interval is wider than the allowed drop.
     """
     task = reference.task
     if task is None or task.score is None:
