@@ -1,7 +1,7 @@
-"""How much an adapter changes each weight, from its own matrices: a PEFT folder or an adapter's GGUF, without
-PyTorch.
+"""Measure how much an adapter changes each weight, from its own matrices: a PEFT folder or an adapter's GGUF,
+without PyTorch.
 
-The norm of the update s·B·A is had without that matrix: ‖BA‖² = tr(BᵀB · AAᵀ), two products of r × r.
+The norm of the update s·B·A is computed without that matrix: ‖BA‖² = tr(BᵀB · AAᵀ), two products of r × r.
 """
 
 import math
@@ -28,8 +28,8 @@ PAIR = (".lora_a", ".lora_b")
 
 
 class Norms(NamedTuple):
-    """One adapted tensor: Frobenius norms of A, B and s·B·A, of the base's weight and their ratio if a base
-    was given. `rows` and `columns` are one expert's. Under DoRA, `update` is that of s·B·A alone.
+    """Norms of one adapted tensor: Frobenius norms of A, B and s·B·A, of the base's weight and their ratio if
+    a base was given. `rows` and `columns` are one expert's. Under DoRA, `update` is only that of s·B·A.
     """
 
     tensor: str
@@ -47,10 +47,10 @@ class Norms(NamedTuple):
 
 
 def adapter_norms(adapter: Path, base: Path | None = None) -> list[Norms]:
-    """The norms of every tensor that the PEFT folder or GGUF `adapter` changes, in order; with the base's, if
-    its folder (of safetensors) or GGUF is given.
+    """Return the norms of every tensor that the PEFT folder or GGUF `adapter` changes, in order; with the
+    base's, if its folder (of safetensors) or GGUF is given.
 
-    Raises `DataError` where there is no adapter, one that is incomplete, or of another base.
+    Raises `DataError` if there is no adapter, or if it is incomplete or belongs to another base.
     """
     if adapter.is_dir():
         norms = list(_of_folder(adapter))
@@ -62,7 +62,9 @@ def adapter_norms(adapter: Path, base: Path | None = None) -> list[Norms]:
 
 
 def uncounted(adapter: Path) -> str | None:
-    """What else a PEFT folder changes, in one sentence; None if it is A and B alone, as it is in a GGUF."""
+    """Return what a PEFT folder changes in addition to A and B, in one sentence; None if nothing, as in a
+    GGUF.
+    """
     if not adapter.is_dir():
         return None
     read = read_adapter(adapter, to_merge=False)
@@ -83,13 +85,13 @@ def uncounted(adapter: Path) -> str | None:
 
 
 def place_of(tensor: str) -> tuple[int | None, str]:
-    """(layer, module) of a weight's name; None for one outside the layers."""
+    """Return (layer, module) of a weight's name; None for one outside the layers."""
     match = PLACE.search(tensor)
     return int(match[1]) if match else None, (match[2] if match else tensor).removesuffix(".weight")
 
 
 def update_norm(a: Floats, b: Floats) -> float:
-    """‖B·A‖ of A (E, r, in) and B (E, out, r), all experts together."""
+    """Return ‖B·A‖ of A (E, r, in) and B (E, out, r), all experts together."""
     inner = np.einsum("eri,esi->ers", a, a)
     outer = np.einsum("eor,eos->ers", b, b)
     return math.sqrt(max(float(np.sum(inner * outer)), 0.0))
@@ -125,7 +127,7 @@ def _of_folder(folder: Path) -> Iterator[Norms]:
 
 
 def _numbers(entry: Entry) -> Floats:
-    """A tensor of a safetensors file as float64 (rows, columns)."""
+    """Return a tensor of a safetensors file as float64 (rows, columns)."""
     values = _rows(entry, 0, entry.rows)
     if not np.isfinite(values).all():
         raise DataError(
@@ -163,19 +165,20 @@ def _of_gguf(file: Path) -> Iterator[Norms]:
                 f"{file.name} holds {name} without its pair of lora_a and lora_b: convert the adapter again",
             )
         a, b = (_three(tensors[name + part]) for part in PAIR)
-        if name == "token_embd.weight":  # looked up like the table: (V, r)
+        if name == "token_embd.weight":  # It is looked up like the table: (V, r).
             a = a.transpose(0, 2, 1)
-        yield _norms(name, a, b, alpha / a.shape[1] if alpha else 1.0)  # llama.cpp: an alpha of 0 is none
+        # In llama.cpp an alpha of 0 means none.
+        yield _norms(name, a, b, alpha / a.shape[1] if alpha else 1.0)
 
 
 def _three(tensor: GgufTensor) -> Floats:
-    """(experts, rows, columns); of rank 1, the header's ones were left out."""
+    """Return (experts, rows, columns). At rank 1, the header's ones were left out."""
     values = tensor.values(0, tensor.rows).astype(np.float64)
     whole = tensor.shape if len(tensor.shape) > 1 else (1, *tensor.shape)
     return values.reshape(math.prod(whole[:-2]), *whole[-2:])
 
 
-# --- beside the base ----------------------------------------------------------------------------------------
+# --- compared with the base ---------------------------------------------------------------------------------
 
 
 def _beside_base(updates: Sequence[Norms], base: Path) -> list[Norms]:
@@ -192,7 +195,7 @@ def _beside_base(updates: Sequence[Norms], base: Path) -> list[Norms]:
 
 
 def _weight_norm(weight: Entry | GgufTensor | None, tensor: str, base: Path) -> float:
-    """The Frobenius norm of a base weight, by blocks of rows. Raises `DataError` if there is none."""
+    """Return the Frobenius norm of a base weight, by blocks of rows. Raises `DataError` if there is none."""
     if weight is None:
         raise DataError(
             "Q-METRICS-022",

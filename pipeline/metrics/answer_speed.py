@@ -1,5 +1,5 @@
-"""How fast llama-server reads a prompt and writes an answer, by its own timings, and how much of the
-machine's CPU time others took meanwhile: a speed that was measured beside another busy process says nothing
+"""Measure how fast llama-server reads a prompt and writes an answer, by its own timings, and how much of the
+machine's CPU time others used meanwhile. A speed that was measured next to another busy process tells nothing
 about the model.
 """
 
@@ -13,22 +13,25 @@ import psutil
 
 from pipeline.llamacpp.server import Server
 
-# of the machine's CPU time; 4 to 7 % were seen here, of unknown origin, while no other job should have run
+# Share of the machine's CPU time. 4 to 7 % were measured here, of unknown origin, while no other job should
+# have run.
 DISTURBING = 0.1
 IDLE = ("idle", "iowait")
-COUNTED_TWICE = ("guest", "guest_nice")  # Linux counts them as user time too
+COUNTED_TWICE = ("guest", "guest_nice")  # Linux counts them as user time too.
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One answer's speeds, in tokens per second."""
+    """Speeds of one answer, in tokens per second."""
 
     prompt: float
     generation: float
 
 
 def answer_speed(server: Server, prompt: int, tokens: int) -> Speed:
-    """The speeds of one answer of exactly `tokens` tokens to a prompt of `prompt` tokens, nothing cached."""
+    """Return the speeds of one answer of exactly `tokens` tokens to a prompt of `prompt` tokens, with nothing
+    cached.
+    """
     ids = server.post("/tokenize", {"content": "Hello! " * prompt})["tokens"][:prompt]
     body = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
     timings = server.post("/completion", body)["timings"]
@@ -36,17 +39,19 @@ def answer_speed(server: Server, prompt: int, tokens: int) -> Speed:
 
 
 def runs_of(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest of several runs."""
+    """Return median, lowest and highest of the runs."""
     return {"median": round(median(values), 2), "low": round(min(values), 2), "high": round(max(values), 2)}
 
 
 def is_disturbed(evaluation: Mapping[str, Any]) -> bool:
-    """Whether other load kept the machine busy while a model's speeds were measured, so they mean nothing."""
+    """Return True if other load kept the machine busy while a model's speeds were measured, so that they mean
+    nothing.
+    """
     return bool((evaluation.get("speed") or {}).get("disturbed"))
 
 
 def measure_again(models: Iterable[str]) -> str:
-    """The command that measures these models again and makes the report again."""
+    """Return the command that measures these models again and makes the report again."""
     return f"snakemake --forcerun {' '.join(f'reports/eval/{model}.json' for model in models)}"
 
 
@@ -61,29 +66,29 @@ class CpuTime:
 
 @dataclass(frozen=True)
 class OtherLoad:
-    """Shares of the machine's CPU time between two moments (0 to 1): what others took, what was idle."""
+    """Shares of the machine's CPU time between two moments (0 to 1): that of others, and idle."""
 
     share: float
     idle: float
 
     @property
     def disturbs(self) -> bool:
-        """Whether others took more than a little and there were no cores to spare for them."""
+        """True if others used more than a little and there were no cores to spare for them."""
         return self.share > DISTURBING and self.idle < self.share
 
     def as_values(self) -> dict[str, float | bool]:
-        """The same as JSON, beside the figures that were measured meanwhile."""
+        """Return the same as JSON, for the record of the figures that were measured meanwhile."""
         return {"other_load": round(self.share, 3), "disturbed": self.disturbs}
 
 
 def cpu_time() -> CpuTime:
-    """As of now; children that have ended and were waited for count as own."""
+    """Return the CPU time so far. Children that have exited and were waited for count as own."""
     machine = psutil.cpu_times()._asdict()
     process_seconds = 0.0
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
-            # user, system, and of ended children user, system
+            # user, system, and those of exited children
             process_seconds += sum(process.cpu_times()[:4])
     return CpuTime(
         process_seconds,
@@ -93,7 +98,9 @@ def cpu_time() -> CpuTime:
 
 
 def other_load(before: CpuTime, after: CpuTime) -> OtherLoad:
-    """What others took between two moments. Steal, what other guests of the host took, is theirs too."""
+    """Return the load of others between two moments. Steal, the time of other guests of the host, counts
+    too.
+    """
     total, idle = after.total - before.total, after.idle - before.idle
     if total <= 0:
         return OtherLoad(0.0, 0.0)

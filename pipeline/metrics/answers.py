@@ -1,4 +1,4 @@
-"""What a GGUF answers to held-out questions in `llama-server`, kept as it comes, and the answers' scores."""
+"""Collect a GGUF's answers to held-out questions from `llama-server`, saved as they come, and score them."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,14 +31,14 @@ from pipeline.metrics.tool_calls import (
     made_calls,
 )
 
-UNKNOWN = "unknown"  # the domain of a row without one
-KEEP_SECONDS = 10.0  # answers are written this often
+UNKNOWN = "unknown"  # domain of a row without one
+KEEP_SECONDS = 10.0  # seconds between two writes of the answers
 
 
 def answers_of(
     server: Server, rows: list[dict[str, Any]], settings: Evaluate, label: str
 ) -> list[dict[str, Any]]:
-    """Each row's last assistant turn as `llama-server` answers it, greedily, as many rows at a time as
+    """Return each row's last assistant turn as `llama-server` answers it, greedily, as many rows at a time as
     it has slots; `label` names the model on the terminal.
     """
     answers = []
@@ -53,8 +53,8 @@ def answers_of(
 def evaluated_server(
     model: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None, room: int = 0
 ) -> AbstractContextManager[Server]:
-    """`llama-server` with `model` as section evaluate says, with the context of the longest row and answer,
-    and at least `room` tokens; `lora` is put on the model.
+    """Return a `llama-server` with `model` and the settings of section evaluate, with the context of the
+    longest row and answer, and at least `room` tokens; `lora` is applied to the model.
     """
     llama = llama_of(tools, settings)
     ctx_size = max(settings.ctx_size + settings.max_new_tokens, room)
@@ -62,16 +62,16 @@ def evaluated_server(
 
 
 def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:
-    """Ask for the last turn of one row through the OpenAI protocol, with the row's tools.
+    """Request the last turn of one row through the OpenAI protocol, with the row's tools.
 
     `stopped`: the model ended the answer by itself; `refused`: the answer is nothing but a stock refusal;
-    `calls` and `expected_calls`: the tools that llama-server reads in the answer and that the row has there;
-    `unparsed`: llama-server can't read the answer.
+    `calls` and `expected_calls`: the tool calls that llama-server reads in the answer and that the row has
+    there; `unparsed`: llama-server can't read the answer.
     """
     *prompt, last = row["messages"]
-    # cache_prompt: which request warmed a slot changes the rounding, and so the answer. Which rows share a
-    # batch does too, a little: only one slot gives the same answers in every run, and there what rows begin
-    # with alike is read once
+    # cache_prompt: the request that warmed a slot changes the rounding, and so the answer. Rows that share a
+    # batch change it a little too. Only one slot gives the same answers in every run, and there a common
+    # prefix of rows is read once.
     limits = {
         "temperature": 0,
         "seed": SEED,
@@ -92,7 +92,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
 
 
 def _ask(server: Server, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer's text, its calls if it has any, and whether it ended by itself; of an answer that
+    """Return the answer's text, its calls if it has any, and whether it ended by itself; for an answer that
     llama-server can't read, only that.
     """
     try:
@@ -118,8 +118,9 @@ def kept_answers(
     asking: AbstractContextManager[Callable[[dict[str, Any]], dict[str, Any]]],
     label: str,
 ) -> list[dict[str, Any]]:
-    """The answer to each row: from `file` if it is there, else asked by what `asking` gives, which is only
-    entered if one is missing, and put into `file`. `kill -9` loses the answers of the last ten seconds.
+    """Return the answer to each row: from `file` if it is there, otherwise by the function of `asking`, which
+    is only entered if one is missing. New answers are put into `file`. `kill -9` loses the answers of the
+    last ten seconds.
     """
     kept = read_kept(file)
     keys = [json_hash(row) for row in rows]
@@ -140,7 +141,9 @@ def kept_answers(
 
 
 def read_kept(file: Path) -> dict[str, dict[str, Any]]:
-    """{row hash: answer} in `file`; empty if missing. Raises `DataError` if a line is not a JSON object."""
+    """Return {row hash: answer} in `file`; empty if it is missing. Raises `DataError` if a line is not a JSON
+    object.
+    """
     if not file.exists():
         return {}
     return {row.pop("row"): row for row in read_rows(file)}
@@ -160,12 +163,12 @@ def score_answers(
     root: Path = Path(),
 ) -> dict[str, Any]:
     """Score every answer in place (`score` by the first scorer that can score a reference, `scores` by each;
-    None: not measured) and sum up.
+    None: not measured) and return the sums.
 
     `scorers` are spelled as in `evaluate.scorers`, `judge` is evaluate.judge, `external` evaluate.external,
-    `root` the project's folder. Means come with their 95 % interval. `unscored` says of a scorer
-    which references it can't score by. Raises `DataError` if a user's function fails, `ConfigError` for a
-    scorer that can't be made, `ToolError` if a judge, a program or a sandbox is out of reach.
+    `root` the project's folder. Means come with their 95 % interval. `unscored` lists for a scorer the
+    references it can't score by. Raises `DataError` if a user's function fails, `ConfigError` for a scorer
+    that can't be made, `ToolError` if a judge, a program or a sandbox is out of reach.
     """
     parsed = [parse(spelled, judge, root, external) for spelled in scorers]
     with ExitStack() as running:
@@ -220,7 +223,8 @@ def domain_means(domains: Sequence[object], points: Sequence[float | None]) -> d
 
 
 def _domain(domain: object) -> str:
-    return domain if isinstance(domain, str) else UNKNOWN  # rows that Quench did not write may hold anything
+    # Rows that Quench did not write may contain anything.
+    return domain if isinstance(domain, str) else UNKNOWN
 
 
 def mean_points(row_points: Iterable[float | None]) -> dict[str, float | None]:

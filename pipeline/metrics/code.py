@@ -1,11 +1,11 @@
 """The scorer `code`: the answer's Python runs, in a sandbox, against the tests of its row.
 
-The answer's code is its first block marked as Python, else its first block, else all of it. A row's tests are
-what the reference's Python says at its top level with `assert`, and its functions `test…` without parameters,
-which are called. With them comes what they need: imports (a module that isn't installed, as in `from solution
-import f`, is the answer), and values that they look up. Functions and classes are the answer's to give; but
-where the reference lacks what its tests call, it is tests alone, and all of it runs. A reference without any
-test leaves the word to the question, whose blocks are read the same way.
+The answer's code is its first block marked as Python, otherwise its first block, otherwise all of it. A row's
+tests are the `assert` statements at the top level of the reference's Python, and its functions `test…`
+without parameters, which are called. They come with what they need: imports (a module that isn't installed,
+as in `from solution import f`, is the answer), and values that they look up. Functions and classes must come
+from the answer. But if the reference lacks what its tests call, it consists only of tests, and all of it
+runs. If a reference has no test at all, the question's blocks are read the same way.
 """
 
 import ast
@@ -32,7 +32,7 @@ ANSWER = "answer"  # the guard's name for the module of the answer
 
 
 def passes(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-    """1 where every test of the row holds, else 0; valid where the answer's code is Python.
+    """Return 1 if every test of the row passes, otherwise 0; valid if the answer's code is Python.
 
     Raises `ValueError` if the row has no tests, or tests that `check_tests` refuses; `ToolError` without a
     sandbox.
@@ -48,17 +48,21 @@ def passes(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
 
 
 def code_in(text: str) -> str:
-    """The code of an answer: its first block marked as Python, else its first block, else the entire text."""
+    """Return the code of an answer: its first block marked as Python, otherwise its first block, otherwise
+    the entire text.
+    """
     blocks = _blocks(text)
     marked = [code for language, code in blocks if language in PYTHON]
     return next(iter([*marked, *(code for _, code in blocks), text]))
 
 
 def asserts_in(text: str) -> str:
-    """The tests in a text's Python blocks (without blocks: in the text) with what they need; "" for none."""
+    """Return the tests in a text's Python blocks (without blocks: in the text) with what they need; "" for
+    none.
+    """
     try:
         return _source(_tests(_statements(text)))
-    except (RecursionError, MemoryError):  # deeper than Python goes
+    except (RecursionError, MemoryError):  # deeper than Python's parser allows
         return ""
 
 
@@ -79,7 +83,7 @@ def check_tests(reference: str, tests: str) -> None:
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """(language, code) of each fenced block, without the indentation of its fence."""
+    """Return (language, code) of each fenced block, without the indentation of its fence."""
     matches = BLOCK.finditer(text.replace("\r\n", "\n"))
     return [
         (
@@ -91,7 +95,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 
 
 def _statements(text: str) -> list[ast.stmt]:
-    """The top level of all Python blocks, one after the other."""
+    """Return the top level of all Python blocks, one after the other."""
     codes = [code for language, code in _blocks(text) if language in (*PYTHON, "")] or [text]
     statements: list[ast.stmt] = []
     for code in codes:
@@ -101,14 +105,14 @@ def _statements(text: str) -> list[ast.stmt]:
             statements += tree.body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-    # a file's first line or none
+    # Only the first line of a file may import from `__future__`.
     return [
         node for node in statements if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
     ]
 
 
 def _tests(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Those statements that are tests, what they need, and calls of the test functions."""
+    """Return the statements that are tests, what they need, and calls of the test functions."""
     tests = [node for node in statements if _is_test(node)]
     if not tests:
         return []
@@ -120,7 +124,9 @@ def _tests(statements: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _with_needed(wanted: list[ast.stmt], statements: list[ast.stmt]) -> list[ast.stmt]:
-    """The `wanted` among `statements`, with all imports and what sets or changes the names they look up."""
+    """Return the `wanted` among `statements`, with all imports and the statements that set or change the
+    names they look up.
+    """
     kept = wanted + [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
     values = [node for node in statements if node not in kept and not isinstance(node, DEFINITIONS)]
     looked_up, variables = _names(kept)[1], set[str]()
@@ -144,7 +150,7 @@ def _is_test(node: ast.stmt) -> bool:
 
 
 def _needed(statements: Sequence[ast.stmt]) -> set[str]:
-    """Names that these statements leave to the answer; none where an `import *` may give them."""
+    """Return the names that these statements leave to the answer; none if an `import *` may define them."""
     if any(
         node.names[0].name == "*" and node.module != ANSWER
         for node in statements
@@ -156,7 +162,7 @@ def _needed(statements: Sequence[ast.stmt]) -> set[str]:
 
 
 def _names(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
-    """(names that the statements bind at their top level, names looked up there from anywhere)."""
+    """Return (names that the statements bind at their top level, names looked up there from anywhere)."""
     top = symtable.symtable(_source(statements), "tests", "exec")
     looked_up, tables = set[str](), [top]
     for table in tables:
@@ -172,14 +178,14 @@ def _names(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
 
 
 def _defined(statements: Sequence[ast.stmt]) -> set[str]:
-    """Names that the statements define themselves."""
+    """Return the names that the statements define themselves."""
     return _names(
         [node for node in statements if not (isinstance(node, ast.ImportFrom) and node.module == ANSWER)]
     )[0]
 
 
 def _from_answer(statements: Sequence[ast.stmt]) -> set[str]:
-    """Names that are imported from the answer's module, or looked up in it."""
+    """Return the names that are imported from the answer's module, or looked up in it."""
     parts = [part for node in statements for part in ast.walk(node)]
     imported = {
         alias.name
@@ -206,7 +212,7 @@ def _source(statements: Sequence[ast.stmt]) -> str:
 
 
 class _AnswersModule(ast.NodeTransformer):
-    """`from solution import f`: a module that isn't installed is the answer's."""
+    """Rewriter of `from solution import f`: a module that isn't installed is the answer's."""
 
     def visit_Import(self, node: ast.Import) -> ast.Import:
         names = [

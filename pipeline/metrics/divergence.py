@@ -1,5 +1,5 @@
-"""How far one model's next-token distributions are from another's, on the same tokens, never holding more
-than one prompt's logits.
+"""Measure the distance between two models' next-token distributions on the same tokens, with never more than
+one prompt's logits in memory.
 """
 
 import tempfile
@@ -17,8 +17,8 @@ from pipeline.llamacpp.logits import Floats, open_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.log_probabilities import kl_divergence, shifted
 
-POSITIONS = 64  # of a prompt that are compared: 39 MB of float32 logits for a vocabulary of 152k
-BLOCK = 4  # positions that are compared at once: 2.4 MB a side, which stay in the CPU's cache
+POSITIONS = 64  # positions of a prompt that are compared: 39 MB of float32 logits for a vocabulary of 152k
+BLOCK = 4  # positions compared at once: 2.4 MB a side, which stay in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Prompt:
     positions: list[int]
 
 
-Speaker = Callable[[Prompt], Floats]  # a loaded model: a prompt's float32 logits, (len(positions), V)
+Speaker = Callable[[Prompt], Floats]  # a loaded model: returns a prompt's float32 logits, (len(positions), V)
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A model against a reference; `kld` in nats is the mean over `kld_rows`, each the mean KL(reference ‖
-        model) of one prompt.
+    """Divergence of a model from a reference. `kld` in nats is the mean over `kld_rows`, each the mean
+    KL(reference ‖ model) of one prompt.
 
-        `nmse` is Σ(difference²) ÷ Σ(reference²) of the worst prompt's logits. `strange` positions hold logits
-    that are not finite numbers, and `widths` are the two vocabularies: where there are strange ones or the
-        widths differ, every other figure is NaN.
+    `nmse` is Σ(difference²) ÷ Σ(reference²) of the worst prompt's logits. `strange` positions have logits
+    that are not finite numbers, and `widths` are the two vocabularies. If there are strange ones or the
+    widths differ, every other figure is NaN.
     """
 
     kld_rows: list[float]
@@ -53,14 +53,14 @@ class Divergence:
 
     @property
     def fault(self) -> str:
-        """Why the figures say nothing; empty where they do."""
+        """Reason why the figures are meaningless; empty if they are valid."""
         if self.widths[0] != self.widths[1]:
             return f"the vocabularies have {self.widths[0]:,} and {self.widths[1]:,} tokens"
         return f"{self.strange} positions hold logits that are not finite numbers" if self.strange else ""
 
 
 class Reference:
-    """A model's logits of every prompt, in a file that is read prompt by prompt."""
+    """Logits of every prompt by one model, in a file that is read prompt by prompt."""
 
     def __init__(self, file: Path, prompts: list[Prompt], width: int) -> None:
         self.prompts, self.width = prompts, width
@@ -69,7 +69,7 @@ class Reference:
         )
 
     def __iter__(self) -> Iterator[Floats]:
-        """Each prompt's logits, (len(positions), V)."""
+        """Yield each prompt's logits, (len(positions), V)."""
         at = 0
         for prompt in self.prompts:
             yield self._values[at : at + len(prompt.positions)]
@@ -77,7 +77,9 @@ class Reference:
 
 
 def spread(ids: list[int], most: int = POSITIONS) -> Prompt:
-    """A prompt of which up to `most` positions are compared, evenly spread over it, the last one included."""
+    """Return a prompt of which up to `most` positions are compared, evenly spread over it, including the last
+    one.
+    """
     return Prompt(ids, sorted({round(place) for place in np.linspace(len(ids) - 1, 0, min(most, len(ids)))}))
 
 
@@ -85,8 +87,8 @@ def spread(ids: list[int], most: int = POSITIONS) -> Prompt:
 def kept_logits(
     prompts: list[Prompt], model: AbstractContextManager[Speaker], scratch: Path
 ) -> Iterator[Reference]:
-    """What a model says to every prompt, in a temporary file below `scratch` of positions × V × 4 bytes; gone
-    after the body.
+    """Compute a model's logits of every prompt and keep them in a temporary file below `scratch` of positions
+    × V × 4 bytes, which is deleted after the body.
 
     The model is opened here and closed before the body. Raises `MachineError` if the disk has no room for the
     file.
@@ -95,12 +97,12 @@ def kept_logits(
     with tempfile.TemporaryDirectory(prefix=".logits-", dir=scratch) as folder:
         file = Path(folder) / "logits"
         width = write_logits(file, prompts, model)
-        del model  # which may hold its speaker, and that the weights
+        del model  # It may refer to its speaker, and that to the weights.
         yield Reference(file, prompts, width)
 
 
 def write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManager[Speaker]) -> int:
-    """Write what the model says, float32 (positions of all prompts, V), and give V; when it returns, nothing
+    """Write the model's logits, float32 (positions of all prompts, V), and return V. When it returns, nothing
     refers to the model any more. Raises `MachineError` if the disk has no room for the file.
     """
     total, width = sum(len(prompt.positions) for prompt in prompts), 0
@@ -115,14 +117,14 @@ def write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManage
 
 
 def compare(reference: Iterable[Floats], candidate: Iterable[Floats]) -> Divergence:
-    """One model's logits (T, V) of each prompt against another's, prompt by prompt."""
+    """Compare one model's logits (T, V) of each prompt with another's, prompt by prompt."""
     return summarize(
         [prompt_figures(before, after) for before, after in zip(reference, candidate, strict=True)]
     )
 
 
 def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: Toolchain) -> Divergence:
-    """A GGUF against the reference, on the CPU, without storing what it says.
+    """Compare a GGUF with the reference, on the CPU, without storing its logits.
 
     Raises `ToolError` if llama.cpp can't load it, `GateError` if the two can't be compared.
     """
@@ -141,14 +143,14 @@ def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: To
 def gguf_speaker(
     gguf: Path, prompts: list[Prompt], *, threads: int, tools: Toolchain, lora: Path | None = None
 ) -> Iterator[Speaker]:
-    """A GGUF loaded on the CPU with a context as long as the longest prompt."""
+    """Yield a GGUF loaded on the CPU with a context as long as the longest prompt."""
     longest = max(len(prompt.ids) for prompt in prompts)
     with open_gguf(Llama(tools, threads), ModelFiles(gguf, lora), ctx_size=longest) as model:
         yield lambda prompt: model.logits(prompt.ids, prompt.positions)
 
 
 def prompt_figures(before: Floats, after: Floats) -> Divergence:
-    """One prompt's figures from two models' logits (T, V)."""
+    """Return one prompt's figures from two models' logits (T, V)."""
     widths = before.shape[1], after.shape[1]
     strange = int((~np.isfinite(before).all(axis=-1)).sum() + (~np.isfinite(after).all(axis=-1)).sum())
     if strange or widths[0] != widths[1]:
@@ -172,13 +174,15 @@ def prompt_figures(before: Floats, after: Floats) -> Divergence:
 
 
 def _block_figures(before: Floats, after: Floats) -> tuple[Floats, float, float]:
-    """(KL(before ‖ after) per position, Σ(after − before)², Σ before²) of float32 logits (T, V)."""
+    """Return (KL(before ‖ after) per position, Σ(after − before)², Σ before²) of float32 logits (T, V)."""
     wrong, power = (float(np.square(values).sum(dtype=np.float64)) for values in (after - before, before))
     return kl_divergence(shifted(before), shifted(after)), wrong, power
 
 
 def summarize(parts: list[Divergence]) -> Divergence:
-    """The figures of all prompts; every prompt counts the same for `kld`, every position for `same_top`."""
+    """Return the figures of all prompts; every prompt counts the same for `kld`, every position for
+    `same_top`.
+    """
     rows = [row for part in parts for row in part.kld_rows]
     positions = sum(part.positions for part in parts)
     return Divergence(
@@ -194,5 +198,5 @@ def summarize(parts: list[Divergence]) -> Divergence:
 
 
 def thinned(positions: list[int]) -> list[int]:
-    """At most `POSITIONS` of them, evenly: the logits of each take 0.6 MB for a vocabulary of 152k."""
+    """Return at most `POSITIONS` of them, evenly: the logits of each take 0.6 MB for a vocabulary of 152k."""
     return positions[:: max(1, -(-len(positions) // POSITIONS))]

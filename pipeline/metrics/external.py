@@ -7,8 +7,8 @@
         rewards = scorer.rewards("7", messages, ["4", "5"], answer="4")
 
 The program is started once, from a list of arguments and never by a shell, and kept running. Its answers are
-matched by their ids, so it may give them in any order. Its first line has no completions and wants
-`"rewards": []`: that it starts and speaks the protocol is known before anything long begins.
+matched by their ids, so they may come in any order. Its first line has no completions and expects `"rewards":
+[]`. This proves that it starts and speaks the protocol before anything long begins.
 """
 
 import json
@@ -30,20 +30,20 @@ from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, QuenchError, ToolError
 from pipeline.core.text import one_line
 
-START_SECONDS = 120.0  # until the first line is answered: a program may load a model
-END_SECONDS = 2.0  # that it gets to end by itself when its input ends
+START_SECONDS = 120.0  # seconds until the first line is answered; a program may load a model
+END_SECONDS = 2.0  # seconds to exit by itself when its input ends
 LONGEST_LINE = 1 << 24  # bytes of one answer
 SHOWN = 200  # characters of a program's own text in a sentence
 FIRST_ID = "start"
 
 
 class ExternalScorer:
-    """The program `command`, running while the context lasts; `timeout` is in seconds and for each request,
-    `start_timeout` for the first line. `folder` is where it runs and what a relative path begins at. Raises
-    `ConfigError` if there is no such program.
+    """Program `command`, running inside the context. `timeout` is in seconds and for each request,
+    `start_timeout` for the first line. `folder` is its working directory and the base of a relative path.
+    Raises `ConfigError` if there is no such program.
 
-    `rewards` may be called by several threads. Linux ends the program with the thread that entered the
-    context.
+    `rewards` may be called from more than one thread. Linux kills the program when the thread that entered
+    the context exits.
     """
 
     def __init__(
@@ -56,21 +56,23 @@ class ExternalScorer:
         self.command = _with_path(command, folder)
         self.timeout, self.start_timeout, self.folder = timeout, start_timeout, folder
         self.name = one_line(" ".join(command), SHOWN)
-        self.waiting: dict[str, tuple[int, Future[list[float]]]] = {}  # by id: how many rewards it wants
+        # {id: (number of expected rewards, future)}
+        self.waiting: dict[str, tuple[int, Future[list[float]]]] = {}
         self.lock = threading.Lock()
         self.lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.broken: QuenchError | None = None  # why nothing more can be asked
+        self.broken: QuenchError | None = None  # reason why no more requests are possible
         self.last_words = ""  # the last line on its standard error
 
     def __enter__(self) -> "ExternalScorer":
-        """Start the program and have its first line answered. Raises as `rewards`."""
+        """Start the program and wait for the answer to its first line. Raises what `rewards` does."""
         self.process = subprocess.Popen(
             bound(self.command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=self.folder,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},  # a print() without flush would never come
+            # Otherwise a print() without flush would never arrive.
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
         jobs = (self._write, self._read_errors, self._read)
@@ -90,18 +92,18 @@ class ExternalScorer:
     def rewards(
         self, id: str, prompt: Sequence[Any], completions: Sequence[str], answer: str | None = None
     ) -> list[float]:
-        """A finite number for each of `completions`, answers to the messages `prompt`; `answer` is the row's
-        reference. No two requests that run at the same time may have one `id`.
+        """Return a finite number for each of `completions`, answers to the messages `prompt`; `answer` is the
+        row's reference. No two requests that run at the same time may have one `id`.
 
-        Raises `ToolError` if the program ends, is too slow, or answers what is not the protocol.
+        Raises `ToolError` if the program exits, is too slow, or does not answer in the protocol.
         """
         return self._ask(id, prompt, completions, answer, self.timeout)
 
     def close(self) -> None:
-        """End the program, asked first by the end of its input, and all that it has started."""
+        """Stop the program and everything that it has started, first by closing its input."""
         self.lines.put(None)
         self._status(0 if self.broken else END_SECONDS)
-        with suppress(ProcessLookupError, PermissionError):  # the group has no process left
+        with suppress(ProcessLookupError, PermissionError):  # The group has no process left.
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for thread in self.threads:
@@ -132,9 +134,11 @@ class ExternalScorer:
             ) from None
 
     def _write(self) -> None:
-        """Carry requests to the program: a thread, for a program that does not read would stop its caller."""
+        """Send requests to the program from a thread, because a program that does not read would block its
+        caller.
+        """
         assert self.process.stdin is not None
-        with suppress(OSError), self.process.stdin as stdin:  # that it ended is seen where it is read
+        with suppress(OSError), self.process.stdin as stdin:  # The reader notices that the program exited.
             while line := self.lines.get():
                 stdin.write(line)
                 stdin.flush()
@@ -151,7 +155,7 @@ class ExternalScorer:
             if line.strip():
                 self._take(line)
         status = self._status(END_SECONDS)
-        self.threads[1].join(END_SECONDS)  # its last words may come after its end
+        self.threads[1].join(END_SECONDS)  # Its last words may come after it exits.
         ended = "closed its output" if status is None else f"ended with exit status {status}"
         self._break(
             ToolError(
@@ -161,7 +165,7 @@ class ExternalScorer:
         )
 
     def _take(self, line: bytes) -> None:
-        """Hand an answer to the request of its id; an answer to no request breaks the scorer."""
+        """Pass an answer to the request with its id. An answer to no request breaks the scorer."""
         try:
             answer = json.loads(line)
             id, values = str(answer["id"]), answer["rewards"]
@@ -184,7 +188,7 @@ class ExternalScorer:
         )
 
     def _break(self, why: QuenchError) -> QuenchError:
-        """Refuse further requests; those that wait fail with `why`. Gives the first reason."""
+        """Refuse further requests; those that wait fail with `why`. Return the first reason."""
         with self.lock:
             self.broken = self.broken or why
             waiting, self.waiting = self.waiting, {}
@@ -194,7 +198,7 @@ class ExternalScorer:
         return self.broken
 
     def _status(self, seconds: float) -> int | None:
-        """The program's exit status (-9: killed by signal 9), if it ends within `seconds`."""
+        """Return the program's exit status (-9: killed by signal 9), if it exits within `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         return None
@@ -204,7 +208,7 @@ class ExternalScorer:
 
 
 def _with_path(command: Sequence[str], folder: Path) -> list[str]:
-    """`command` with the place of its program. Raises `ConfigError` if it can't be run."""
+    """Return `command` with the path of its program. Raises `ConfigError` if it can't be run."""
     program = (
         str(folder.absolute() / command[0]) if command and os.sep in command[0] else "".join(command[:1])
     )
@@ -219,18 +223,18 @@ def _with_path(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def _lines(pipe: IO[bytes]) -> Any:
-    """Lines up to the pipe's end; of a longer one than `LONGEST_LINE` pieces."""
+    """Yield lines up to the pipe's end; a line longer than `LONGEST_LINE` comes in pieces."""
     with suppress(OSError, ValueError), pipe:
         yield from iter(lambda: pipe.readline(LONGEST_LINE), b"")
 
 
 def _problem(values: Any, number: int) -> str | None:
-    """Why `values` are not `number` finite numbers."""
+    """Return the reason why `values` are not `number` finite numbers; None if they are."""
     if not isinstance(values, list) or len(values) != number:
         return f"{len(values) if isinstance(values, list) else 'no list of'} rewards where {number} are due"
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"the reward {one_line(json.dumps(value), SHOWN)}, which is not a number"
-        if not abs(value) <= sys.float_info.max:  # nor is NaN
+        if not abs(value) <= sys.float_info.max:  # This refuses NaN too.
             return "a reward that is NaN or infinite"
     return None

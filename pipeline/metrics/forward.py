@@ -1,4 +1,4 @@
-"""The models in PyTorch that parity asks: merged, 16-bit base with its adapter, and as training had it."""
+"""Models in PyTorch that parity queries: merged, 16-bit base with its adapter, and as in training."""
 
 import gc
 import json
@@ -20,12 +20,12 @@ from pipeline.models.tuners.lora import with_adapter
 def trained_model(
     base: Path, adapter: Path | None, *, float32: bool = False, settings_of: Path | None = None
 ) -> Iterator["TorchSpeaker"]:
-    """The base as training held it (`run.json` says how), with the trained adapter or scales, on the GPU if
-    there is one.
+    """Yield the base as in training (recorded in `run.json`), with the trained adapter or scales, on the GPU
+    if there is one.
 
-    Without an adapter it is the base alone, held as the run of `settings_of` did. It computes in training's
-    own type, or with `float32` in float32 on the same weights: the difference is the rounding of training's
-    arithmetic. Raises `DataError` if the adapter has no record of its run.
+    Without an adapter it is the base without one, loaded as in the run of `settings_of`. It computes in
+    training's own type, or with `float32` in float32 on the same weights: the difference is the rounding of
+    training's arithmetic. Raises `DataError` if the adapter has no record of its run.
     """
     trained_in = adapter or settings_of
     assert trained_in, "a base alone needs the settings of a run"
@@ -37,14 +37,14 @@ def trained_model(
 
 
 def quantized_base(base: Path, trained: Path) -> AbstractContextManager[Any]:
-    """The base as the training of the folder `trained` held it, without what was trained (`held`)."""
+    """Return the base as in the training of the folder `trained`, without what was trained (`held`)."""
     return held(base, run_settings(trained).model_copy(update=ON_ONE_DEVICE))
 
 
 @contextmanager
 def held(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
-    """The base as `load_quantized` gives it; its memory is free after the body, so long as the body's own
-    names go.
+    """Yield the base of `load_quantized`. Its memory is free after the body, if the body's own names go
+    too.
     """
     import torch
 
@@ -56,7 +56,7 @@ def held(base: Path, settings: Training, device: str | None = None) -> Iterator[
 
 
 def run_settings(adapter: Path) -> Training:
-    """Training's settings as the adapter's own record has them. Raises `DataError` if it has none."""
+    """Return training's settings from the adapter's own record. Raises `DataError` if it has none."""
     try:
         return Training.model_validate(
             json.loads((adapter / "run.json").read_text(encoding="utf-8"))["settings"]
@@ -71,7 +71,7 @@ def run_settings(adapter: Path) -> Training:
 
 @contextmanager
 def plain_model(folder: Path, adapter: Path | None = None) -> Iterator["TorchSpeaker"]:
-    """The 16-bit model in `folder`, with the adapter on it if one is given, on the CPU in float32 arithmetic;
+    """Yield the 16-bit model in `folder`, with the adapter if one is given, on the CPU in float32 arithmetic;
     freed after the body.
 
     The weights stay in the 16 bits of the file: see `in_float32`.
@@ -87,18 +87,18 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator["TorchSpe
 
 
 class TorchSpeaker:
-    """A model that gives a prompt's logits at its positions, in evaluation mode and without a cache."""
+    """Model that returns a prompt's logits at its positions, in evaluation mode and without a cache."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
 
     def __call__(self, prompt: Prompt) -> Any:
-        """Float32 logits (len(positions), V)."""
+        """Return float32 logits (len(positions), V)."""
         import torch
 
         device = self._model.device
         with torch.no_grad():
-            # the head runs on the wanted positions alone: a row of 1,024 tokens × 152k tokens would be 0.6 GB
+            # The head runs only on the wanted positions: a row of 1,024 tokens × 152k tokens would be 0.6 GB.
             out = self._model(
                 input_ids=torch.tensor([prompt.ids], device=device),
                 use_cache=False,
@@ -107,25 +107,26 @@ class TorchSpeaker:
             return out.logits[0].float().cpu().numpy()
 
     def forget(self) -> None:
-        """Let the model go, even while this object is held."""
+        """Drop the model, even if this object is still referenced."""
         del self._model
 
     def in_float32(self) -> "TorchSpeaker":
-        """The same model, which computes in float32 from now on: see `in_float32`."""
+        """Return this model, which computes in float32 from now on: see `in_float32`."""
         in_float32(self._model)
         return self
 
 
 def in_float32(model: Any) -> Any:
-    """Let a model of 16-bit weights compute in float32: each module's own weights are cast for its forward
-    alone, what is looked up in an embedding afterwards.
+    """Let a model of 16-bit weights compute in float32. Each module's own weights are cast only for its
+    forward; rows looked up in an embedding are cast afterwards.
 
     So the peak is the stored weights and the largest other tensor in float32, not the entire model twice. NF4
-    weights are dequantized by their own linear, to the type that it computes in. Gives the model back.
+    weights are dequantized by their own linear, to the type that it computes in. Returns the model.
     """
     import torch
 
-    rooms: list[Any] = []  # flat memory that no forward has now: new pages cost ten times as much as the cast
+    # Flat memory that no forward uses now: new pages cost ten times as much as the cast.
+    rooms: list[Any] = []
 
     def widen(module: Any, _inputs: Any) -> None:
         module.stored = {
@@ -145,7 +146,8 @@ def in_float32(model: Any) -> Any:
         return output.float()
 
     for module in model.modules():
-        if hasattr(module, "compute_dtype"):  # a bitsandbytes linear, or embeddings that were trained whole
+        # a bitsandbytes linear, or embeddings that were trained entirely
+        if hasattr(module, "compute_dtype"):
             module.compute_dtype = torch.float32
         if type(module) is torch.nn.Embedding:
             module.register_forward_hook(widen_output)
@@ -156,8 +158,8 @@ def in_float32(model: Any) -> Any:
 
 
 def _room(rooms: list[Any], value: Any) -> Any:
-    """Flat float32 memory for a tensor, taken from `rooms` where one is large enough; smaller ones are freed
-    before there is a new one.
+    """Return flat float32 memory for a tensor, taken from `rooms` if one is large enough; smaller ones are
+    freed before a new one is allocated.
     """
     import torch
 

@@ -1,14 +1,14 @@
-"""General ability: how many questions of common knowledge a model answers right, so that what fine-tuning
-made it forget shows.
+"""General ability: the number of questions of common knowledge that a model answers correctly, so that
+forgetting by fine-tuning shows.
 
 Stages `evaluate` and `compare` ask the questions that `evaluate.general` names
 (`pipeline.metrics.general_questions`).
 
 The measure is lm-evaluation-harness's `acc_norm` on a chat: the choice whose text is likeliest as the
 assistant's whole answer, its log probability divided by its length in bytes (`lm_eval.api.task`,
-multiple_choice; the model doesn't see the other choices). The question stands in the model's own chat
-template. It asks for a few words and the end of turn isn't counted, so that a model which learned to be
-brief, or to continue, isn't scored for that instead of for what it knows.
+multiple_choice; the model doesn't see the other choices). The question is put in the model's own chat
+template. It asks for a few words and the end of turn isn't counted. So a model that learned to be brief, or
+to continue, isn't scored for that instead of for its knowledge.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from pipeline.metrics.general_questions import Question
 from pipeline.metrics.log_probabilities import negative_log, shifted
 
 ROWS = 32  # choices that are read in one pass over the weights
-# without it, answers in a sentence are likelier and a base seems to know less
+# Without it, answers in a sentence are likelier and a base seems to know less.
 ASKED = "{question} Answer in a few words."
 
 
 def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Question]) -> dict[str, Any]:
-    """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each
-    question.
+    """Score `questions`: the share that is right with its 95 % bootstrap interval, by subject, and 1 or 0 for
+    each question.
 
     Raises `DataError` if a question can't be shown by the chat template or doesn't fit the context.
     """
@@ -58,38 +58,40 @@ def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Questi
 
 
 def likeliest(choices: Sequence[str], logs: Sequence[float]) -> int:
-    """Index of the choice with the highest log probability (nats) per UTF-8 byte; the first of equals."""
+    """Return the index of the choice with the highest log probability (nats) per UTF-8 byte; the first of
+    equals.
+    """
     per_byte = [log / len(choice.encode()) for choice, log in zip(choices, logs, strict=True)]
     return per_byte.index(max(per_byte))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A conversation up to an answer's last token, as ids; the answer's own tokens begin at `first`."""
+    """Conversation up to an answer's last token, as ids; the answer's own tokens begin at `first`."""
 
     ids: list[int]
     first: int
 
 
 def encode_choice(tokenizer: Any, question: str, answer: str) -> Choice:
-    """`answer` as the assistant's turn after `question`, by the model's own template, without what the
+    """Return `answer` as the assistant's turn after `question`, by the model's own template, without what the
     template adds around it.
 
-    Raises `Unrenderable` if the template doesn't show both, and where a control token comes from one of them.
+    Raises `Unrenderable` if the template doesn't show both, and if a control token comes from one of them.
     """
     (rendered,) = renderings(
         tokenizer, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     )
     start, end = rendered.spans[0]
-    start = rendered.text.rindex(answer, start, end)  # Qwen3's template puts an empty think block before it
+    start = rendered.text.rindex(answer, start, end)  # Qwen3's template puts an empty think block before it.
     backend = tokenizer.backend_tokenizer
-    backend.no_truncation()  # some tokenizer.json files ask for it
+    backend.no_truncation()  # Some tokenizer.json files enable it.
     encoding = backend.encode(rendered.text, add_special_tokens=False)
     if control_ids(tokenizer, encoding.ids) != implied_ids(
         tokenizer, rendered.messages, None, rendered.since
     ):
         raise Unrenderable("control_token", "a text holds one of the tokenizer's control tokens")
-    # some tokenizers count the space before a word to none of the tokens
+    # Some tokenizers count the space before a word to none of the tokens.
     tokens = [
         token
         for place in range(start, start + len(answer))
@@ -103,11 +105,11 @@ def encode_choice(tokenizer: Any, question: str, answer: str) -> Choice:
 def choice_log_probabilities(
     model: GgufModel, questions: Sequence[Sequence[Choice]]
 ) -> Iterator[list[float]]:
-    """For each question, log p of each choice's own tokens given what is before them, in nats.
+    """Yield for each question log p of each choice's own tokens given what is before them, in nats.
 
-    Choices are read together, also those of several questions: a pass over the weights is what each would
-    cost alone, and what they have in common (the system prompt, the question) is read once. `model` must not
-    be asked for anything else until the last question is done.
+    Choices are read together, also those of more than one question: a pass over the weights costs as much as
+    one choice would, and a common prefix (the system prompt, the question) is read once. `model` must not be
+    used for anything else until the last question is done.
     """
     logs = (
         log
@@ -119,8 +121,8 @@ def choice_log_probabilities(
 
 
 def passes(choices: Sequence[Choice], room: int) -> Iterator[list[Choice]]:
-    """The choices in parts that are read together: at most `ROWS`, of at most `room` tokens without what is
-    shared, and `CHUNK` logits, unless one alone has more.
+    """Yield the choices in parts that are read together: at most `ROWS`, with at most `room` tokens without
+    the shared ones, and `CHUNK` logits, unless a single choice has more.
     """
     together: list[Choice] = []
     tokens: set[tuple[int, ...]] = set()
@@ -137,7 +139,7 @@ def passes(choices: Sequence[Choice], room: int) -> Iterator[list[Choice]]:
 
 
 def _log_probabilities(model: GgufModel, choices: Sequence[Choice]) -> Iterator[float]:
-    # the last token is foretold, not read
+    # The last token is predicted, not read.
     rows = [(choice.ids[:-1], range(choice.first - 1, len(choice.ids) - 1)) for choice in choices]
     for choice, logits in zip(choices, model.read_together(rows), strict=True):
         yield -float(negative_log(shifted(logits), np.array(choice.ids[choice.first :])).sum())
@@ -164,7 +166,9 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
 
 
 def _hash(questions: Sequence[Question]) -> str:
-    """sha256 over what is asked and what is right: answers to other questions are not compared."""
+    """Return the sha256 over questions and right answers, because answers to other questions are not
+    compared.
+    """
     return hashlib.sha256(
         repr([(question.question, question.choices, question.answer) for question in questions]).encode()
     ).hexdigest()

@@ -14,7 +14,9 @@ KEYS = {"subject", "question", "choices", "answer"}
 
 @dataclass(frozen=True)
 class Question:
-    """A question: `line` of `file` ("builtin" or in data/evaluation); `answer` indexes the right choice."""
+    """Question at `line` of `file` ("builtin" or in data/evaluation); `answer` is the index of the right
+    choice.
+    """
 
     file: str
     line: int
@@ -25,7 +27,7 @@ class Question:
 
 
 def load_questions(name: str, root: Path) -> list[Question]:
-    """The questions of `evaluate.general`: "builtin", "none" (no question), or a JSONL file below
+    """Return the questions of `evaluate.general`: "builtin", "none" (no question), or a JSONL file below
     `data/evaluation` of the project.
 
     Raises `ConfigError` if there is no such file, `DataError` with file and line for a line that isn't one.

@@ -2,10 +2,10 @@
 
     python -P -s -B -c THIS_FILE < job.json
 
-It runs in namespaces and a file system of its own, which bubblewrap made, and imports the standard library
-alone. The answer's folder it makes itself, for bubblewrap's `--tmpfs` takes any number of files. It writes
-`NONCE ready` before the answer's first line runs, and `NONCE passed`, `failed` or `unreadable` after the
-last: an answer that ends the process early has not passed.
+It runs in namespaces and a file system of its own, which bubblewrap made, and imports only the standard
+library. It makes the answer's folder itself, because bubblewrap's `--tmpfs` accepts any number of files. It
+writes `NONCE ready` before the answer's first line runs, and `NONCE passed`, `failed` or `unreadable` after
+the last. An answer that exits the process early has not passed.
 """
 
 import ctypes
@@ -17,20 +17,21 @@ import sys
 import types
 from typing import Any
 
-NOSUID, NODEV = 2, 4  # of mount(2)
-NEW_NAMESPACE = 0x7E020000  # any of the flags of clone(2) for one
-SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2  # of prctl(2)
-OTHER_ABI = 1 << 30  # x86_64 has its calls a second time from here on
+NOSUID, NODEV = 2, 4  # flags of mount(2)
+NEW_NAMESPACE = 0x7E020000  # all namespace flags of clone(2)
+SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2  # constants of prctl(2)
+OTHER_ABI = 1 << 30  # x86_64 has its calls a second time from here on.
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# system calls that are refused, with their numbers on each of these machines
+# System calls that are refused, with their numbers on each of these machines.
 REFUSED = {
-    # memory that RLIMIT_AS doesn't count
+    # Memory that RLIMIT_AS doesn't count.
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
-    # namespaces and mounts; clone with their flags, too, and clone3, whose flags a filter doesn't see
+    # Namespaces and mounts. clone with their flags is refused too, and clone3, whose flags a filter doesn't
+    # see.
     "unshare": (272, 97),
     "setns": (308, 268),
     "chroot": (161, 51),
@@ -44,7 +45,7 @@ REFUSED = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
-    # of no use to an answer, and where the kernel's holes were
+    # No answer needs these, and the kernel's holes were in them.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -73,25 +74,25 @@ def main() -> None:
     forbid_calls()
     for name, limit in job["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
-    for stream in range(3):  # nothing to read, nowhere to print; until here stderr is the guard's own
+    for stream in range(3):  # Nothing to read, nowhere to print. Until here stderr is the guard's own.
         os.dup2(null, stream)
     os.write(verdicts, f"{job['nonce']} ready\n".encode())
     os.write(verdicts, f"{job['nonce']} {run(job['answer'], job['tests'])}\n".encode())
-    os._exit(0)  # whatever threads are left
+    os._exit(0)  # Exit in spite of any threads that are left.
 
 
 def run(answer: str, tests: str) -> str:
-    """`passed`, `failed`, or `unreadable` where the answer is not Python."""
+    """Return `passed`, `failed`, or `unreadable` if the answer is not Python."""
     try:
         code = compile(answer, "answer.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "unreadable"
-    module = types.ModuleType("answer")  # not __main__: a script's main block is not part of the answer
+    module = types.ModuleType("answer")  # Not __main__: a script's main block is not part of the answer.
     sys.modules["answer"] = module
     try:
         exec(code, module.__dict__)  # noqa: S102 (what the sandbox is for)
         exec(compile(tests, "tests.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-    except BaseException:  # SystemExit and KeyboardInterrupt too: the tests have not passed
+    except BaseException:  # SystemExit and KeyboardInterrupt too: the tests have not passed.
         return "failed"
     return "passed"
 
@@ -104,7 +105,9 @@ def make_folder(path: str, room: str) -> None:
 
 
 def give_up_rights(user: int | None) -> None:
-    """Become `user` for good (if root, whom no limits bind), without any capability, even after an exec."""
+    """Become `user` permanently (if root, for whom no limits apply), without any capability, even after an
+    exec.
+    """
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -115,9 +118,9 @@ def give_up_rights(user: int | None) -> None:
 
 def forbid_calls() -> None:
     """Let the kernel answer the calls of `REFUSED`, and every call of another architecture, with "not
-    permitted" (seccomp(2)); no way back from there.
+    permitted" (seccomp(2)). This can't be undone.
     """
-    # of classic BPF: a word of seccomp_data, three jumps, the verdict
+    # Codes of classic BPF: a word of seccomp_data, three jumps, the verdict.
     load, equal, at_least, any_bit, verdict = 0x20, 0x15, 0x35, 0x45, 0x06
     refuse, unknown, allow = ((verdict, 0, 0, value) for value in (0x00050001, 0x00050026, 0x7FFF0000))
     calls = [numbers[MACHINE] for numbers in REFUSED.values()]
@@ -125,7 +128,7 @@ def forbid_calls() -> None:
         *((load, 0, 0, 4), (equal, 1, 0, AUDIT_ARCH[os.uname().machine]), refuse),
         *((load, 0, 0, 0), (at_least, 0, 1, OTHER_ABI), refuse),
         *(step for call in calls for step in ((equal, 0, 1, call), refuse)),
-        *((equal, 0, 1, CLONE3[MACHINE]), unknown),  # "no such call": the C library then takes clone
+        *((equal, 0, 1, CLONE3[MACHINE]), unknown),  # "No such call": the C library then uses clone.
         *((equal, 0, 3, CLONE[MACHINE]), (load, 0, 0, 16), (any_bit, 0, 1, NEW_NAMESPACE), refuse),
         allow,
     ]

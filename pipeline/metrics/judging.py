@@ -1,7 +1,7 @@
 """The scorer `judge`: a model behind an OpenAI-compatible address gives each answer a mark from 0 to 10.
 
 Off unless `evaluate.scorers` names it and `evaluate.judge` has an address: question, reference and answer of
-each row are sent there. A reply whose mark can't be read is not guessed at: that answer is not measured.
+each row are sent there. If the mark of a reply can't be read it is not guessed: that answer is not measured.
 """
 
 import json
@@ -34,20 +34,20 @@ Write one sentence that says why. Then write, as the last line, `Mark: N` with a
 MARK = re.compile(r"mark: *(10|[0-9])(?: */ *10)?\.?", re.IGNORECASE)
 REPLY_TOKENS = 512
 TIMEOUT_SECONDS = 120
-WAITS = (1.0, 4.0, 16.0)  # seconds before another try, where the address is busy
+WAITS = (1.0, 4.0, 16.0)  # seconds before another try if the address is busy
 BUSY = (429, 500, 502, 503, 504)
 
 
 def judged_by(judge: "Judge", root: Path) -> Measure:
-    """The measure that asks `judge`; its key is read from key_file below `root`.
+    """Return the measure that queries `judge`; its key is read from key_file below `root`.
 
-    Raises `ConfigError` if the key can't be read or the address is none. The measure raises `ToolError` if it
-    can't be reached, or refuses, or answers what can't be read.
+    Raises `ConfigError` if the key can't be read or the address is invalid. The measure raises `ToolError` if
+    the judge can't be reached, refuses, or sends an unreadable answer.
     """
     import httpx
 
     headers = {"Authorization": f"Bearer {_key(root / judge.key_file)}"} if judge.key_file else {}
-    is_local = _host(judge.url) in THIS_MACHINE  # no proxy leads back to this machine
+    is_local = _host(judge.url) in THIS_MACHINE  # No proxy leads back to this machine.
     client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, trust_env=not is_local)
     address = f"{judge.url.rstrip('/')}/chat/completions"
 
@@ -64,7 +64,9 @@ def judged_by(judge: "Judge", root: Path) -> Measure:
 
 
 def mark_in(reply: str) -> int | None:
-    """The mark, where the last line is `Mark: N` or `Mark: N/10` and no other line says one; else None."""
+    """Return the mark if the last line is `Mark: N` or `Mark: N/10` and no other line has one; otherwise
+    None.
+    """
     lines = [line.replace("*", "").replace("`", "").strip(" _") for line in reply.strip().splitlines()]
     marks = [line for line in lines if line.lower().startswith("mark:")]
     match = MARK.fullmatch(lines[-1]) if lines and len(marks) == 1 else None
@@ -110,8 +112,8 @@ def _host(address: str) -> str:
 
     try:
         url = httpx.URL(address)
-        url.raw_host.decode().encode("idna")  # as a socket will have it
-        if not url.host or (url.port or 0) > 65535:  # a port above goes round, to another one
+        url.raw_host.decode().encode("idna")  # the form in which a socket gets it
+        if not url.host or (url.port or 0) > 65535:  # A port above wraps around to another one.
             raise ValueError("no host, or a port above 65535")
     except (httpx.InvalidURL, ValueError) as error:
         raise ConfigError(

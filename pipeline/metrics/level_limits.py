@@ -1,5 +1,5 @@
-"""How far a rounded model may be from the one it was made from, where a limit is `auto`: what is published
-for its level, by the model's size.
+"""Limits for the distance of a rounded model from its original if a limit is `auto`: the published figures of
+its level, by the model's size.
 
 A sound Q5_K_M differs from F16 by a third of what a sound Q4_K_M does, and a small model loses more than a
 large one, so no single number suits all.
@@ -20,37 +20,37 @@ from pipeline.config.levels import ModelName
 PUBLISHED_MODEL, PUBLISHED_PARAMETERS = "Llama-3-8B", 8.03e9
 PUBLISHED_KLD = dict.fromkeys(("F16", "BF16"), 0.00055)
 PUBLISHED_KLD |= {name: level.kld for name, level in LEVELS.items() if level.kld is not None}
-# NF4 by blocks of 64 is not in that table. Its weights' relative error, 0.092, lies below that of Q4_0, 0.113
-# (`config.ggml_types.TYPES`)
+# NF4 by blocks of 64 is not in that table. Its weights' relative error, 0.092, is below that of Q4_0, 0.113
+# (`config.ggml_types.TYPES`).
 NF4_COUNTS_AS = "Q4_0"
 # (KLD, share of tokens with another first choice) of that model at Q8_0, Q6_K, Q4_K_M and Q2_K, from the same
-# page. The curve through them holds for small models too: SmolLM2-135M, 0.0765 nats and 12.9 % measured, 12.4
-# % by the curve; 0.315 nats and 20.5 % measured, 24.5 % by the curve
+# page. The curve through them fits small models too: SmolLM2-135M, 0.0765 nats and 12.9 % measured, 12.4 % by
+# the curve; 0.315 nats and 20.5 % measured, 24.5 % by the curve.
 OTHER_TOP = ((0.001355, 0.02326), (0.005452, 0.03969), (0.031273, 0.08099), (0.445132, 0.28862))
 # Whole chats cost more than windows of Wikitext, whose first half llama-perplexity leaves out: 0.498 against
 # 0.230 nats, SmolLM2-135M at Q4_0 (measured), 2.2 times. The rest is for models that lose more than the
-# published one
+# published one.
 SLACK = 4.0
-# SmolLM2-135M loses 0.230 nats at Q4_0 by llama-perplexity (measured) where the published model, 60 times as
-# large, loses 0.0719: a power of the size between the two. Published in between: Qwen3.5-0.8B at Q4_K_M 0.036
-# (with an importance matrix), by this power 0.060
+# SmolLM2-135M loses 0.230 nats at Q4_0 by llama-perplexity (measured). The published model, 60 times as
+# large, loses 0.0719. This is the power of the size between the two. Published in between: Qwen3.5-0.8B at
+# Q4_K_M 0.036 (with an importance matrix), by this power 0.060.
 SIZE_POWER = 0.285
 UNPUBLISHED_KLD, UNPUBLISHED_SAME_TOP = (
     0.5,
     0.7,
-)  # of levels without a published figure: only what is plainly broken is refused
-# and no limit is above 0.5 nats, or this many times the published figure where that is more: at that size a
-# divergence saturates
+)  # Levels without a published figure: only what is plainly broken is refused.
+# No limit is above 0.5 nats, or this many times the published figure if that is more, because at that size a
+# divergence saturates.
 MOST_OVER = 1.5
-# What llama.cpp's 8-bit activations may cost a GGUF at most (measured: 0.008 nats and 94.9 % on a Q4_K_M of
-# 135M); beyond, one of the two sides computes another model. An adapter may add its share to that
+# Most that llama.cpp's 8-bit activations may cost a GGUF (measured: 0.008 nats and 94.9 % on a Q4_K_M of
+# 135M). Beyond, one of the two sides computes another model. An adapter may add its share to that.
 MOST_SERVED_KLD, LEAST_SERVED_SAME_TOP, ADDED_BY_ADAPTER = 0.05, 0.85, 0.2
 
 
 @dataclass(frozen=True)
 class LevelLimit:
-    """The largest mean KL divergence in nats, the least share of positions with the same first choice, and
-    where they come from.
+    """Largest mean KL divergence in nats, least share of positions with the same first choice, and their
+    source.
     """
 
     kld: float
@@ -59,8 +59,8 @@ class LevelLimit:
 
 
 def level_limit(level: str, parameters: float | None) -> LevelLimit:
-    """What `level` ("Q4_K_M", "Q4_K_M-imatrix", "nf4") of a model of `parameters` (None: not known) may lose;
-    larger models get no less.
+    """Return the limit of `level` ("Q4_K_M", "Q4_K_M-imatrix", "nf4") for a model of `parameters` (None: not
+    known); larger models get no less.
     """
     name = ModelName(level).level
     peer = NF4_COUNTS_AS if name == "NF4" else name
@@ -89,7 +89,7 @@ def level_limit(level: str, parameters: float | None) -> LevelLimit:
 
 
 def served_limit() -> LevelLimit:
-    """What an adapter on its GGUF may differ by in llama.cpp from training's own forward."""
+    """Return the limit for an adapter on its GGUF: llama.cpp against training's own forward."""
     return LevelLimit(
         MOST_SERVED_KLD * (1 + ADDED_BY_ADAPTER),
         LEAST_SERVED_SAME_TOP - ADDED_BY_ADAPTER * (1 - LEAST_SERVED_SAME_TOP),
@@ -98,8 +98,8 @@ def served_limit() -> LevelLimit:
 
 
 def other_top(kld: float) -> float:
-    """The share of positions with another first choice that goes with a mean KL divergence: `OTHER_TOP`,
-    straight on logarithms.
+    """Return the share of positions with another first choice that goes with a mean KL divergence:
+    `OTHER_TOP`, interpolated linearly on logarithms.
     """
     (low, below), (high, above) = next(
         (pair for pair in pairwise(OTHER_TOP) if kld <= pair[1][0]), OTHER_TOP[-2:]

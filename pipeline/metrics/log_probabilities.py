@@ -1,4 +1,4 @@
-"""What logits say of tokens, and how far one model's are from another's."""
+"""Log-probabilities of tokens from logits, and the divergence of one model's logits from another's."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,9 @@ from pipeline.llamacpp.logits import Floats, Ids
 
 @dataclass(frozen=True)
 class Shifted:
-    """Logits less their largest (T, V), exp of them (T, V), where the largest is (T,), and log Σ exp (T,)."""
+    """Logits minus their largest (T, V), exp of them (T, V), the index of the largest (T,), and log Σ exp
+    (T,).
+    """
 
     logits: Floats
     weights: Floats
@@ -18,7 +20,7 @@ class Shifted:
 
 
 def shifted(logits: Floats) -> Shifted:
-    """A copy of logits (T, V), shifted so that exp can't overflow."""
+    """Return a copy of logits (T, V), shifted so that exp can't overflow."""
     top = logits.argmax(axis=-1)
     moved = logits - np.take_along_axis(logits, top[:, None], axis=-1)
     weights = np.exp(moved)
@@ -26,16 +28,16 @@ def shifted(logits: Floats) -> Shifted:
 
 
 def negative_log(logits: Shifted, following: Ids) -> Floats:
-    """−log p of the tokens `following` (T,)."""
+    """Return −log p of the tokens `following` (T,)."""
     loss: Floats = logits.log_sum - np.take_along_axis(logits.logits, following[:, None], axis=-1)[:, 0]
     return loss
 
 
 def kl_divergence(reference: Shifted, candidate: Shifted) -> Floats:
-    """KL(reference ‖ candidate) per position, in nats (T,); the candidate's logits are overwritten.
+    """Return KL(reference ‖ candidate) per position, in nats (T,); the candidate's logits are overwritten.
 
     KL(P ‖ Q) = Σ P·(logit_P − logit_Q) − log Σ exp logit_P + log Σ exp logit_Q. The terms are float32 and
-    their sums float64: right to 1e-7 nats (tests/stages/evaluate/test_divergence.py) in a twentieth of the
+    their sums float64: correct to 1e-7 nats (tests/stages/evaluate/test_divergence.py) in a twentieth of the
     time that float64 terms take, and exactly 0 for equal logits.
     """
     difference = np.subtract(reference.logits, candidate.logits, out=candidate.logits)
@@ -45,11 +47,13 @@ def kl_divergence(reference: Shifted, candidate: Shifted) -> Floats:
         - reference.log_sum
         + candidate.log_sum
     )
-    return np.maximum(kld, 0.0)  # rounding can leave −1e-8
+    return np.maximum(kld, 0.0)  # Rounding can leave −1e-8.
 
 
 def perplexity(losses: Floats) -> tuple[float, float]:
-    """exp(mean loss) and its standard error (delta method, as in llama-perplexity); losses (T,) in nats."""
+    """Return exp(mean loss) and its standard error (delta method, as in llama-perplexity); losses (T,) in
+    nats.
+    """
     value = float(np.exp(losses.mean()))
     error = value * float(losses.std(ddof=1)) / float(np.sqrt(len(losses))) if len(losses) > 1 else 0.0
     return value, error

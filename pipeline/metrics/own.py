@@ -18,10 +18,10 @@ from pipeline.metrics.score import Measure, Score
 
 
 def function(name: str, folder: Path, shown: Path | None = None) -> Measure:
-    """The measure that calls FUNCTION of `folder`/FILE.py; `name` is FILE.py:FUNCTION. If the file
-    is a copy there, errors name the folder `shown`.
+    """Return the measure that calls FUNCTION of `folder`/FILE.py; `name` is FILE.py:FUNCTION. If the file is
+    a copy there, errors name the folder `shown`.
 
-    Raises `ConfigError` if it is missing. The measure raises `DataError` if the function fails or gives no
+    Raises `ConfigError` if it is missing. The measure raises `DataError` if the function fails or returns no
     points.
     """
     match = NAME.fullmatch(name)
@@ -36,8 +36,8 @@ def function(name: str, folder: Path, shown: Path | None = None) -> Measure:
         where = f"python:{name}, row {row.get('id')}"
         try:
             points = score(reference, answer, dict(row))
-            points = points.item() if hasattr(points, "item") else points  # a number of numpy's or torch's
-        # whatever it is, it is the user's, and the row is what he needs to find it
+            points = points.item() if hasattr(points, "item") else points  # a number of numpy or torch
+        # Any error is the user's own, and the row helps to find it.
         except (Exception, SystemExit) as error:
             raise DataError(
                 "Q-METRICS-009",

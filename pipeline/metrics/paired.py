@@ -1,4 +1,4 @@
-"""Do two models differ? Compared row by row, so that what makes a row hard for both cancels out."""
+"""Compare two models row by row, so that what makes a row hard for both cancels out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from pipeline.chat.selection import SEED
 from pipeline.metrics.intervals import CELLS, interval
 
-CHANCE = 0.05  # a difference whose p is not below it may be chance
-SWAPS = 5000  # of the 2ⁿ ways to swap; all of them up to 12 rows
+CHANCE = 0.05  # A difference may be chance unless its p is below it.
+SWAPS = 5000  # number of the 2ⁿ ways to swap that are tried; all of them up to 12 rows
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Second mean score less first, in points of 100, its 95 % interval and two-sided p of no difference."""
+    """Second mean score minus first, in points of 100, its 95 % interval and two-sided p of no difference."""
 
     points: float
     low: float
@@ -29,12 +29,12 @@ class Difference:
 def compare_scores(first: Sequence[float], second: Sequence[float], seed: int = SEED) -> Difference:
     """Compare the scores (0 to 1) of two models on the same rows, in the same order.
 
-    The interval is the paired percentile bootstrap's; of one row, which says nothing about others, -100 to
-    100. p is McNemar's exact test (1947; a binomial test on the rows where one is right and the other wrong)
-    where every score is 0 or 1, else that of the permutation test which swaps each row's two scores or leaves
-    them (Fisher 1935; `scipy.stats.permutation_test`, "samples"): exact up to 12 rows, and never below 2 / 2ⁿ
-    of n rows, where a bootstrap's p would be certain of two. Raises `ValueError` for lists that are empty or
-    not of one length.
+    The interval is the paired percentile bootstrap's; for a single row, which tells nothing about others, it
+    is -100 to 100. If every score is 0 or 1, p is McNemar's exact test (1947; a binomial test on the rows
+    where one is right and the other wrong). Otherwise it is that of the permutation test, which swaps each
+    row's two scores or leaves them (Fisher 1935; `scipy.stats.permutation_test`, "samples"): exact up to 12
+    rows, and never below 2 / 2ⁿ of n rows, where a bootstrap's p would be certain of two. Raises `ValueError`
+    for lists that are empty or not of one length.
     """
     if not first or len(first) != len(second):
         raise ValueError(
@@ -43,7 +43,7 @@ def compare_scores(first: Sequence[float], second: Sequence[float], seed: int = 
     return _compared(tuple(first), tuple(second), seed)
 
 
-# a report compares the same models for its verdicts, its choice and its tables
+# A report compares the same models for its verdicts, its choice and its tables.
 @lru_cache(maxsize=256)
 def _compared(first: tuple[float, ...], second: tuple[float, ...], seed: int) -> Difference:
     differences = 100 * (np.array(second, dtype=np.float64) - np.array(first, dtype=np.float64))
@@ -59,7 +59,8 @@ def _compared(first: tuple[float, ...], second: tuple[float, ...], seed: int) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values of several tests, raised so that a false alarm among all of them stays as rare as in one.
+    """Return the p-values of more than one test, raised so that a false alarm among all of them stays as rare
+    as in one.
 
     Holm, "A simple sequentially rejective multiple test procedure", 1979: the smallest counts as many times
     as there are tests, the next once less, and none becomes smaller than the one before it.
@@ -72,7 +73,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _swapped(differences: NDArray[np.float64], seed: int) -> float:
-    """Two-sided p of the mean difference when each row's sign is a fair coin's."""
+    """Return the two-sided p of the mean difference if each row's sign is a fair coin's."""
     from scipy.stats import permutation_test
 
     if len(differences) == 1 or not differences.any():
@@ -90,7 +91,7 @@ def _swapped(differences: NDArray[np.float64], seed: int) -> float:
 
 
 def _mcnemar(won: int, lost: int) -> float:
-    """Two-sided p of `won` and `lost` rows under a fair coin; 1 if no row differs."""
+    """Return the two-sided p of `won` and `lost` rows under a fair coin; 1 if no row differs."""
     if not won + lost:
         return 1.0
     from scipy.stats import binomtest  # type: ignore[import-untyped]

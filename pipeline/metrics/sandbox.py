@@ -1,13 +1,14 @@
-"""Runs Python that a model wrote, apart from this machine's files, network and processes; or not at all.
+"""Run Python that a model wrote, isolated from this machine's files, network and processes, or not at all.
 
-bubblewrap gives the answer namespaces of its own (user, mount, process, network, IPC), and inside them
-`pipeline.metrics.guard` an empty folder in memory that goes with it. Beside that it sees Python with the
-packages of this environment, read-only. No variable, no descriptor, no capability comes along; `LIMITS` and a
-clock hold for the rest. Before the first answer runs, a probe proves that what should be out of reach is.
+bubblewrap gives the answer namespaces of its own (user, mount, process, network, IPC). Inside them
+`pipeline.metrics.guard` makes an empty folder in memory that disappears with it. Apart from that it sees
+Python with the packages of this environment, read-only. No variable, descriptor or capability is passed on;
+`LIMITS` and a clock limit the rest. Before the first answer runs, a probe proves that what should be out of
+reach is.
 
 Worst case for the machine: `RLIMIT_NPROC` processes of `RLIMIT_AS` bytes each, and a folder of `WORK_BYTES`
-in `WORK_FILES` files, for `SECONDS`. Seccomp refuses what would hold memory beside them (System V IPC, memfd)
-and what an answer needs least and the kernel's holes were in (namespaces, mounts, io_uring, keys, BPF:
+in `WORK_FILES` files, for `SECONDS`. Seccomp refuses what would keep memory outside them (System V IPC,
+memfd) and what an answer needs least and the kernel's holes were in (namespaces, mounts, io_uring, keys, BPF:
 `guard.REFUSED`), on x86-64 and aarch64; no other machine runs an answer. Other holes of the kernel are not
 guarded against, and an answer that sets out to cheat its own tests can: it shares their process.
 """
@@ -36,7 +37,7 @@ GUARD = Path(__file__).with_name("guard.py")
 WORK, WORK_BYTES, WORK_FILES = "/sandbox", 64 << 20, 4096
 LIMITS = {
     "RLIMIT_CPU": 5,  # seconds
-    "RLIMIT_AS": MEMORY_GB,  # bytes a process
+    "RLIMIT_AS": MEMORY_GB,  # bytes of a process
     "RLIMIT_FSIZE": 16 << 20,
     "RLIMIT_NOFILE": 64,
     "RLIMIT_NPROC": 8,  # processes and threads
@@ -83,8 +84,8 @@ def check_sandbox() -> None:
 
 
 def run_in(sandbox: Sequence[str], answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
-    """As `run_tests`, in the sandbox that this command (without Python) makes. `ToolError` if the sandbox
-    itself fails: that is not the answer's fault.
+    """Run tests as `run_tests` does, in the sandbox that this command (without Python) makes. Raises
+    `ToolError` if the sandbox itself fails, because that is not the answer's fault.
     """
     nonce = secrets.token_hex(16)
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
@@ -113,9 +114,9 @@ def run_in(sandbox: Sequence[str], answer: str, tests: str, seconds: float = SEC
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
-                pass  # what it has said so far counts
+                pass  # The output so far counts.
             finally:
-                process.kill()  # and with it, by the kernel, everything in its namespaces
+                process.kill()  # The kernel kills everything in its namespaces with it.
             process.wait()
             assert process.stdout
             os.set_blocking(process.stdout.fileno(), False)
@@ -130,7 +131,9 @@ def run_in(sandbox: Sequence[str], answer: str, tests: str, seconds: float = SEC
 
 
 def probe(sandbox: Sequence[str]) -> None:
-    """Prove that an answer reaches no file, port, process or variable of ours; else raise `ToolError`."""
+    """Prove that an answer reaches no file, port, process or variable of ours. Raises `ToolError`
+    otherwise.
+    """
     with (
         tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside,
         socket.create_server(("127.0.0.1", 0)) as listening,
@@ -163,16 +166,16 @@ with open("inside", "w") as file:
 
 
 def bubblewrap() -> list[str]:
-    """The command that makes the sandbox, for Python and its words to follow."""
+    """Return the command that makes the sandbox; Python and its words are appended."""
     links, readable = _readable()
-    # made for root alone otherwise
+    # Otherwise they are made for root only.
     parents = sorted({str(parent) for path in (*readable, *DEVICES) for parent in Path(path).parents} - {"/"})
     folders = [word for path in parents for word in ("--perms", "0755", "--dir", path)]
     binds = [word for path in readable for word in ("--ro-bind", path, path)] + [
         word for path in DEVICES for word in ("--dev-bind", path, path)
     ]
     symlinks = [word for link, to in links.items() for word in ("--symlink", to, link)]
-    # the guard mounts the answer's folder; root can be another user inside (see `_user`), others can't
+    # The guard mounts the answer's folder; root can be another user inside (see `_user`), others can't.
     rights = ["CAP_SYS_ADMIN", *(("CAP_SETUID", "CAP_SETGID") if os.geteuid() == 0 else ())]
     return [
         *["bwrap", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-pid", "--die-with-parent"],
@@ -186,12 +189,16 @@ def bubblewrap() -> list[str]:
 
 
 def _user() -> int | None:
-    """If we are root, an unused user id: processes are limited by user, and never for root. Else None."""
+    """Return an unused user id if we are root, because processes are limited by user, and never for root.
+    None otherwise.
+    """
     return 50_000 + secrets.randbelow(15_000) if os.geteuid() == 0 else None
 
 
 def _readable() -> tuple[dict[str, str], list[str]]:
-    """({link: target}, paths) for Python and its packages, outer folders first; links lead into the paths."""
+    """Return ({link: target}, paths) for Python and its packages, outer folders first; links lead into the
+    paths.
+    """
     links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
     base = Path(sys.base_prefix).resolve()
     python = [*(str(base / part) for part in ("bin", "lib", "lib64")), os.path.realpath(sys.executable)]
@@ -203,5 +210,7 @@ def _readable() -> tuple[dict[str, str], list[str]]:
 
 
 def _packages() -> list[str]:
-    """The folders of installed packages, without .pth files, which could lead to the project's folder."""
+    """Return the folders of installed packages, without .pth files, which could lead to the project's
+    folder.
+    """
     return list(dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")))

@@ -1,4 +1,4 @@
-"""What a scorer says of one answer."""
+"""The score of one answer by a scorer, and the scorer."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,8 +17,8 @@ class Score:
 
 
 UNREADABLE = Score(0.0, False)
-# (reference, answer, the answer's row as in reports/eval/MODEL.answers.jsonl); ValueError where the
-# *reference* can't be scored by
+# Arguments: reference, answer, the answer's row as in reports/eval/MODEL.answers.jsonl. Raises ValueError if
+# the *reference* can't be scored by.
 Measure = Callable[[str, str, Mapping[str, Any]], Score]
 
 
@@ -45,7 +45,9 @@ def references(answer: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A scorer as `evaluate.scorers` spells it; `slots` answers are scored at once, while `running` lasts."""
+    """Scorer as spelled in `evaluate.scorers`; `slots` answers are scored at once, inside the context
+    `running`.
+    """
 
     name: str
     measure: Measure

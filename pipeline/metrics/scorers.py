@@ -1,5 +1,5 @@
-"""The scorers by their spelling in `evaluate.scorers` of params.yaml (docs/evaluation.md has the table), and
-what one says of many answers.
+"""Scorers by their spelling in `evaluate.scorers` of params.yaml (docs/evaluation.md has the table), and the
+scores of many answers by one of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,18 +19,18 @@ from pipeline.metrics.tool_calls import EXPECTED, tool_calls
 
 PLAIN = {**text.PLAIN, "code": code.passes, TOOL_CALLS: tool_calls}
 SLOTS = {"code": 2, "judge": 4, "external": 4}
-# those that ask no model and run no code, so that trying one costs nothing
+# Scorers that query no model and run no code, so that trying one costs nothing.
 TEXT_ALONE = {*text.PLAIN, "number", "regex"}
 
 
 def parse(
     spelling: str, judge: Judge | None = None, root: Path = Path(), program: External | None = None
 ) -> Scorer:
-    """The scorer that `spelling` names; `judge` is evaluate.judge, `program` evaluate.external, user's own
-    functions lie in `root`/data/evaluation.
+    """Return the scorer that `spelling` names. `judge` is evaluate.judge, `program` evaluate.external; user's
+    own functions are in `root`/data/evaluation.
 
-    Raises `ConfigError` for an unknown scorer, a pattern that can't be read, a function that is missing, a
-    judge that isn't set.
+    Raises `ConfigError` for an unknown scorer, an invalid pattern, a missing function, or a judge that isn't
+    set.
     """
     for problem in scorer_problems([spelling], judge is not None, program is not None):
         raise ConfigError("Q-METRICS-014", f"evaluate.scorers: {problem}")
@@ -51,10 +51,11 @@ def parse(
 
 
 def points(scorer: ExternalScorer) -> Measure:
-    """The measure that asks `scorer`, which has to run, about one answer at a time, with the prompt's last
-    turn. It raises `DataError` for a reward that is not from 0 to 1, else as `ExternalScorer.rewards`.
+    """Return the measure that queries `scorer`, which has to run, about one answer at a time, with the
+    prompt's last turn. It raises `DataError` for a reward that is not from 0 to 1, otherwise what
+    `ExternalScorer.rewards` does.
     """
-    numbers = count(1)  # two answers may be of one row
+    numbers = count(1)  # Two answers may belong to one row.
 
     def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
         prompt = [{"role": "user", "content": row.get("prompt") or ""}]
@@ -71,15 +72,14 @@ def points(scorer: ExternalScorer) -> Measure:
 
 
 def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], root: Path) -> None:
-    """Prove that each row's reference can be scored, by scoring it against itself; scorers that ask a model
-    or run code are not tried. Raises `Unscorable`, and as
-    `parse`.
+    """Prove that each row's reference can be scored, by scoring it against itself; scorers that query a model
+    or run code are not tried. Raises `Unscorable`, and what `parse` does.
     """
     tried = [parse(spelled, root=root) for spelled in scorers if spelled.partition(":")[0] in TEXT_ALONE]
     for row in rows:
         last = row["messages"][-1]
         if "tool_calls" in last:
-            continue  # only `tool_calls` scores it
+            continue  # Only `tool_calls` scores it.
         reference = last["content"]
         answer = {"id": row["id"], "reference": reference, "answer": reference} | other_references(row)
         for scorer in tried:
@@ -87,12 +87,12 @@ def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], roo
 
 
 class Unscorable(DataError):
-    """A reference that a scorer can't score by."""
+    """Error for a reference that a scorer can't score by."""
 
 
 def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
     if answer.get(EXPECTED) and scorer.name != TOOL_CALLS:
-        return Score(None, False)  # the reference's words are not what is expected
+        return Score(None, False)  # The reference's words are not what is expected.
     try:
         return best_score(scorer.measure, answer)
     except ValueError as error:
@@ -104,7 +104,9 @@ def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
 
 
 def scored(scorer: Scorer, answers: list[dict[str, Any]]) -> tuple[list[Score], list[str]]:
-    """A score for each answer, and why references can't be scored: their answers are not measured."""
+    """Return a score for each answer, and the reasons why references can't be scored: their answers are not
+    measured.
+    """
     refused: list[str] = []
 
     def score(answer: dict[str, Any]) -> Score:
@@ -117,5 +119,6 @@ def scored(scorer: Scorer, answers: list[dict[str, Any]]) -> tuple[list[Score], 
     if scorer.slots == 1:
         return [score(answer) for answer in answers], refused
     with ThreadPoolExecutor(scorer.slots) as pool:
-        # cancels what waits if one fails: a judge that can't be reached is not asked again for every row
+        # If one fails, the executor cancels those that wait: a judge that can't be reached is not queried
+        # again for every row.
         return list(pool.map(score, answers)), refused

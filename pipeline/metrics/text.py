@@ -1,4 +1,4 @@
-"""Scorers that look at the text alone: equality, JSON fields, ROUGE-L, number after a marker, pattern."""
+"""Scorers that read only the text: equality, JSON fields, ROUGE-L, number after a marker, pattern."""
 
 import json
 import re
@@ -10,31 +10,30 @@ from typing import Any
 
 from pipeline.metrics.score import UNREADABLE, Measure, Score
 
-PATTERN_SECONDS = 1.0  # a pattern that backtracks for ever is stopped
-# Possessive (`*+`) wherever two parts could share a long run of characters: nothing in an answer makes it
-# slow
+PATTERN_SECONDS = 1.0  # seconds; stops a pattern that backtracks for ever
+# Possessive (`*+`) wherever two parts could share a long run of characters, so that no answer makes it slow.
 NUMBER = re.compile(
-    # what may stand before: marks of Markdown and LaTeX, a currency
+    # What may precede the number: marks of Markdown and LaTeX, a currency.
     r"(?>(?:[\s:=*_`\"'(\[{$€£¥₹~≈]|\\boxed|\\(?=[(\[$]))*)"
     r"(?P<sign>[-+−–]?)\s*+(?:[$€£¥₹]|US\$|USD|EUR|GBP)?\s*+(?P<sign2>[-+−]?)"
     r"(?P<digits>\d{1,3}(?:(?P<gap>[ "
     r",'’_\u00a0\u2009\u202f])\d{3})(?>(?:(?P=gap)\d{3})*)(?!\d)|\d++|(?=\.\d))(?P<decimals>\.\d++)?"
     r"(?:(?:[eE]| ?(?:[×xX*·]|\\times|\\cdot) ?10\^\{?)(?P<power>[-+−]?\d{1,3}))?"
-    # what would make it another number, or none: 1.2.3, 5/2, 12:30, 2 1/2, 1e1000, 5-3, 5 - 3, 0x10
+    # What would make it another number, or none: 1.2.3, 5/2, 12:30, 2 1/2, 1e1000, 5-3, 5 - 3, 0x10.
     r"(?![/,.:'’_]*+\d| \d|[eE][-+]?\d|(?P<space> ?)(?:[-+−–*×·÷^xX/]++|\\times|\\cdot)(?P=space)\d)"
 )
-# Han, Kana, Thai, Lao, Burmese and Khmer are written without spaces
+# Han, Kana, Thai, Lao, Burmese and Khmer are written without spaces.
 UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 
 
 def exact_match(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-    """1 where the answer is the reference, white space around both aside."""
+    """Return 1 if the answer equals the reference, apart from white space around both."""
     return Score(float(answer.strip() == reference.strip()), bool(answer.strip()))
 
 
 def json_fields(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-    """Share of the reference object's fields that the answer's object has with an equal value, 1 and 1.0
-    being one number and `true` none.
+    """Return the share of the reference object's fields that the answer's object has with an equal value. 1
+    and 1.0 are one number; `true` is not a number.
     """
     expected, actual = _object(reference), _object(answer)
     if expected is None:
@@ -49,8 +48,8 @@ def json_fields(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
 
 
 def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-    """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words, 0 to 1, as the library `rouge-score`
-    has it, in every script.
+    """Return ROUGE-L (Lin 2004): F1 of the longest common subsequence of words, 0 to 1, as the library
+    `rouge-score` computes it, in every script.
     """
     expected, actual = (_words(text) for text in (reference, answer))
     if not expected:
@@ -63,13 +62,13 @@ def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
 
 
 def common_words(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
-    """Length of the longest common subsequence: the zeros that are left of a row of ones.
+    """Return the length of the longest common subsequence: the zeros that are left of a row of ones.
 
     The library fills a table of every word against every word: 11 s for 4,000 words each. Here a row of that
     table is the bits of one integer (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for
     the longest common subsequence problem"): 0.01 s.
     """
-    places: dict[Hashable, int] = {}  # of each word in `left`, a bit each
+    places: dict[Hashable, int] = {}  # places of each word in `left`, one bit each
     for place, word in enumerate(left):
         places[word] = places.get(word, 0) | 1 << place
     ones = row = (1 << len(left)) - 1
@@ -87,8 +86,8 @@ PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in 
 
 
 def number_after(marker: str) -> Measure:
-    r"""1 where the number after the last `marker` of the answer equals the reference's: 1,000.0 and $1000.
-    are equal, as are 7 and +7.
+    r"""Return a measure that gives 1 if the number after the last `marker` of the answer equals the
+    reference's: 1,000.0 and $1000. are equal, as are 7 and +7.
 
     12 000 is 12,000, 2×10^3 is 2,000, \boxed{5} is 5. A calculation (5/2, 5 - 3), a time, a hexadecimal
     number and 1e1000 are not numbers. Words after a number are its unit and not read: 10 million is 10.
@@ -104,10 +103,10 @@ def number_after(marker: str) -> Measure:
 
 
 def first_group(pattern: str) -> Measure:
-    """1 where what `pattern` finds first is equal in both: its first group, all of the match where it has
-    none.
+    """Return a measure that gives 1 if the first match of `pattern` is equal in both: its first group, or all
+    of the match if it has none.
 
-    Not measured where the search in the answer takes longer than `PATTERN_SECONDS`.
+    Not measured if the search in the answer takes longer than `PATTERN_SECONDS`.
     """
     import regex  # type: ignore[import-untyped]
 
@@ -137,11 +136,11 @@ def first_group(pattern: str) -> Measure:
 
 
 def _words(text: str) -> list[str]:
-    """The words of a text in small letters; where it is written without spaces, a character each.
+    """Return the words of a text in small letters; one character each in scripts without spaces.
 
-    The library's are a-z and 0-9 alone, so that Chinese against Chinese would score 0; for ASCII both are the
-    same. A letter keeps its marks (most of Hindi's vowels are such): they are word characters to regex, and
-    not to re.
+    The library's words contain only a-z and 0-9, so that Chinese against Chinese would score 0; for ASCII
+    both are the same. A letter keeps its marks (most of Hindi's vowels are such): they are word characters to
+    regex, and not to re.
     """
     return list(_word().findall(unicodedata.normalize("NFC", text.lower())))
 
@@ -166,7 +165,7 @@ def _number(text: str, marker: str) -> Decimal | None:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """JSON's equality, where Python's has `true` equal 1."""
+    """Return JSON's equality; in Python `true` equals 1."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):

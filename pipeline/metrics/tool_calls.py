@@ -1,12 +1,12 @@
-"""Tool calls that a model made, against those that its row expects: equal by name and by arguments as JSON
+"""Compare a model's tool calls with those that its row expects: equal by name and by arguments as JSON
 values, in the same order.
 
-Numbers are equal by value (1 and 1.0), texts by their characters, lists in order, objects without; true is
-not 1, and a missing argument is not null. Of E expected and M made calls, of which C are equal in the same
+Numbers are equal by value (1 and 1.0), texts by their characters, lists in order, objects in any order; true
+is not 1, and a missing argument is not null. Of E expected and M made calls, of which C are equal in the same
 order (a longest common subsequence), the points are 2C ÷ (E + M), the F1 of calls: 1 only if all are equal.
 The Berkeley Function Calling Leaderboard (`ast_checker.py` of ShishirPatil/gorilla) counts a row as right or
-wrong, takes parallel calls in any order, and compares texts without case, spaces and some punctuation; here a
-row is right only if the tools get what they got in the row.
+wrong, accepts parallel calls in any order, and compares texts without case, spaces and some punctuation. Here
+a row is right only if the tools get what they got in the row.
 
 The calls are those that llama-server's own parser read, as a client gets them: the answer's row has `calls`,
 and `expected_calls` of its own. Arguments that are not a JSON object stay the text that the parser gave.
@@ -22,7 +22,7 @@ from pipeline.metrics.score import Score
 from pipeline.metrics.text import common_words
 
 CALLS, EXPECTED, UNPARSED = "calls", "expected_calls", "unparsed"  # keys of an answer's row
-# what an answer may have of a row that expects calls, in the order in which pages show it
+# Findings of a row that expects calls, in the order in which pages show them.
 FINDINGS = {
     "equal": "all equal",
     "arguments": "name right, arguments wrong",
@@ -57,7 +57,7 @@ def made_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _read_arguments(text: str) -> dict[str, Any] | str:
-    """Return the object that arguments are; the text itself if it is none that a row may hold."""
+    """Return the object that arguments encode; the text itself if it is not one that a row may contain."""
     try:
         return parse_record(text.encode("utf-8", "surrogatepass"))
     except BadLine:
@@ -65,8 +65,8 @@ def _read_arguments(text: str) -> dict[str, Any] | str:
 
 
 def tool_calls(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-    """The F1 of the calls that are equal in the same order. Not measured if the row expects none: what is
-    measured depends on the row only, so models are compared on the same rows.
+    """Return the F1 of the calls that are equal in the same order. Not measured if the row expects none: what
+    is measured depends on the row only, so models are compared on the same rows.
     """
     expected = row.get(EXPECTED)
     if not expected:
@@ -82,7 +82,7 @@ def equal_calls(expected: Sequence[Call], made: Sequence[Call]) -> bool:
 
 
 def findings(row: Mapping[str, Any]) -> set[str]:
-    """Return which of `FINDINGS` hold for an answer's row that expects calls."""
+    """Return the `FINDINGS` of an answer's row that expects calls."""
     if row.get(UNPARSED):
         return {"unparsed"}
     expected, made = row[EXPECTED], row.get(CALLS) or []
@@ -91,7 +91,7 @@ def findings(row: Mapping[str, Any]) -> set[str]:
     wanted, given = Counter(_keys(expected)), Counter(_keys(made))
     missing, extra = wanted - given, given - wanted
     readable = Counter(_keys(filter(_is_readable, made))) & extra
-    # a call of the same name as a missing one is that call with other arguments
+    # A call with the name of a missing one is that call with other arguments.
     renamed = _names(missing) & _names(extra)
     holds = {
         "arguments": bool(renamed & _names(readable)),
@@ -105,7 +105,7 @@ def findings(row: Mapping[str, Any]) -> set[str]:
 
 
 def answer_text(text: str | None, calls: Iterable[Call] | None) -> str:
-    """Return what was said, and the calls below it."""
+    """Return the answer's text, and the calls below it."""
     return "\n".join(filter(None, (text, call_text(calls or ()))))
 
 
@@ -141,7 +141,7 @@ def _is_readable(call: Call) -> bool:
 
 
 def _names(calls: Counter[Key]) -> Counter[str]:
-    """Return how many of the calls have each name."""
+    """Return the number of calls of each name."""
     names = Counter[str]()
     for (name, _), count in calls.items():
         names[name] += count
@@ -159,5 +159,5 @@ def _key(value: Any) -> Hashable:
         return "object", frozenset((key, _key(item)) for key, item in value.items())
     if isinstance(value, list):
         return "list", tuple(map(_key, value))
-    # Python's True equals 1, JSON's does not
+    # Python's True equals 1, JSON's does not.
     return isinstance(value, bool), value
