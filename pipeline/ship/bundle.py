@@ -1,9 +1,9 @@
-"""A model as a folder that can leave: GGUF, card, Modelfile, serve script, systemd unit, checksums, bill of
-materials, evidence, signature.
+"""Write a model as a folder that can be distributed: GGUF, card, Modelfile, serve script, systemd unit,
+checksums, bill of materials, evidence, signature.
 
-Of an adapter there are two GGUFs, its base's and its own. A GGUF is a copy, not a hard link: it must not
+An adapter's bundle has two GGUFs, its base's and its own. A GGUF is a copy, not a hard link: it must not
 change when something writes into models/gguf in place (`cp` over a file does, and so do tools that set
-metadata), and DVC's cache may hold the same inode. The folder appears complete or not at all.
+metadata), and DVC's cache may have the same inode. The folder appears completely or not at all.
 
     quench ship Q4_K_M
 """
@@ -41,17 +41,17 @@ from pipeline.ship.signature import SIGNATURE, sign
 SUMS = "SHA256SUMS"
 CARD, BILL, SCRIPT, UNIT = "README.md", "sbom.cdx.json", "serve.sh", "quench.service"
 EVALUATION, PARITY, GATE = "evidence/evaluation.json", "evidence/parity.json", "evidence/gate.json"
-INSTALLED = "/opt"  # where the unit expects the folder
+INSTALLED = "/opt"  # folder in which the unit expects the bundle
 SERVER = "/usr/local/bin/llama-server"
 MOVE = "move it away, or name another folder with --to"
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """What a bundle is made of: the GGUF, what was measured, the gate's judgment, how it is served."""
+    """Contents of a bundle: the GGUF, its measurements, the gate's judgment, the settings for serving."""
 
     gguf: Path
-    name: str  # the project's, with which each GGUF's name begins
+    name: str  # the project's name, a prefix of each GGUF's name
     level: str
     inputs: Inputs
     advice: Recommendation
@@ -64,12 +64,13 @@ class Shipment:
 
     @property
     def title(self) -> str:
-        """The folder's name: NAME-LEVEL."""
+        """Name of the folder: NAME-LEVEL."""
         return f"{self.name}-{self.level}"
 
 
 def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Path:
-    """Write `parent`/NAME-LEVEL in place of an older bundle, signed if there is a private `key`; the folder.
+    """Write `parent`/NAME-LEVEL in place of an older bundle, signed if there is a private `key`. Return the
+    folder.
 
     Raises `DataError` if something else of that name is there, or an older bundle that was changed,
     `MachineError` if the disk is too small or writes other bytes than were read.
@@ -102,8 +103,9 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
 
 
 def set_modes(folder: Path) -> None:
-    """Give everything in a bundle the rights that verify, whatever the umask. What has them is left alone:
-    some file systems have one mode for all, and refuse a change."""
+    """Give everything in a bundle the modes that verify, whatever the umask. Files that have them already are
+    not changed: some file systems have one mode for all, and refuse a change.
+    """
     for path in (folder, *folder.rglob("*")):
         modes = (PROGRAM_MODE,) if path.is_dir() or path.name == SCRIPT else (FILE_MODE, PROGRAM_MODE)
         if stat.S_IMODE(path.stat().st_mode) not in modes:
@@ -111,13 +113,13 @@ def set_modes(folder: Path) -> None:
 
 
 def write_texts(shipment: Shipment, folder: Path) -> None:
-    """Everything but the GGUFs, the checksums and the signature."""
-    from pipeline.ship.sbom import Subject, bill  # a second of imports
+    """Write everything but the GGUFs, the checksums and the signature."""
+    from pipeline.ship.sbom import Subject, bill  # It takes a second to import.
 
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
     gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
     served = evaluation.serving
-    produced = lora or gguf  # what was made here, and names its sources
+    produced = lora or gguf  # the file that was made here; it names its sources
     fields, sha256 = provenance(folder / produced.name), evaluation.sha256
     values = text_values(
         inputs,
@@ -145,7 +147,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             name=shipment.name,
             level=level,
             serve=serve,
-            # auto is what it came to where the level was measured
+            # The resolved value of auto from measuring the level.
             on_gpu=serve.on_gpu or (serve.n_gpu_layers == AUTO and bool(served and served.n_gpu_layers)),
             folder=f"{INSTALLED}/{shipment.title}",
             server=SERVER,
@@ -185,9 +187,10 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
 
 
 def need_untouched(folder: Path) -> None:
-    """Raise `DataError` unless `folder` is a bundle that may be replaced, since everything in it can be made
-    again."""
-    if folder.is_symlink():  # no folder can be renamed over it
+    """Raise `DataError` unless `folder` is a bundle that may be replaced, because everything in it can be
+    made again.
+    """
+    if folder.is_symlink():  # No folder can be renamed over a link.
         raise DataError("Q-SHIP-001", f"{folder} is a symbolic link: {MOVE}")
     if not (folder / SUMS).is_file():
         raise DataError("Q-SHIP-001", f"{folder} exists and is not a bundle: {MOVE}")
@@ -197,7 +200,7 @@ def need_untouched(folder: Path) -> None:
         raise DataError(
             "Q-SHIP-001", f"{folder} is not as `quench ship` left it ({error}): {MOVE}"
         ) from error
-    # not GGUFs: they are not written by hand
+    # Without GGUFs, which are not written by hand.
     texts = {name for name in files & set(listed) if not name.endswith(".gguf")}
     if changed := sorted(
         files - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}

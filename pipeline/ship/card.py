@@ -1,5 +1,6 @@
-"""The texts that go with a model: card, Modelfile, serve script and systemd unit, from the templates of
-`pipeline/pages/templates/`."""
+"""Fill the texts of a bundle: card, Modelfile, serve script and systemd unit, from the templates of
+`pipeline/pages/templates/`.
+"""
 
 import json
 import re
@@ -24,25 +25,26 @@ from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
 from pipeline.ship.ollama import ollama_template
 
-# a line of the card's lineage
+# A line of the card's lineage.
 CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)
-KEY = "@key@"  # replaced by the script's variable
+KEY = "@key@"  # placeholder for the script's variable
 
 
 @dataclass(frozen=True)
 class PrintedTools(Toolchain):
-    """A toolchain whose commands are printed, not run: its build need not be on this machine."""
+    """Toolchain whose commands are printed, not run: its build need not be on this machine."""
 
     def tool(self, name: str) -> Path:
-        """Where `name` would be."""
+        """Return the path of the tool `name`."""
         return self.bin / name
 
 
 def text_values(
     inputs: Inputs, advice: Recommendation, *, name: str, level: str, serve: Serve, jinja: str | None
 ) -> dict[str, Any]:
-    """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
-    template."""
+    """Return the values for card.md.jinja and Modelfile.jinja; `name` is the GGUFs' name, `jinja` the base's
+    chat template.
+    """
     chosen = inputs.evaluations.get(level)
     product, architecture = product_of(inputs.evaluations), inputs.base.architecture
     return {
@@ -72,8 +74,9 @@ def text_values(
 def front_matter(
     base: Base, level: str = "", languages: Sequence[str] = (), datasets: Sequence[str] = ()
 ) -> str:
-    """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only if
-    it is on the hub."""
+    """Return the Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base
+    only if it is on the hub.
+    """
     values: dict[str, Any] = {"license": (base.license or "unknown").lower()}
     if languages:
         values["language"] = list(languages)
@@ -96,7 +99,7 @@ def front_matter(
 
 
 def claims(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """A provenance as the card prints it: JSON values without characters that end the table's cell."""
+    """Return a provenance as the card prints it: JSON values without characters that end the table's cell."""
     return {
         key: escaped(json.dumps(value, ensure_ascii=False)).replace("`", r"\u0060").replace("|", r"\u007c")
         for key, value in provenance.items()
@@ -104,32 +107,32 @@ def claims(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def claimed(card: str) -> dict[str, Any]:
-    """The provenance that a card prints. Raises `ValueError` if a value is not JSON."""
+    """Return the provenance that a card prints. Raises `ValueError` if a value is not JSON."""
     return {key: json.loads(value) for key, value in CLAIM.findall(card)}
 
 
 def printed_command(
     tools: PrintedTools, file: str, serve: Serve, key_file: Path, lora: str | None
 ) -> list[str]:
-    """`quench serve`'s command for the GGUF `file`, with the adapter `lora` (a GGUF) on it if given."""
+    """Return `quench serve`'s command for the GGUF `file`, with the adapter `lora` (a GGUF) if given."""
     if not lora:
         return server_command(tools, Served(Path(file)), serve, key_file)
-    # NAME-adapter, as `quench serve` calls it, so that `quench chat` knows it
+    # NAME-adapter, the name that `quench serve` uses, so that `quench chat` knows it.
     alias = f"{Path(lora).stem.removesuffix('-lora')}-{BASE_WITH_ADAPTER}"
     return server_command(tools, Served(Path(file), [(Path(lora), 1.0)], alias), serve, key_file)
 
 
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
-    """serve.sh: `quench serve`'s hardened command for the GGUF `file` beside it, in an environment and with
-    limits like those of `server_process`.
+    """Return serve.sh: `quench serve`'s hardened command for the GGUF `file` in the same folder, in an
+    environment and with limits like those of `server_process`.
 
-    `lora` is an adapter's GGUF beside it, which is put on it.
+    `lora` is an adapter's GGUF in that folder, which is applied to it.
     """
     command = printed_command(PrintedTools(Path(), Path()), file, serve, Path(KEY), lora)
     words = {file: '"$here"/' + shlex.quote(file), KEY: '"$key"'}
     if lora:
         words[lora] = (
-            # llama-server takes it as a row of CSV, so a comma in the folder's name would split it
+            # llama-server reads it as a row of CSV, so a comma in the folder's name would split it.
             f'"\\"$csv/{lora}\\""'
         )
     arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])

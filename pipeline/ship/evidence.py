@@ -1,9 +1,10 @@
-"""Are the reports about these very files? A report of yesterday's model says nothing about today's.
+"""Check that the reports are about these very files. A report about yesterday's model tells nothing about
+today's.
 
-Of a level: it, the 16-bit model that it is compared with and the untuned one that forgetting is measured
-from, a GGUF each. Of an adapter: the base's GGUF with the adapter's GGUF on it, and the base's alone. Of a
-file with trained scales: it, and the base's GGUF. Reads these and `models/base.json`, `models/adapter/`,
-`models/merged/`, `reports/eval/` and `reports/parity.json`. Writes nothing.
+For a level these are: it, the 16-bit model that it is compared with and the untuned one that forgetting is
+measured from, a GGUF each. For an adapter: the base's GGUF with the adapter's GGUF on it, and the base's
+without it. For a file with trained scales: it, and the base's GGUF. Reads these and `models/base.json`,
+`models/adapter/`, `models/merged/`, `reports/eval/` and `reports/parity.json`. Writes nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,8 +24,8 @@ from pipeline.ship.lineage import provenance_faults
 
 
 def mismatches(model: str, name: str, root: Path, evaluations: Evaluations, parity: Parity) -> Iterator[str]:
-    """A sentence for each report below `root` that is about other files than those of `model`, or those that
-    it is compared with; `name` is that of the GGUFs.
+    """Yield a sentence for each report below `root` that is about other files than those of `model`, or those
+    that it is compared with; `name` is that of the GGUFs.
 
     Raises `DataError` if a GGUF is damaged, or models/base.json cannot be read.
     """
@@ -63,8 +64,9 @@ def mismatches(model: str, name: str, root: Path, evaluations: Evaluations, pari
 def _report_faults(
     model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, evaluation: Evaluation
 ) -> Iterator[str]:
-    """If a model's evaluation is of other files (a GGUF, and perhaps an adapter's on it), or sums up other
-    answers."""
+    """Yield a sentence if a model's evaluation is of other files (a GGUF, and perhaps an adapter's with it),
+    or summarizes other answers.
+    """
     report, again = f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
     if lacking := [file.name for file in files if file not in hashes]:
         yield (
@@ -98,8 +100,9 @@ def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Parity
 def _base_faults(
     gguf: Path, sha256: str | None, produced: Path, fields: Mapping[str, Any], root: Path, stage: str
 ) -> Iterator[str]:
-    """If the base's GGUF is not the one that models/base.json names, or that `own` (the adapter's GGUF, or
-    the tuned one, which `stage` makes) was made for."""
+    """Yield a sentence if the base's GGUF is not the one that models/base.json names, or that `produced` (the
+    adapter's GGUF, or the tuned one, which `stage` makes) was made for.
+    """
     recorded = read_record(root, "models/base.json", Base, "base").files.get(gguf.name)
     if sha256 and recorded != sha256:
         yield f"models/base.json names another {gguf.name} than this one: run `snakemake --force base`."
@@ -108,5 +111,5 @@ def _base_faults(
 
 
 def _common(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What all levels of a model share: the provenance without what is a level's own."""
+    """Return the fields that all levels of a model share: the provenance without those of a level only."""
     return {key: value for key, value in fields.items() if not key.startswith(OF_A_LEVEL)}

@@ -1,8 +1,8 @@
-"""Are the records behind a GGUF complete and of this very file: base, adapter, rows, merge? No file counts
-because it merely exists.
+"""Check that the records behind a GGUF are complete and about this very file: base, adapter, rows, merge. No
+file counts because it merely exists.
 
-Training wrote which adapter's folder (reports/train.json) and tokens (models/adapter/run.json) are its own;
-the tokens' manifest names the rows, the evaluation the held-out ones; the GGUF's provenance names base,
+Training recorded which adapter's folder (reports/train.json) and tokens (models/adapter/run.json) are its
+own. The tokens' manifest names the rows, the evaluation the held-out ones. The GGUF's provenance names base,
 adapter, tokens, settings, template and merge. Reads these and hashes them, writes nothing.
 """
 
@@ -22,29 +22,29 @@ from pipeline.gate.records import Name, Number, Sha256, Shape
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
 ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"
-AUGMENT, AUGMENTED = "augment", "data/augmented"  # rows that a model wrote, beside those of curation
+AUGMENT, AUGMENTED = "augment", "data/augmented"  # rows that a model wrote, in addition to those of curation
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
-# the keys of a provenance about the project's own records; others are about llama.cpp, the importance matrix
-# and the tokenizer
+# Prefixes of a provenance's keys about the project's own records. Others are about llama.cpp, the importance
+# matrix and the tokenizer.
 OWN = tuple(f"quench.{part}." for part in ("base", "adapter", "data", "config", "template", "merge"))
 
 
 class Run(Shape):
-    """models/adapter/run.json."""
+    """Record of models/adapter/run.json."""
 
     tokens_sha256: Sha256
     settings: dict[str, Any]
 
 
 class Adapted(Shape):
-    """What one adapter did to one tensor."""
+    """Change of one tensor by one adapter."""
 
     tensor: Name
     scale: Number
 
 
 class MergeRecord(Shape):
-    """models/merged/merge.json."""
+    """Record of models/merged/merge.json."""
 
     adapter_sha256: Sha256
     merge_base: Name
@@ -54,14 +54,15 @@ class MergeRecord(Shape):
 
 
 class TokensManifest(Shape):
-    """data/tokens/manifest.json."""
+    """Record of data/tokens/manifest.json."""
 
     rows: Annotated[dict[str, Sha256], Field(min_length=1)]
 
 
 def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
-    """sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root` are what
-    training and evaluating `model` saw."""
+    """Return the sha256 of the rows by title. Raises `DataError` unless adapter, tokens and rows below `root`
+    are those that training and evaluating `model` used.
+    """
     adapter = root / ADAPTER
     if not trained_file(adapter).is_file():
         product = product_of(inputs.evaluations)
@@ -121,11 +122,11 @@ def provenance_faults(
     merged: bool,
     inherited: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
-    """A sentence if the provenance `found` of the GGUF `name` names another base, adapter, data, settings or
-    merge than those below `root`.
+    """Yield a sentence if the provenance `fields_of_file` of the GGUF `name` names another base, adapter,
+    data, settings or merge than those below `root`.
 
-    `inherited` is the provenance of the base's own GGUF if `name` is a copy of it with trained scales: what
-    it has from there besides is about the base, and no fault.
+    `inherited` is the provenance of the base's own GGUF if `name` is a copy of it with trained scales. Its
+    other fields are about the base, and not a fault.
     """
     parts = [(BASE, lineage_fields(root / BASE)), (ADAPTER, adapter_fields(root / ADAPTER))]
     if merged:
@@ -146,7 +147,7 @@ def provenance_faults(
 
 
 def _need(root: Path, place: str, stage: str, recorded: str | None, sha256: str, where: str) -> None:
-    """Raise `DataError` unless `place` is what `where` names."""
+    """Raise `DataError` unless `place` has the sha256 that `where` records."""
     if recorded is None:
         raise DataError(
             "Q-SHIP-005",
@@ -163,7 +164,7 @@ def _need(root: Path, place: str, stage: str, recorded: str | None, sha256: str,
 
 
 def _back(place: str, stage: str) -> str:
-    """How to get it back."""
+    """Return the advice how to restore it."""
     return (
         f"`dvc checkout --force {place}` brings back what {stage} wrote; without a copy run `python -m "
         f"pipeline {stage}`, then `snakemake`"

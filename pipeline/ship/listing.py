@@ -1,5 +1,6 @@
-"""A folder from an untrusted source, listed and hashed without following anything out of it: plain files
-only, nothing waited for, memory bounded."""
+"""List and hash a folder from an untrusted source without following anything out of it: plain files only,
+without waiting, in bounded memory.
+"""
 
 import hashlib
 import json
@@ -16,24 +17,24 @@ from pathlib import Path
 MAX_FILES = 1000
 MAX_DEPTH = 4
 MAX_SMALL = 16 << 20  # bytes of any file but the GGUF
-# what a terminal or an editor obeys and does not show, by Unicode's categories: controls but tab and newline,
-# format characters (directions of writing, joiners, tags), separators of lines, private use
+# Unicode categories that a terminal or an editor interprets and does not show: controls but tab and newline,
+# format characters (directions of writing, joiners, tags), separators of lines, private use.
 OBEYED = ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")
 TAB_AND_NEWLINE = "\t\n"
-FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and a symbol that are shown as nothing
-FILE_MODE, PROGRAM_MODE = 0o644, 0o755  # what a bundle's files have, and no other
+FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and a symbol that are displayed as nothing
+FILE_MODE, PROGRAM_MODE = 0o644, 0o755  # modes of a bundle's files; no others are allowed
 KINDS = {stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
-LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # of `sha256sum`
+LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")  # a line of `sha256sum`
 
 
 class Hostile(ValueError):
-    """The folder holds what no bundle has; the text says what, as a complete sentence."""
+    """Error for a folder with content that no bundle has; the text is a complete sentence."""
 
 
 def plain_files(folder: Path) -> dict[str, int]:
-    """Bytes by relative path (with /) of every file below `folder`.
+    """Return the bytes by relative path (with /) of every file below `folder`.
 
-    Raises `Hostile` at the first thing that is neither file nor folder, at an empty folder, and if there are
+    Raises `Hostile` at the first entry that is neither file nor folder, at an empty folder, and if there are
     more than `MAX_FILES` of both.
     """
     sizes: dict[str, int] = {}
@@ -46,8 +47,9 @@ def plain_files(folder: Path) -> dict[str, int]:
 
 
 def need_modes(folder: Path, names: Iterable[str]) -> None:
-    """Raise `Hostile` for a file of other rights than a bundle's: writable by others, or run with other
-    rights."""
+    """Raise `Hostile` for a file with other modes than a bundle's: writable by others, or run with other
+    rights.
+    """
     for name in names:
         mode = os.fstat(handle := open_plain(folder / name)).st_mode
         os.close(handle)
@@ -60,8 +62,9 @@ def need_modes(folder: Path, names: Iterable[str]) -> None:
 
 
 def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | None]]:
-    """Every file with its bytes, every folder with None; at most one more of each folder than is allowed in
-    total."""
+    """Yield every file with its bytes, every folder with None; at most one more of each folder than is
+    allowed in total.
+    """
     if depth > MAX_DEPTH:
         raise Hostile(f"Folders are more than {MAX_DEPTH} deep: {prefix}")
     for entry in _entries(folder, prefix):
@@ -92,8 +95,9 @@ def _entries(folder: Path, prefix: str) -> list[os.DirEntry[str]]:
 
 
 def open_plain(path: Path) -> int:
-    """A descriptor of a plain file; never follows a link, never waits for a pipe. Raises `Hostile` if it has
-    become something else."""
+    """Return a descriptor of a plain file; never follows a link, never waits for a pipe. Raises `Hostile` if
+    it has become something else.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -105,7 +109,7 @@ def open_plain(path: Path) -> int:
 
 
 def read_small(path: Path) -> str:
-    """A text of at most `MAX_SMALL` bytes. Raises `Hostile` if it is larger or no UTF-8."""
+    """Return a text of at most `MAX_SMALL` bytes. Raises `Hostile` if it is larger or not UTF-8."""
     with os.fdopen(open_plain(path), "rb") as file:
         data = file.read(MAX_SMALL + 1)
     if len(data) > MAX_SMALL:
@@ -117,20 +121,23 @@ def read_small(path: Path) -> str:
 
 
 def obeyed(text: str) -> str | None:
-    """The first character of a text that is not shown but obeyed, as "U+001B in line 3"; None if there is
-    none."""
+    """Return the first character of a text that is interpreted instead of shown, as "U+001B in line 3"; None
+    if there is none.
+    """
     match = _obeyed().search(text)
     return f"U+{ord(match[0]):04X} in line {text.count(chr(10), 0, match.start()) + 1}" if match else None
 
 
 def escaped(text: str) -> str:
-    """JSON with such characters as escapes: the same values, safe to look at."""
+    """Return JSON with such characters as escapes: the same values, safe to look at."""
     return _obeyed().sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 @cache
 def _obeyed() -> re.Pattern[str]:
-    """A character of `OBEYED` or `FILLERS`; as ranges, for there are 137,000 of private use alone."""
+    """Return a pattern for a character of `OBEYED` or `FILLERS`, as ranges, because private use has 137,000
+    characters.
+    """
     ranges: list[list[int]] = []
     for code, character in enumerate(map(chr, range(sys.maxunicode + 1))):
         hidden = unicodedata.category(character) in OBEYED and character not in TAB_AND_NEWLINE
@@ -143,21 +150,22 @@ def _obeyed() -> re.Pattern[str]:
 
 
 def hash_plain(path: Path) -> str:
-    """sha256 of a plain file, hexadecimal. Raises `Hostile`."""
+    """Return the sha256 of a plain file, hexadecimal. Raises `Hostile`."""
     with os.fdopen(open_plain(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums(text: str) -> dict[str, str]:
-    """sha256 by name of a SHA256SUMS. Raises `Hostile` for a line that is none, or a name that leads out of
-    the folder."""
+    """Return the sha256 by name of a SHA256SUMS. Raises `Hostile` for an invalid line, or a name that leads
+    out of the folder.
+    """
     hashes: dict[str, str] = {}
     for line in filter(None, text.split("\n")):
         match = LINE.fullmatch(line)
         if not match:
             raise Hostile(f"SHA256SUMS has a line that is not a checksum: {line[:80]!a}.")
         name = match[2]
-        if {"", ".", ".."} & set(name.split("/")) or name in hashes:  # "" is before the first of /etc
+        if {"", ".", ".."} & set(name.split("/")) or name in hashes:  # "" is before the first slash of /etc.
             raise Hostile(f"SHA256SUMS names {name[:80]!a}, which leads out of the bundle or is there twice.")
         hashes[name] = match[1]
     return hashes

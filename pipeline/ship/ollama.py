@@ -1,8 +1,8 @@
-"""The base's chat template for Ollama, which reads Go templates, not the GGUF's own Jinja one.
+"""Write the base's chat template for Ollama, which reads Go templates, not the GGUF's own Jinja one.
 
 Without a TEMPLATE Ollama compares with templates it knows and falls back to the bare prompt
 (https://docs.ollama.com/template). So if the base renders plain ChatML, proven by rendering, the Modelfile
-has that template, with tools if these can be proven too; what is not written, it says.
+has that template, with tools if these can be proven too. It reports what it does not write.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ DIALOGUE = [
 
 @dataclass(frozen=True)
 class OllamaTemplate:
-    """The parts of a base's chat template that the Modelfile has."""
+    """Parts of a base's chat template for the Modelfile."""
 
-    template: str  # Go's
-    system: str  # of a conversation without one
-    tools: bool  # `template` writes them
-    unwritten: bool  # the base's template writes them, `template` does not
+    template: str  # the Go template
+    system: str  # system text of a conversation without one
+    tools: bool  # `template` writes tools.
+    unwritten: bool  # The base's template writes tools, `template` does not.
 
 
 def ollama_template(jinja: str | None) -> OllamaTemplate | None:
@@ -51,8 +51,9 @@ def ollama_template(jinja: str | None) -> OllamaTemplate | None:
 
 
 def default_system(jinja: str | None) -> str | None:
-    """The system text that `jinja` adds if a conversation has none, "" for none; None if `jinja` is not the
-    template that `CHATML` is, or the text can't be written for Ollama."""
+    """Return the system text that `jinja` adds if a conversation has none, "" for none; None if `jinja` is
+    not the template `CHATML`, or the text can't be written for Ollama.
+    """
     if jinja is None or _render(jinja, DIALOGUE) != chatml(DIALOGUE):
         return None
     rest, single = chatml([QUESTION]), _render(jinja, [QUESTION]) or ""
@@ -60,20 +61,21 @@ def default_system(jinja: str | None) -> str | None:
         return ""
     before, after = "<|im_start|>system\n", "<|im_end|>\n" + rest
     system = single.removeprefix(before).removesuffix(after)
-    # Ollama trims what it reads, and three quotes end a value
+    # Ollama trims what it reads, and three quotes end a value.
     is_plain = system == system.strip() and '"""' not in system
     return system if is_plain and single == before + system + after else None
 
 
 def chatml(messages: list[dict[str, str]]) -> str:
-    """Plain ChatML with the opening of the assistant's turn: what `CHATML` renders."""
+    """Return plain ChatML with the opening of the assistant's turn: the rendering of `CHATML`."""
     turns = (f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def chat_template(model: Path) -> str | None:
-    """The Jinja chat template of a Hugging Face folder; None if it has none or several. Raises `DataError` if
-    it can't be read."""
+    """Return the Jinja chat template of a Hugging Face folder; None if it has none or more than one. Raises
+    `DataError` if it can't be read.
+    """
     file, config = model / "chat_template.jinja", model / "tokenizer_config.json"
     again = "run `python -m pipeline train` again"
     if file.is_file():
@@ -91,5 +93,5 @@ def _render(jinja: str, messages: Sequence[Message], tools: Sequence[Message] | 
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     try:
         return compiled(jinja)(messages=messages, add_generation_prompt=True, tools=tools, **tokens)
-    except Exception:  # a template is a program, which can stumble over anything
+    except Exception:  # A template is a program and can raise anything.
         return None

@@ -1,8 +1,9 @@
-"""Tools in a template for Ollama: what the base's Jinja template writes around them, taken from what it
-renders, and a Go template with the same texts.
+"""Write tools in a template for Ollama: extract the texts that the base's Jinja template renders around them,
+and write a Go template with the same texts.
 
 Ollama writes the JSON of a tool and of a call's arguments itself: without spaces, a tool's keys in an order
-of its own and without those that it does not know. All else is the text of training, proven by rendering.
+of its own and without those that it does not know. Everything else is the text of training, proven by
+rendering.
 """
 
 import json
@@ -48,7 +49,7 @@ PROOFS: list[list[Message]] = [
 
 
 class ToolTexts(NamedTuple):
-    """The texts around tools, calls and results in ChatML."""
+    """Texts around tools, calls and results in ChatML."""
 
     alone: str  # before the first tool, in a chat without a system turn
     joined: str  # between a system turn's text and the first tool
@@ -61,7 +62,7 @@ class ToolTexts(NamedTuple):
 def tool_texts(render: Render) -> ToolTexts | None:
     """Return the texts of a template that renders plain ChatML, None if it writes tools in another way.
 
-    `render` gives a conversation, with or without tools, as the template has it.
+    `render` renders a conversation, with or without tools, by the template.
     """
     texts = _extracted(render)
     if texts is None or any(not _is_plain(text) for text in _flat(texts)):
@@ -71,7 +72,7 @@ def tool_texts(render: Render) -> ToolTexts | None:
 
 
 def _extracted(render: Render) -> ToolTexts | None:
-    """Find the texts between what is known in three renderings; None if something known is not there."""
+    """Find the texts between known parts in three renderings; None if a known part is missing."""
     first, second = (_dumped(function) for function in FUNCTIONS)
     opening = f"{OPENING}system\n"
     end = END + f"{OPENING}user\n"
@@ -127,7 +128,7 @@ def _is_plain(text: str) -> bool:
 
 
 def with_tools(messages: Sequence[Message], functions: Sequence[Message], texts: ToolTexts) -> str:
-    """Return the conversation with tools as `go_template` writes it, but for the spelling of JSON."""
+    """Return the conversation with tools as `go_template` writes it, except for the spelling of JSON."""
     text = ""
     before = ""
     opened, between, closed = texts.result
@@ -160,7 +161,7 @@ def _call(call: Message, texts: ToolTexts) -> str:
 def go_template(texts: ToolTexts) -> str:
     """Return ChatML with tools as a Go template.
 
-    Ollama asks for tools if a template names `.Tools`, and reads calls in an answer by the text that follows
+    Ollama looks for tools if a template names `.Tools`, and reads calls in an answer by the text that follows
     `if .ToolCalls`.
     """
     before_name, before_arguments, after_call = texts.call
@@ -168,24 +169,24 @@ def go_template(texts: ToolTexts) -> str:
     return "".join(
         (
             '{{ $before := "" }}{{ range $number, $_ := .Messages }}',
-            # the results of tools end before another turn
+            # The results of tools end before another turn.
             '{{ if and (eq $before "tool") (ne .Role "tool") }}',
             f"{closed}{END}{{{{ end }}}}",
-            # the tools, in the system's turn
+            # The tools, in the system's turn.
             f"{{{{ if and (eq $number 0) $.Tools }}}}{OPENING}system\n",
             f'{{{{ if eq .Role "system" }}}}{{{{ .Content }}}}{texts.joined}',
             f"{{{{ else }}}}{texts.alone}{{{{ end }}}}",
             f"{{{{ range $place, $_ := $.Tools }}}}{{{{ if $place }}}}{texts.between}{{{{ end }}}}",
             f"{{{{ .Function }}}}{{{{ end }}}}{texts.after}{END}{{{{ end }}}}",
-            # answers and calls
+            # Answers and calls.
             f'{{{{ if eq .Role "assistant" }}}}{OPENING}assistant',
             "{{ if or .Content (not .ToolCalls) }}\n{{ .Content }}{{ end }}",
             f"{{{{ if .ToolCalls }}}}{{{{ range .ToolCalls }}}}{before_name}{{{{ .Function.Name }}}}",
             f"{before_arguments}{{{{ .Function.Arguments }}}}{after_call}{{{{ end }}}}{{{{ end }}}}{END}",
-            # results
+            # Results.
             f'{{{{ else if eq .Role "tool" }}}}{{{{ if eq $before "tool" }}}}{between}',
             f"{{{{ else }}}}{OPENING}{opened}{{{{ end }}}}{{{{ .Content }}}}",
-            # other turns; the first system turn is written with the tools, if there are any
+            # Other turns. The first system turn is written with the tools, if there are any.
             '{{ else if or $number (ne .Role "system") (not $.Tools) }}',
             f"{OPENING}{{{{ .Role }}}}\n{{{{ .Content }}}}{END}{{{{ end }}}}",
             '{{ $before = .Role }}{{ end }}{{ if eq $before "tool" }}',

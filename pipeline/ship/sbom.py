@@ -1,9 +1,9 @@
 """The software bill of materials of a bundle: CycloneDX 1.6 JSON (https://cyclonedx.org/docs/1.6/json/) of
-what the model is made of.
+the model's parts.
 
-The GGUF is the subject, a machine-learning-model with its hash; the base is its ancestor; data are listed by
-hash only; then llama.cpp and the Python packages of the training run. Neither dates nor places: the same
-model has the same bill.
+The GGUF is the subject, a machine-learning-model with its hash. The base is its ancestor; data are listed by
+hash only; then llama.cpp and the Python packages of the training run. There are neither dates nor paths: the
+same model has the same bill.
 """
 
 import json
@@ -27,14 +27,14 @@ from pipeline import __version__
 from pipeline.gate.records import Base
 from pipeline.ship.listing import escaped
 
-# ours, for serial numbers that follow from the model's hash
+# Our namespace, for serial numbers that are derived from the model's hash.
 NAMESPACE = uuid.UUID("4f0a0c5e-8f0e-5d5c-9a53-8a1d6b1d2f67")
 BASE_REF, LLAMA_REF = "base-model", "llama.cpp"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that a bill is of: its name, and its file with the hash.
+    """Model that a bill describes: its name, and its file with the hash.
 
     `beside` are further files that it consists of, sha256 by name: the base's GGUF, if `file` is an
     adapter's.
@@ -54,7 +54,7 @@ def bill(
     datasets: Mapping[str, str],
     versions: Mapping[str, Any],
 ) -> str:
-    """The bill as JSON text.
+    """Return the bill as JSON text.
 
     `base` is models/base.json, `provenance` the GGUF's own, `datasets` sha256 by name, `versions` the
     training run's packages (None: not installed).
@@ -97,12 +97,14 @@ def bill(
     )
     bom.register_dependency(model, [*bom.components])
     value = json.loads(make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string())
-    value["metadata"].pop("timestamp", None)  # the library always writes the present one
+    value["metadata"].pop("timestamp", None)  # The library always writes the present time.
     return escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n"
 
 
 def _base(base: Base, ref: str | None) -> Component:
-    """The base, or where `ref` is None one more mention of it: no two parts of a bill have the same ref."""
+    """Return the base, or another mention of it if `ref` is None, because no two parts of a bill have the
+    same ref.
+    """
     owner, purl, short, revision = None, None, Path(base.model).name, base.revision
     if base.source == "hub":
         owner = base.model.rpartition("/")[0] or None
@@ -123,7 +125,7 @@ def _base(base: Base, ref: str | None) -> Component:
 
 
 def _hashed(digests: Mapping[str, str], kind: ComponentType, prefix: str | None) -> list[Component]:
-    """A part by name for each sha256 by name; without a `prefix` none has a ref."""
+    """Return a part by name for each sha256 by name; without a `prefix` none has a ref."""
     return [
         Component(name=name, type=kind, bom_ref=prefix and prefix + name, hashes=[_hash(digest)])
         for name, digest in sorted(digests.items())
@@ -131,7 +133,7 @@ def _hashed(digests: Mapping[str, str], kind: ComponentType, prefix: str | None)
 
 
 def _license(base: Base) -> list[License]:
-    """The base's license, by SPDX id if it is one."""
+    """Return the base's license, by SPDX id if it is one."""
     return [LicenseFactory().make_from_string(base.license)] if base.license else []
 
 

@@ -1,5 +1,5 @@
 """Signatures by OpenSSF model signing (https://github.com/ossf/model-signing) with an elliptic key of your
-own: nothing leaves the machine.
+own. Nothing leaves the machine.
 
     openssl ecparam -name prime256v1 -genkey -noout -out quench.key
     openssl ec -in quench.key -pubout -out quench.pub
@@ -21,13 +21,13 @@ NO_KEY = (OSError, ValueError, TypeError, AttributeError)  # the last two: encry
 
 
 def sign(folder: Path, key: Path) -> None:
-    """Write model.sig over every file of `folder`, with the private `key`. Raises as `signer`."""
+    """Write model.sig over every file of `folder`, with the private `key`. Raises what `signer` does."""
     _, _, hashing = _library()
     signer(key).set_hashing_config(_covered(hashing)).sign(folder, folder / SIGNATURE)
 
 
 def signer(key: Path) -> Any:
-    """What signs with the private `key` (PEM, an unencrypted elliptic key).
+    """Return the signer with the private `key` (PEM, an unencrypted elliptic key).
 
     Raises `ToolError` if the library is missing, `ConfigError` for a key that can't sign.
     """
@@ -44,7 +44,8 @@ def signer(key: Path) -> Any:
 
 
 def signature_fault(folder: Path, key: Path) -> str | None:
-    """Why model.sig does not vouch for `folder` by the public `key`, in half a sentence; None if it does.
+    """Return the reason why model.sig does not vouch for `folder` by the public `key`, in half a sentence;
+    None if it does.
 
     Raises `ToolError` if the library is missing, `ConfigError` for a key that can't verify.
     """
@@ -60,15 +61,16 @@ def signature_fault(folder: Path, key: Path) -> str | None:
         ) from error
     if (folder / SIGNATURE).stat().st_size > MAX_SIGNATURE_BYTES:
         return "it is not a signature (too large)"
-    try:  # our own way of hashing, not the one that the file asks for
+    try:  # Hash in our own way, not in the one that the file requests.
         config.set_hashing_config(_covered(hashing)).verify(folder, folder / SIGNATURE)
-    except Exception as error:  # whatever fails in a foreign file, the library has not vouched for the folder
+    # Whatever fails in a foreign file, the library has not vouched for the folder.
+    except Exception as error:
         return shortened(error, 300)
     return None
 
 
 def _need_key(key: Path) -> None:
-    """Raise `ConfigError` for what the library would read without end."""
+    """Raise `ConfigError` for a file that the library would read without end."""
     why = trouble(key)
     if not why and not key.is_file():
         why = "it is a folder"

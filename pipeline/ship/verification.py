@@ -1,7 +1,7 @@
-"""Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's provenance and the card,
-the bill, the evidence, the signature.
+"""Verify a bundle: checksums, nothing missing, nothing extra, the GGUF's provenance and the card, the bill,
+the evidence, the signature.
 
-Of an adapter there are two GGUFs: its own, and that of the base it was trained on. A bundle may come from any
+An adapter's bundle has two GGUFs: its own, and that of the base it was trained on. A bundle may come from any
 source: nothing is executed, followed out of the folder or waited for, and the large file is read only after
 everything small agrees.
 """
@@ -28,17 +28,17 @@ from pipeline.ship.listing import (
 )
 from pipeline.ship.signature import SIGNATURE, signature_fault
 
-VERSION = "1.6"  # of CycloneDX
-MOST_VALUES = 5000  # of a bill: a validator compares each value of a list with each other
-ADAPTER = "-lora.gguf"  # how the name of an adapter's GGUF ends; the base's file is beside it
-# what reading untrusted JSON may raise: deep brackets end the decoder
+VERSION = "1.6"  # version of CycloneDX
+MOST_VALUES = 5000  # most values of a bill, because a validator compares each value of a list with each other
+ADAPTER = "-lora.gguf"  # suffix of an adapter's GGUF; the base's file is in the same folder
+# Exceptions from reading untrusted JSON: deep brackets stop the decoder.
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-GOOD = {"pass", "warn", "not measured"}  # verdicts
+GOOD = {"pass", "warn", "not measured"}  # verdicts that pass
 NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
 
 def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
-    """What is wrong with a bundle, a sentence each; none if it verifies. `key` is the public key that must
+    """Return the faults of a bundle, a sentence each; none if it verifies. `key` is the public key that must
     have signed it.
 
     Raises `DataError` if there is no such folder, `ToolError` and `ConfigError` if a signature can't be
@@ -53,8 +53,9 @@ def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
 
 
 def _faults(folder: Path, key: Path | None) -> list[str]:
-    """The faults of the first step that finds any: what is there, texts, what they claim, the large files,
-    the signature."""
+    """Return the faults of the first step that finds any: files, texts, what they claim, the large files, the
+    signature.
+    """
     sizes = plain_files(folder)
     need_modes(folder, sizes)
     if lacking := [name for name in NEEDED if name not in sizes]:
@@ -99,8 +100,9 @@ def _altered(folder: Path, listed: dict[str, str]) -> Iterator[str]:
 
 
 def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
-    """Texts are to be read: a character that hides or reorders others would show something else than the
-    text."""
+    """Yield faults of texts, which are to be read: a character that hides or reorders others would show
+    something else than the text.
+    """
     for name in texts:
         if hidden := obeyed(read_small(folder / name)):
             yield (
@@ -110,8 +112,9 @@ def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
-    """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's; bytes of all), by
-    the checksums and the first's provenance."""
+    """Yield faults if card, bill and evidence are not about these GGUFs (an adapter's before its base's;
+    bytes of all), by the checksums and the first's provenance.
+    """
     card, (first, *beside) = read_small(folder / CARD), hashes
     gguf = beside[0] if beside else first  # the one that `evaluation.json` calls its file
     try:
@@ -154,7 +157,7 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
 def _provenance_faults(
     folder: Path, hashes: dict[str, str], bill: Mapping[str, Any], on_card: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Whether the GGUFs are complete, and card and bill repeat the first one's provenance."""
+    """Yield faults if the GGUFs are incomplete, or card and bill do not repeat the first one's provenance."""
     first, *beside = hashes
     try:
         for file in beside:
@@ -173,13 +176,15 @@ def _provenance_faults(
 
 
 def _differing(fields: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ, escaped."""
+    """Return the keys whose values differ, escaped."""
     keys = sorted(key for key in fields.keys() | other.keys() if fields.get(key) != other.get(key))
     return [ascii(key)[1:-1] for key in keys]
 
 
 def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
-    """What makes `bill`, read from `text`, no CycloneDX 1.6 bill, in half a sentence; None if it is one."""
+    """Return the reason why `bill`, read from `text`, is not a CycloneDX 1.6 bill, in half a sentence; None
+    if it is one.
+    """
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -194,8 +199,9 @@ def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
 def bill_faults(
     bill: Mapping[str, Any], hashes: Mapping[str, str], fields: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Where a valid bill differs from the GGUFs' `hashes` (sha256 by name) and the provenance of the first,
-    half a sentence each."""
+    """Yield the differences of a valid bill from the GGUFs' `hashes` (sha256 by name) and the provenance of
+    the first, half a sentence each.
+    """
     from pipeline.ship.sbom import BASE_REF
 
     subject, components = bill["metadata"]["component"], bill.get("components", [])
@@ -222,13 +228,13 @@ def _sha256(component: Mapping[str, Any]) -> str | None:
 
 
 def _passed(record: dict[str, Any], parts: str) -> bool:
-    """Whether the verdict says so, and every verdict below it, of which there are some in `parts`."""
+    """Return True if the verdict passes, and every verdict below it; there must be some in `parts`."""
     verdicts = {*_verdicts(record.get(parts))}
     return record.get("verdict") == "pass" and bool(verdicts) and {*_verdicts(record)} <= GOOD
 
 
 def _verdicts(record: Any) -> Iterator[str]:
-    """Every verdict in a record, at any depth; what is not text as its type."""
+    """Yield every verdict in a record, at any depth; one that is not text as its type."""
     left = [record]
     while left:
         value = left.pop()
