@@ -1,1 +1,1 @@
-"""What pages are drawn with: templates, plots, figures as text."""
+"""Tools that draw pages: templates, plots, figures as text."""

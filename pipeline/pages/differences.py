@@ -1,4 +1,4 @@
-"""Two texts and what differs between them, as words marked in HTML."""
+"""Show two texts and their differences, as words marked in HTML."""
 
 import re
 from difflib import SequenceMatcher
@@ -8,22 +8,22 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 LONGEST = 2000  # characters of a text that are shown
-NEAR, LONG = 10, 50  # words shown on either side of a difference; more than `LONG` further ones are left out
-# a run of letters, of digits, or one other character (code differs in less than what lies between two
-# blanks), with the blanks before it
+NEAR, LONG = 10, 50  # Words shown on either side of a difference; more than `LONG` further ones are left out.
+# A sequence of letters, of digits, or one other character (code differs in less than what is between two
+# blanks), with the blanks before it.
 WORD = re.compile(r"\s*(?:[^\W\d_]+|\d+|\S)|\s+")
 
 
 def clipped(text: object, longest: int = LONGEST) -> str:
-    """The text's beginning, and how much more there is."""
+    """Return the text's beginning, and how much more there is."""
     complete = str(text)
     left = len(complete) - longest
     return f"{complete[:longest]}… ({left:,} more characters)" if left > 0 else complete
 
 
 def marked(before: str, after: str) -> "Markup":
-    """`after` with its own words in `<ins>` and those only in `before` in `<del>`; long runs of equal words
-    are shortened. Everything is escaped.
+    """Return `after` with its own words in `<ins>` and those only in `before` in `<del>`; long sequences of
+    equal words are shortened. Everything is escaped.
     """
     from markupsafe import Markup, escape
 
@@ -40,7 +40,7 @@ def marked(before: str, after: str) -> "Markup":
 
 
 def _shortened(words: list[str], *, first: bool, last: bool) -> str:
-    """Equal words: those near a difference, … for the rest."""
+    """Return equal words: those near a difference, … for the rest."""
     head, tail = (0 if first else NEAR), (0 if last else NEAR)
     if len(words) <= head + tail + LONG or (first and last):
         return "".join(words)

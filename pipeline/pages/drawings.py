@@ -1,4 +1,6 @@
-"""The data page's drawings, the same bytes for one input: rows as a flow (Sankey diagram), counts as bars."""
+"""The data page's drawings: rows as a flow (Sankey diagram), counts as bars. One input always gives the same
+bytes.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +12,18 @@ from pipeline.pages.plots import ACCENT, GOOD, INK, LINE, MUTED, WARM, axes_of, 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# the flow, in points: names end at LEFT, branches end at BRANCH, their words begin at WORDS
+# Positions of the flow, in points: names end at LEFT, branches end at BRANCH, their words begin at WORDS.
 LEFT, WIDTH, BRANCH, WORDS, RIGHT = 132, 170, 350, 360, 700
-TOP, END, FAN = 28.0, 30.0, 56.0  # above the stream, its last piece, what parts into splits below it
-THIN = 1.5  # a single row among a million is still to be seen
-LABELED = 12  # bars that have room for their counts
+TOP, END, FAN = 28.0, 30.0, 56.0  # heights above the stream, of its last piece, and of the split below it
+THIN = 1.5  # A single row among a million must be visible.
+LABELED = 12  # most bars with room for their counts
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a rule did: it took `lost` rows out or put `added` ones in (neither: it changed some); `words`
-    and, smaller, `more` say so.
+    """Effect of a rule: it removed `lost` rows or `added` some (neither: it changed some). `words` and,
+    smaller, `more` describe it.
     """
 
     name: str
@@ -45,8 +47,8 @@ class Step:
 def flow(
     description: str, ends: tuple[str, str], steps: Sequence[Step], splits: Mapping[str, int]
 ) -> "Markup":
-    """A stream from top to bottom, as wide as it has rows; what a step takes out branches off to the right,
-    at the end it parts into `splits`.
+    """Return a stream from top to bottom, as wide as it has rows. Rows that a step removes branch off to the
+    right; at the end it parts into `splits`.
 
     `ends` are the words at its two ends. Returns SVG.
     """
@@ -58,7 +60,7 @@ def flow(
     axes.text(LEFT - 12, bottom + 26, ends[1], color=INK, fontsize=15, fontweight="bold", ha="right")
     edge = []  # the stream's right edge, from top to bottom
     for step, top, height in zip(steps, tops, heights, strict=True):
-        # lost rows leave at the top of their step, added ones come in at its bottom
+        # Lost rows leave at the top of their step, added ones join at its bottom.
         edge += [(step.rows_in, top), (step.rows_out, top) if step.lost else (step.rows_in, top + height)]
         _step(axes, step, unit, top, top + height)
     rows = steps[-1].rows_out if steps else sum(splits.values())
@@ -79,9 +81,9 @@ def bars(
     edges: bool = False,
     marks: Sequence[tuple[str, float]] = (),
 ) -> "Markup | str":
-    """A bar for each (label, count). `edges`: a label stands at its bar's left edge, as in a histogram.
+    """Return a bar for each (label, count). `edges`: a label is at its bar's left edge, as in a histogram.
 
-    `marks` are (label, place) of upright lines, a place counted in bars from the left. Returns SVG, ""
+    `marks` are (label, place) of vertical lines, a place counted in bars from the left. Returns SVG, ""
     without items.
     """
     if not items:
@@ -90,7 +92,7 @@ def bars(
     places = range(len(items))
     top = max(1, *(count for _, count in items))
     side, width = ("left", 0.96) if edges else ("center", 0.8)
-    least = top / 100  # a single row among a million is still to be seen
+    least = top / 100  # A single row among a million must be visible.
     heights = [max(count, least) if count else 0 for _, count in items]
     drawn = axes.bar(places, heights, width, align="edge" if edges else "center", color=ACCENT)
     for place, bar in enumerate(drawn):
@@ -129,8 +131,8 @@ def histogram(
     forms: tuple[str, str] = (",", ","),
     marks: Sequence[tuple[str, float]] = (),
 ) -> "Markup | str":
-    """`bars` of bins {"from", "to", "rows"}; `forms` are those of a bin's ends, in the description and as a
-    label.
+    """Return `bars` of bins {"from", "to", "rows"}; `forms` are the formats of a bin's ends, in the
+    description and as a label.
     """
     said, label = forms
     description = "; ".join(
@@ -141,14 +143,14 @@ def histogram(
 
 
 def _step(axes: Any, step: Step, unit: float, top: float, bottom: float) -> None:
-    """One step's branch between `top` and `bottom`, its name on the left, what it did on the right."""
+    """Draw one step's branch between `top` and `bottom`, its name on the left, its effect on the right."""
     y, quiet = (top + bottom + 8) / 2 if step.moved else top + 15, not step.moved
-    if quiet:  # it only changed some: a thin line to a note
+    if quiet:  # The step only changed some rows: a thin line to a note.
         axes.plot([LEFT + step.rows_in * unit + 6, WORDS - 8], [y, y], color=LINE, linewidth=1)
     else:
         thick = max(step.moved * unit, THIN)
         inner = LEFT + min(step.rows_in, step.rows_out) * unit
-        # the inner side of a branch that leaves turns below, of one that joins above
+        # The inner side of a branch that leaves turns below, of one that joins above.
         turn, side, color = (top, thick / 2, WARM) if step.lost else (bottom, -thick / 2, GOOD)
         outer = inner + thick
         outside = [(outer, turn), (outer, y - side), (BRANCH, y - side)]
@@ -163,7 +165,7 @@ def _step(axes: Any, step: Step, unit: float, top: float, bottom: float) -> None
 
 
 def _fan(axes: Any, splits: Mapping[str, int], unit: float, top: float) -> None:
-    """The stream's end, parted into the splits."""
+    """Draw the stream's end, parted into the splits."""
     start = place = float(LEFT)
     bottom, middle = top + FAN, top + FAN / 2
     for name, rows in splits.items():
@@ -179,7 +181,7 @@ def _fan(axes: Any, splits: Mapping[str, int], unit: float, top: float) -> None:
 
 
 def _ribbon(axes: Any, there: Sequence[Point], back: Sequence[Point], color: str, alpha: float) -> None:
-    """The area between two Bézier curves, of three or four points each."""
+    """Draw the area between two Bézier curves, of three or four points each."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 

@@ -1,4 +1,6 @@
-"""Figures as report text: sizes, shares, points, p-values; a dash if not measured. The templates' filters."""
+"""Format figures as report text: sizes, shares, points, p-values; a dash if not measured. These are the
+templates' filters.
+"""
 
 import re
 from typing import Any
@@ -10,22 +12,22 @@ MISSING = "–"
 
 
 def number(value: Any, digits: int = 2) -> str:
-    """12.34; a dash where there is no number."""
+    """Return 12.34; a dash if there is no number."""
     return f"{value:,.{digits}f}" if is_number(value) else MISSING
 
 
 def percent(value: Any, digits: int = 1) -> str:
-    """A share of 1 as 97.9 %."""
+    """Return a share of 1 as 97.9 %."""
     return f"{value * 100:.{digits}f} %" if is_number(value) else MISSING
 
 
 def points(value: Any) -> str:
-    """A share of 1 as points of 100: 75.7."""
+    """Return a share of 1 as points of 100: 75.7."""
     return number(value * 100, 1) if is_number(value) else MISSING
 
 
 def signed(value: Any, digits: int = 1) -> str:
-    """+2.1 or −2.1, with a real minus; 0.0 where it rounds to nothing."""
+    """Return +2.1 or −2.1, with a real minus; 0.0 if it rounds to nothing."""
     if not is_number(value):
         return MISSING
     text = f"{abs(value):.{digits}f}"
@@ -33,7 +35,9 @@ def signed(value: Any, digits: int = 1) -> str:
 
 
 def probability(value: Any) -> str:
-    """A p-value: 0.032, < 0.001, or 0.0496, since 0.050 would be past 0.05, where a difference is noise."""
+    """Return a p-value: 0.032, < 0.001, or 0.0496, since 0.050 would be past 0.05, where a difference is
+    noise.
+    """
     if not is_number(value):
         return MISSING
     text = f"{value:.3f}"
@@ -47,7 +51,7 @@ def probability(value: Any) -> str:
 
 
 def p_value(value: float) -> str:
-    """p = 0.032 or p < 0.001, as it stands in a sentence."""
+    """Return p = 0.032 or p < 0.001, as in a sentence."""
     text = probability(value)
     return f"p {text}" if text.startswith("<") else f"p = {text}"
 
@@ -58,12 +62,12 @@ def significant(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """Bytes as 105.5 MB or 4.68 GB (decimal units)."""
+    """Return bytes as 105.5 MB or 4.68 GB (decimal units)."""
     return size_text(value) if is_number(value) else MISSING
 
 
 def duration(value: Any) -> str:
-    """Seconds as 0.4 s, 48 s, 7.7 min or 14.2 h."""
+    """Return seconds as 0.4 s, 48 s, 7.7 min or 14.2 h."""
     if not is_number(value):
         return MISSING
     if value < 10:
@@ -78,12 +82,12 @@ def duration(value: Any) -> str:
 
 
 def anchor(command: str) -> str:
-    """The id of a command on the page."""
+    """Return the id of a command on the page."""
     return "command-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", command)
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is an int or a float, and no truth value."""
+    """Return True if `value` is an int or a float, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -1,9 +1,9 @@
-"""A heat map of layers × modules as a table of colored cells: one hue from pale to full, so that it is read
-by lightness alone.
+"""A heat map of layers × modules as a table of colored cells: one hue from pale to full, so that lightness is
+enough to read it.
 
 The template `heat_map.html.jinja` shows it. Colors are classes of the page's style (`heat-1` … `heat-7`),
-steps of equal ratio; what is exactly 0 and what was not measured have marks of their own. Every cell has its
-figure as a title, every module its mean.
+steps of equal ratio. A value of exactly 0 and a missing measurement have marks of their own. Every cell has
+its figure as a title, every module its mean.
 """
 
 import math
@@ -32,11 +32,11 @@ Shown = Callable[[float], str]
 
 
 def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
-    """One cell for each (layer, module) of `figures`, which hold a figure (0 or more) per tensor, None for
-    one that was not measured.
+    """Return one cell for each (layer, module) of `figures`, which contain a figure (0 or more) per tensor,
+    None for one that was not measured.
 
-    A layer's experts share a cell, which has their mean. `shown` writes a figure. Returns what the template
-    needs, None where no figure is above 0.
+    A layer's experts share a cell, which has their mean. `shown` formats a figure. Returns the values for the
+    template, None if no figure is above 0.
     """
     cells = by_cell(figures)
     averages = [fmean(values) for values in cells.values() if values]
@@ -66,9 +66,9 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
     return {
         "rows": rows,
         "layers": len(layers),
-        # layers under one number, which needs some room
+        # Layers that share a number, which needs some room.
         "every": next(step for step in (1, 5, 10, 20, 50, 100) if len(layers) <= 24 * step or step == 100),
-        # the figures between the steps
+        # The figures between the steps.
         "bounds": [shown(low * (high / low) ** (step / STEPS)) for step in steps],
         "marks": {"nothing learned": 0 in averages, "not measured": not all(cells.values())},
         "description": f"{len(layers)} layers, {least} to {most}; means by module: {means}.",
@@ -76,8 +76,8 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
 
 
 def by_cell(figures: Figures) -> dict[tuple[int, str], list[float]]:
-    """The figures that were measured by layer and by module, a layer's experts together under their module's
-    name without a number.
+    """Return the figures that were measured by layer and by module, a layer's experts together under their
+    module's name without a number.
     """
     cells: dict[tuple[int, str], list[float]] = {}
     for (layer, module), values in figures.items():
@@ -88,7 +88,7 @@ def by_cell(figures: Figures) -> dict[tuple[int, str], list[float]]:
 
 
 def modules_of(cells: Iterable[tuple[int, str]]) -> list[str]:
-    """The modules of some cells in the map's order: attention first, then as a layer computes."""
+    """Return the modules of some cells in the map's order: attention first, then as a layer computes."""
     return sorted({module for _, module in cells}, key=_rank)
 
 
@@ -98,7 +98,7 @@ def _rank(module: str) -> tuple[bool, int, str]:
 
 
 def _cell(values: Sequence[float], where: str, span: tuple[float, float], shown: Shown) -> tuple[str, str]:
-    """A cell's class and its title."""
+    """Return a cell's class and its title."""
     if not values:
         return "heat-open", f"{where}: not measured"
     several = f" (mean of {len(values)}, {shown(min(values))} to {shown(max(values))})" * (len(values) > 1)
@@ -108,7 +108,7 @@ def _cell(values: Sequence[float], where: str, span: tuple[float, float], shown:
 
 
 def _step(value: float, low: float, high: float) -> int:
-    """1 to `STEPS`, by equal ratios between the least and the largest figure."""
+    """Return 1 to `STEPS`, by equal ratios between the least and the largest figure."""
     if high <= low:
         return STEPS
     return 1 + min(STEPS - 1, int(STEPS * math.log(value / low) / math.log(high / low)))

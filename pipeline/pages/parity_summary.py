@@ -1,5 +1,5 @@
-"""The parity checks' words: the groups they fall into, where on the chain they stand, their figures as text
-and the verdict in a sentence.
+"""Words for the parity checks: their groups, their place in the chain, their figures as text and the verdict
+in a sentence.
 
 A parity check's key begins with its group (`weights_merged`, `outputs_q4_k_m`, `tokens_corpus`); its `place`
 is the model that it judges.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-ParityChecks = Mapping[str, Mapping[str, Any]]  # key: a parity check of reports/parity.json
+ParityChecks = Mapping[str, Mapping[str, Any]]  # {key: parity check of reports/parity.json}
 
 GROUPS = {
     "text": "Text",
@@ -23,34 +23,35 @@ GROUPS = {
 OTHER = "Other"
 VERDICTS = ("fail", "warn", "not measured", "pass")  # the most severe first
 MARKS = {"pass": "✓", "warn": "▲", "fail": "✕", "not measured": "○"}
-# a place: the merged model, to which both what training had and the 16-bit base with its adapter are handed
-# over; its GGUF; a level by its name
+# Places: the merged model, which both what training had and the 16-bit base with its adapter are converted
+# to; its GGUF; a level by its name.
 MERGED = "merged"
 SIXTEEN = "16-bit GGUF"
-LORA = "+lora"  # after one of the two latter: that GGUF of the base, with the adapter put on it
-# where nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF on it
-# or with trained scales
+LORA = "+lora"  # suffix of one of the two latter: that GGUF of the base, with the adapter applied
+# Places if nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF or
+# with trained scales.
 BASE, SERVED, TUNED = "base GGUF", "base GGUF + LoRA", "tuned GGUF"
 
 
 def place_of(check: Mapping[str, Any]) -> str:
-    """What a parity check judges; "" if that is not one model."""
+    """Return the model that a parity check judges; "" if that is not one model."""
     return str(check.get("place") or "")
 
 
 def served_unmerged(checks: ParityChecks) -> str:
-    """`SERVED` or `TUNED`, whichever the checks judge; "" where models are merged."""
+    """Return `SERVED` or `TUNED`, whichever the checks judge; "" if models are merged."""
     return next((place for check in checks.values() if (place := place_of(check)) in (SERVED, TUNED)), "")
 
 
 def most_severe(verdicts: Iterable[str]) -> str:
-    """The verdict over several parity checks: fail before warn before not measured before pass; not measured
-    if there is none."""
+    """Return the verdict over several parity checks: fail before warn before not measured before pass; not
+    measured if there is none.
+    """
     return min(verdicts, key=VERDICTS.index, default="not measured")
 
 
 def grouped(checks: ParityChecks) -> dict[str, list[dict[str, Any]]]:
-    """The parity checks by group, each with its key; a group without any is left out."""
+    """Return the parity checks by group, each with its key; a group without any is left out."""
     groups: dict[str, list[dict[str, Any]]] = {name: [] for name in (*GROUPS.values(), OTHER)}
     for key, check in checks.items():
         group = GROUPS.get(key.partition("_")[0], OTHER)
@@ -59,14 +60,14 @@ def grouped(checks: ParityChecks) -> dict[str, list[dict[str, Any]]]:
 
 
 def counts(checks: ParityChecks) -> dict[str, int]:
-    """How many parity checks have each verdict."""
+    """Count the parity checks of each verdict."""
     verdicts = [check["verdict"] for check in checks.values()]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
 def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
-    """The verdict in a few words, and in a sentence: what failed first and what to do, or what holds. A
-    parity check that was not measured is never among those that hold.
+    """Return the verdict in a few words, and in a sentence: the first failure and its remedy, or what is
+    proven. A parity check that was not measured is never among the proven ones.
     """
     checks = report["checks"]
     verdicts = counts(checks)
@@ -111,14 +112,14 @@ def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def first(checks: ParityChecks, verdict: str) -> Mapping[str, Any] | None:
-    """The parity check of this verdict that stands first on the way from text to behavior: what comes after
-    one that failed may only follow from it.
+    """Return the first parity check of this verdict on the way from text to behavior, because later ones may
+    only follow from one that failed.
     """
     return next((row for rows in grouped(checks).values() for row in rows if row["verdict"] == verdict), None)
 
 
 def code(sentence: str) -> "Markup":
-    """A sentence with what stands between backticks as `<code>`; escaped."""
+    """Return a sentence with the text between backticks as `<code>`; escaped."""
     from markupsafe import Markup
 
     parts = sentence.split("`")

@@ -1,5 +1,5 @@
 """Matplotlib figures as inline SVG: the same input gives the same bytes, and the page's colors apply to them.
-Models can be points of a plot, each on its interval, and their names, each where there is room for it.
+Models can be points of a plot, each on its interval, with their names where there is room for them.
 """
 
 import io
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-LETTER, HEIGHT = 5.9, 11.0  # a label's letter and line, in points
+LETTER, HEIGHT = 5.9, 11.0  # width of a label's letter and height of its line, in points
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# drawn in these and then replaced by the page's variables, so that light, dark and print follow the page
+# Figures are drawn in these colors, which are then replaced by the page's variables, so that light, dark and
+# print follow the page.
 COLORS = {
     "#0a0b0c": "var(--ink)",
     "#6a6b6c": "var(--muted)",
@@ -31,7 +32,7 @@ INK, MUTED, LINE, ACCENT, WARM, CARD, GOOD, BAD = COLORS
 
 
 def axes_of(x_label: str, y_label: str, inches: tuple[float, float], *, grid: str = "y") -> tuple[Any, Any]:
-    """(figure, axes) in the page's colors, with lines across at the ticks of axis `grid`."""
+    """Return (figure, axes) in the page's colors, with grid lines at the ticks of axis `grid`."""
     figure, (axes,) = panels_of(x_label, y_label, inches, [1], grid=grid)
     return figure, axes
 
@@ -39,8 +40,10 @@ def axes_of(x_label: str, y_label: str, inches: tuple[float, float], *, grid: st
 def panels_of(
     x_label: str, y_label: str, inches: tuple[float, float], heights: Sequence[float], *, grid: str = "y"
 ) -> tuple[Any, list[Any]]:
-    """(figure, panels below each other over one x axis, of relative `heights`) in the page's colors."""
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+    """Return (figure, panels below each other over one x axis, of relative `heights`) in the page's
+    colors.
+    """
+    from matplotlib.figure import Figure  # Not pyplot: no global state, no display.
 
     figure = Figure(figsize=inches, layout="constrained")
     figure.patch.set_alpha(0)
@@ -59,13 +62,15 @@ def panels_of(
 
 
 def put_interval(axes: Any, row: int, middle: float, ends: tuple[float, float], color: str, fmt: str) -> None:
-    """Draw a value on its interval in a row of the plot, with a marker as Matplotlib's `fmt` has it."""
+    """Draw a value on its interval in a row of the plot, with a marker in Matplotlib's `fmt`."""
     looks = {"fmt": fmt, "color": color, "markersize": 6.5, "capsize": 3.5, "elinewidth": 1.6}
     axes.errorbar([middle], [row], xerr=reach(middle, ends), **looks)
 
 
 def reach(middle: float, ends: tuple[float, float]) -> list[list[float]]:
-    """How far an interval reaches below and above a value in it, as Matplotlib's error bars take it."""
+    """Return how far an interval reaches below and above a value in it, as Matplotlib's error bars accept
+    it.
+    """
     return [[max(0.0, middle - ends[0])], [max(0.0, ends[1] - middle)]]
 
 
@@ -78,7 +83,7 @@ def name_rows(axes: Any, names: Sequence[str]) -> None:
 
 
 def canvas(width: float, height: float) -> tuple[Any, Any]:
-    """(figure, axes) without a scale: a unit is a point, y grows downwards."""
+    """Return (figure, axes) without a scale: a unit is a point, y grows downwards."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72))
@@ -89,12 +94,12 @@ def canvas(width: float, height: float) -> tuple[Any, Any]:
 
 
 def cut(text: str, longest: int) -> str:
-    """The text; what goes beyond `longest` letters is an ellipsis."""
+    """Return the text; letters after the first `longest` are an ellipsis."""
     return text if len(text) <= longest else text[: longest - 1].rstrip(" ,") + "…"
 
 
 def svg_of(figure: Any, name: str, title: str, description: str, tips: Sequence[str] = ()) -> "Markup":
-    """The figure as an `<svg>` element of class `name` for an HTML page: ids of its own, no date, no
+    """Return the figure as an `<svg>` element of class `name` for an HTML page: ids of its own, no date, no
     namespaces, a text alternative. An artist whose gid is `tip-N` shows the Nth of `tips` under the pointer.
     """
     import matplotlib
@@ -105,7 +110,7 @@ def svg_of(figure: Any, name: str, title: str, description: str, tips: Sequence[
         figure.savefig(output, format="svg", metadata={"Date": None, "Creator": None})
     head, _, body = output.getvalue().partition("<svg")[2].partition(">")
     (view_box,) = re.findall(r' viewBox="[^"]*"', head)
-    # ids such as text_1 are what nothing refers to
+    # Nothing refers to ids such as text_1.
     body = re.sub(r'<metadata>.*?</metadata>|<!--.*?-->| id="[\w.]+_\d+"', "", body, flags=re.S)
     body = re.sub(r"\s*\n\s*", " ", body).replace("> <", "><")
     own_ids = {
@@ -129,7 +134,7 @@ def svg_of(figure: Any, name: str, title: str, description: str, tips: Sequence[
 
 @dataclass(frozen=True)
 class Place:
-    """A model in a plot: its size, and its value with the ends of its 95 % interval."""
+    """Model in a plot: its size, and its value with the ends of its 95 % interval."""
 
     model: str
     size: float
@@ -172,7 +177,7 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
         spots = [(x, high + 11), (x, low - 11), (x + 9 + half, y), (x - 9 - half, y)]
         spots += [spot for step in range(24, 64, 13) for spot in ((x, high + step), (x, low - step))]
         spots += [(x + side * (9 + half), y + step) for step in range(-104, 105, 13) for side in (1, -1)]
-        # a spot costs as much as what it covers; among equals the first
+        # A spot costs as much as what it covers; among equals the first wins.
         across, up = min(
             spots,
             key=lambda spot: _covered(
@@ -189,13 +194,15 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
             va="center",
             color=colors[place.model],
             annotation_clip=False,
-            parse_math=False,  # a name is not a formula
+            parse_math=False,  # A name is not a formula.
             fontweight="bold" if place.model == chosen else "normal",
         )
 
 
 def _covered(box: Box, taken: Sequence[Box], frame: Any) -> float:
-    """The area (square points) a label at `box` shares with others; outside the frame counts as covered."""
+    """Return the area (square points) a label at `box` shares with others; outside the frame counts as
+    covered.
+    """
     shared = sum(
         max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
         * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))

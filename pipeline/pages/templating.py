@@ -1,4 +1,4 @@
-"""The one Jinja set-up: every page and text that Quench writes is a template of `templates/`."""
+"""Set up Jinja in one place: every page and text that Quench writes is a template of `templates/`."""
 
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def cell(text: str) -> str:
-    """Return another's text for a cell of a Markdown table, where it ends no cell and is no markup."""
+    """Return a foreign text for a cell of a Markdown table: it ends no cell and contains no markup."""
     return safe(text, 300).translate({ord("|"): "&#124;", ord("<"): "&lt;", ord("`"): "'"})
 
 
@@ -35,7 +35,7 @@ FILTERS: dict[str, Callable[..., Any]] = FIGURES | {
 
 
 def fill(template: str, **values: Any) -> str:
-    """One template of `templates/`, filled; in NAME.html.jinja everything printed is escaped.
+    """Fill one template of `templates/`; in NAME.html.jinja everything printed is escaped.
 
     Raises jinja2's `UndefinedError` if a text that is not HTML (Markdown, shell, INI) uses a value that is
     missing.
@@ -43,7 +43,7 @@ def fill(template: str, **values: Any) -> str:
     return str(_environment(template.endswith(".html.jinja")).get_template(template).render(**values))
 
 
-@cache  # it compiles a template once: that takes longer than to fill it
+@cache  # A template is compiled once, because compiling takes longer than filling it.
 def _environment(html: bool) -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 
