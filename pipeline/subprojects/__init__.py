@@ -1,1 +1,3 @@
-"""Folders in which a stage runs other stages, each as a process of its own, with settings of their own."""
+"""Sub-projects: folders in which a stage runs other stages, each as a separate process, with settings of
+their own.
+"""

@@ -1,8 +1,7 @@
-"""A level of a 16-bit GGUF whose scales learned the answers of that file, made in a sub-project.
+"""Make a level of a 16-bit GGUF whose scales learned the answers of that file, in a sub-project.
 
-What trains are the scales of the level's blocks (`train.tuner: scales`); what they learn are the 16-bit
-file's own probabilities (`train.method: distill`) on training rows and the chats of `data/distill`. Nothing
-else of the level changes.
+The scales of the level's blocks train (`train.tuner: scales`). They learn the 16-bit file's own probabilities
+(`train.method: distill`) on training rows and the chats of `data/distill`. Nothing else of the level changes.
 """
 
 from dataclasses import dataclass
@@ -29,27 +28,29 @@ from pipeline.planning.shape import TENSORS, Shape
 from pipeline.subprojects.distill_rows import curated, first_of, learnable, shuffled, write_drawn, write_lines
 from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, train
 
-# what a sub-project's training takes from section train: how this machine trains, not what is trained
+# Keys that a sub-project's training copies from section train: how this machine trains, not what is trained.
 OF_THE_MACHINE = ("bnb_4bit_compute_dtype", "gradient_checkpointing", "loss", "optim")
 FOLDER = scratch("distill")
-CURATED = "data-distill"  # in it: the chats of data/distill, of all jobs
-ROWS = "reports/rows.json"  # in a sub-project: what it learned from
-BYTES_PER_TOKEN = 5  # of text, more than tokenizers pack: rather a row too many than too few
-LEARNING_RATE = 2.0e-3  # the peak, of the scales; what learns best lies between 1e-3 and 5e-3
-GENERAL_SHARE = 0.75  # of the text is drawn from data/distill, if there is any; the rest are training rows
-WATCHED = 16  # held-out rows of preprocess.max_length tokens whose loss is measured, at most
+CURATED = "data-distill"  # folder in it: the chats of data/distill, for all jobs
+ROWS = "reports/rows.json"  # file in a sub-project: the rows that it learned from
+BYTES_PER_TOKEN = 5  # bytes of text, more than tokenizers pack: rather a row too many than too few
+LEARNING_RATE = 2.0e-3  # the peak, for scales; the best values are between 1e-3 and 5e-3
+# share of the text that is drawn from data/distill, if there is any; the rest are training rows
+GENERAL_SHARE = 0.75
+WATCHED = 16  # most held-out rows of preprocess.max_length tokens whose loss is measured
 
 
 def distilled_gguf(
     project: Path, params: Params, source: Path, level: str, data: Path, *, seed: int | None = None
 ) -> Path:
-    """The GGUF `source` (16 bit) at `level` with distilled scales, made in the folder `project` (absolute);
-    its path there.
+    """Make the GGUF `source` (16 bit) at `level` with distilled scales, in the folder `project` (absolute).
+    Return its path there.
 
     `data` is a project's folder of that name: its rows and its chats for distilling are learned from. `seed`
-    is `train.seed` if it is left out. Beside the result stay `models/base/model.gguf` (the level as
-    llama-quantize made it), `models/adapter/` (the scales), `reports/train.json` and `reports/rows.json`
-    (what was learned from). A killed run resumes from its checkpoint. Raises what a stage ended with.
+    is `train.seed` if it is left out. The files `models/base/model.gguf` (the level as llama-quantize made
+    it), `models/adapter/` (the scales), `reports/train.json` and `reports/rows.json` (the rows that were
+    learned from) are kept with the result. A killed run resumes from its checkpoint. Raises the error of a
+    failed stage.
     """
     distill_scales(project, params, source, level, data, seed=seed)
     run_stage(project, "tuned")
@@ -66,8 +67,8 @@ def distill_scales(
     seed: int | None = None,
     original: Path | None = None,
 ) -> None:
-    """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`. Raises
-    `DataError` before it trains if the level is not the file `original`.
+    """Train the scales of `distilled_gguf` without writing the file: they are in `models/adapter/` of
+    `project`. Raises `DataError` before it trains if the level is not the file `original`.
     """
     final = data / "final"
     for path in (source, final / "train.jsonl", final / "val.jsonl"):
@@ -83,7 +84,7 @@ def distill_scales(
     values["train"]["target_modules"] = targets(project / "models/base" / MODEL_FILE)
     open_subproject(project, values, {})
     run_stage(project, "preprocess")
-    train(project, "--processes", "1")  # its steps have one micro-batch
+    train(project, "--processes", "1")  # Its steps have one micro-batch.
 
 
 def rows_of(project: Path, params: Params, data: Path, seed: int) -> None:
@@ -110,8 +111,8 @@ def check_same(level: Path, original: Path) -> None:
 
 
 def targets(level: Path) -> list[str]:
-    """The names of the linears that have scales to train in every layer of the file; the others stay as they
-    are. Raises `ConfigError` if there are none.
+    """Return the names of the linears that have scales to train in every layer of the file; the others stay
+    as they are. Raises `ConfigError` if there are none.
     """
     types: dict[str, set[int]] = {name: set() for name in TENSORS}
     for tensor, (_, ggml_type) in check_gguf(level).tensors.items():
@@ -129,7 +130,7 @@ def targets(level: Path) -> list[str]:
 
 
 def settings(params: Params, source: Path, level: str, seed: int | None) -> Settings:
-    """What the sub-project's `params.yaml` differs in from the project's."""
+    """Return the settings by which the sub-project's `params.yaml` differs from the project's."""
     values = params.train.model_dump(mode="json")
     learned = {
         "method": "distill",
@@ -142,7 +143,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
         "eval_steps": params.distill.max_steps,
         "sample_rows": 0,
         "seed": params.train.seed if seed is None else seed,
-        "offload": params.train.offloaded_layers or "none",  # one process trains a GGUF here
+        "offload": params.train.offloaded_layers or "none",  # One process trains a GGUF here.
         **{key: values[key] for key in OF_THE_MACHINE},
     }
     return {
@@ -155,15 +156,15 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
     }
 
 
-# ---- what it will need
+# ---- memory and disk
 
 
 @dataclass(frozen=True)
 class DistillPlan:
-    """What distilling one level takes: `memory` of the training and `disk` until it is done, in bytes.
+    """Needs of distilling one level: `memory` of the training and `disk` until it is done, in bytes.
 
-    The 16-bit model answers before the training, on the GPU if it has `teacher_memory` bytes free, else on
-    the CPU (`teacher_on_cpu`). `fits` is None where the card's memory is not known.
+    The 16-bit model answers before the training, on the GPU if it has `teacher_memory` bytes free, otherwise
+    on the CPU (`teacher_on_cpu`). `fits` is None if the card's memory is not known.
     """
 
     level: str
@@ -187,12 +188,12 @@ class DistillPlan:
 
 
 def plan_distillation(params: Params, shape: Shape, level: str, card: Card | None) -> DistillPlan:
-    """The plan for one level of `quantize.distill` on `card`."""
+    """Return the plan for one level of `quantize.distill` on `card`."""
     changes = settings(params, Path("F16.gguf"), level, None)
     distilling = Params.model_validate(changed_params(params, changes))
     base, length = quantized_level(shape, level), params.preprocess.max_length
     plan = make_plan(setup_of(distilling, shape, card, base))
-    # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py)
+    # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py).
     answers = (distilling.train.max_steps + WATCHED) * length * (6 * TEACHER_TOP_K + 2)
     sixteen = 2 * shape.parameters
     teacher = int(TEACHER_ROOM * sixteen)

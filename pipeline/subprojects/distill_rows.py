@@ -1,8 +1,8 @@
-"""What a distillation learns from: training rows, and the chats of `data/distill`, which are curated like
-those of `data/raw` and learned by nothing else.
+"""Select the rows that a distillation learns from: training rows, and the chats of `data/distill`. These are
+curated like those of `data/raw`, and nothing else learns from them.
 
 A project of preferences is distilled on its chosen answers, one of prompts on the expected ones
-(`pipeline.chat.selection`): what is learned is how the original continues, not which answer is better.
+(`pipeline.chat.selection`): the student learns how the original continues, not which answer is better.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from pipeline.core.publish import publishing, read_json, remove
 from pipeline.core.special_files import DVC_NOTE, is_users_data
 from pipeline.subprojects.processes import changed_params, open_subproject, run_stage
 
-# what a user says of single files and domains of data/raw, its languages, pairs and splits: not of
-# data/distill
+# Settings for single files and domains of data/raw, its languages, pairs and splits. They do not apply to
+# data/distill.
 OF_RAW = (
     "formats",
     "documents",
@@ -37,10 +37,10 @@ OF_RAW = (
     "val_fraction",
     "test_fraction",
 )
-ANSWERS = "quench-held-out.jsonl"  # in the sub-project's data/guard
-OF_A_TURN = 16  # bytes
+ANSWERS = "quench-held-out.jsonl"  # file in the sub-project's data/guard
+OF_A_TURN = 16  # bytes for the template text of one turn
 HELD_OUT = ("val", "test")
-COUNTS = ("rows_read", "rows_kept", "rejected", "untrained")  # of reports/data.json
+COUNTS = ("rows_read", "rows_kept", "rejected", "untrained")  # keys of reports/data.json
 
 
 class General(NamedTuple):
@@ -51,11 +51,11 @@ class General(NamedTuple):
 
 
 def curated(apart: Path, base: Path, params: Params, data: Path) -> General | None:
-    """The chats of `data`/distill, made by stage curate in the sub-project `apart` (absolute), with the
-    tokenizer of the folder `base`; None if there are none.
+    """Return the chats of `data`/distill, made by stage curate in the sub-project `apart` (absolute), with
+    the tokenizer of the folder `base`; None if there are none.
 
-    Rules, redactions and what is kept out are those of section `curate`; what shares text with the answer of
-    a held-out row of `data`/final is kept out too. Raises what the stage ended with, `DataError` if a file
+    Rules, redactions and guard files are those of section `curate`. Chats that share text with the answer of
+    a held-out row of `data`/final are kept out too. Raises the error of a failed stage, `DataError` if a file
     that DVC knows is not there.
     """
     source = data / "distill"
@@ -66,12 +66,12 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
                 f"{pointer.with_suffix('')} is missing: run `dvc pull {pointer}`, which gets it",
             )
     if not any(path.is_file() and is_users_data(path.name) for path in source.rglob("*")):
-        remove(apart)  # no copy stays of chats that were taken away
+        remove(apart)  # No copy stays of chats that were removed.
         return None
     curate = params.curate
     links = curation_links(curate, data, base) | {"data/raw": source}
     changes = settings() | {"decontaminate": [*curate.decontaminate, ANSWERS]}
-    remove(apart / "data/guard")  # links to what may be named no more
+    remove(apart / "data/guard")  # links to guard files that the settings may not name any more
     write_answers(data / "final", apart / "data/guard" / ANSWERS)
     open_subproject(apart, changed_params(params, {"curate": changes, "augment": {"kinds": []}}), links)
     run_stage(apart, "curate")
@@ -90,8 +90,8 @@ def curation_links(curate: CurateKeys, data: Path, base: Path) -> dict[str, Path
 
 
 def write_answers(final: Path, target: Path) -> None:
-    """Write what the assistant says in the held-out rows of the folder `final`, as texts that curation keeps
-    out. Questions may share an instruction, and rows a system prompt, with chats of other things: of
+    """Write the assistant's texts in the held-out rows of the folder `final`, as texts that curation keeps
+    out. Questions may share an instruction, and rows a system prompt, with chats about other things: of
     questions only equal ones are kept out (`marks`).
     """
     write_rows(
@@ -104,14 +104,14 @@ def write_answers(final: Path, target: Path) -> None:
 
 
 def held_out_rows(final: Path) -> Iterator[Row]:
-    """The rows of the folder `final` that are held out for watching and for measuring."""
+    """Yield the rows of the folder `final` that are held out for watching and for measuring."""
     for split in HELD_OUT:
         if (path := final / f"{split}.jsonl").is_file():
             yield from read_rows(path)
 
 
 def settings() -> dict[str, Any]:
-    """What section `curate` differs in from the project's: every row is for training."""
+    """Return the settings by which section `curate` differs from the project's: every row is for training."""
     values = CurateKeys().model_dump(mode="json") | {"val_fraction": 0.0, "test_fraction": 0.0}
     return {key: values[key] for key in OF_RAW}
 
@@ -119,12 +119,12 @@ def settings() -> dict[str, Any]:
 def write_drawn(
     final: Path, general: General | None, share: float, target: Path, size: int, seed: int
 ) -> dict[str, Any]:
-    """Write rows with some `size` bytes of text, drawn by `seed`, or all if there are fewer, to `target`: the
-    part `share` of `general`, the rest of train.jsonl in `final`, each making up for what the other lacks.
-    How many of each, and the account of `general`.
+    """Write rows with about `size` bytes of text, drawn by `seed`, or all if there are fewer, to `target`:
+    the part `share` of `general`, the rest of train.jsonl in `final`, each replacing what the other lacks.
+    Return the number of each, and the outcome of `general`.
 
-    The original is asked about every row before it is learned from, and would be asked about rows that no
-    step gets to. Raises `DataError` if no row can be learned from, or none of `general`.
+    The original answers every row before it is learned from, also rows that no step would reach. Raises
+    `DataError` if no row can be learned from, or none of `general`.
     """
     source = learnable(final / "train.jsonl", target.with_name("train-wanted.jsonl"))
     lines = shuffled(source, seed)
@@ -154,7 +154,9 @@ def write_drawn(
 
 
 def learnable(file: Path, aside: Path) -> Path:
-    """`file`, or if it has rows that are not chats or texts, `aside`, in which these are written as chats."""
+    """Return `file`, or if it has rows that are not chats or texts, `aside`, in which these are written as
+    chats.
+    """
     if not has_stand_ins(file):
         return file
     write_rows(aside, learned_in(file, stand_ins=True))
@@ -162,10 +164,10 @@ def learnable(file: Path, aside: Path) -> Path:
 
 
 def shuffled(file: Path, seed: int, held: Container[str] = ()) -> list[tuple[int, int]]:
-    """(place, bytes of text) of the lines of `file`, in an order drawn by `seed`. Rows of kinds that no
-    training uses, and those with one of the `marks` in `held`, are left out.
+    """Return (place, bytes of text) of the lines of `file`, in an order drawn by `seed`. Rows of kinds that
+    no training uses, and those with one of the `marks` in `held`, are left out.
     """
-    import numpy as np  # `quench config plan` does without
+    import numpy as np  # `quench config plan` does not need it.
 
     lines = [
         (place, text_bytes(row))
@@ -178,7 +180,9 @@ def shuffled(file: Path, seed: int, held: Container[str] = ()) -> list[tuple[int
 
 
 def first_of(order: Iterable[tuple[int, int]], size: int) -> tuple[set[int], int]:
-    """(the first places of `order` with `size` bytes together, or all if there are fewer; their bytes)."""
+    """Return (the first places of `order` with `size` bytes together, or all if there are fewer; their
+    bytes).
+    """
     kept, taken = set[int](), 0
     for place, length in order:
         if taken >= size:
@@ -189,22 +193,26 @@ def first_of(order: Iterable[tuple[int, int]], size: int) -> tuple[set[int], int
 
 
 def marks(row: Row) -> Iterator[str]:
-    """What two rows have in common if one asks or says what the other does: the id, and each question."""
+    """Yield the marks that two rows share if they have the same question or text: the id, and a hash of each
+    question or text.
+    """
     yield str(row["id"])
     for role, text in texts(row):
-        if role in ("", "user") and text.strip():  # a part of a long text ends in an empty segment
+        if role in ("", "user") and text.strip():  # A part of a long text ends in an empty segment.
             yield "asked " + hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
 
 
 def text_bytes(row: Row) -> int:
-    """UTF-8 bytes of a row's text, calls and reasoning included, and some for each turn's template text."""
+    """Return the UTF-8 bytes of a row's text, calls and reasoning included, and some for each turn's template
+    text.
+    """
     text_size = sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
     more = [turn.get(key) for turn in row["messages"] for key in ("reasoning_content", "tool_calls")]
     return text_size + sum(len(orjson.dumps(part)) for part in (row.get("tools"), *more) if part)
 
 
 def texts(row: Row) -> Iterator[tuple[str, str]]:
-    """(role, text) of each turn of a row, of all its answers; the role is "" in a text."""
+    """Yield (role, text) of each turn of a row, of all its answers; the role is "" in a text."""
     yield from ((turn["role"], turn["content"]) for key in TURN_LISTS for turn in row.get(key, []))
     if "answer" in row:
         yield "assistant", row["answer"]

@@ -1,5 +1,5 @@
-"""A sub-project: a folder with a `params.yaml` of its own and links to what it shares with the project, and
-the stages and modules that run in it, each as a process of its own that ends with this one.
+"""Set up a sub-project, a folder with a `params.yaml` of its own and links to what it shares with the
+project, and run stages and modules in it. Each is a separate process that is stopped with this one.
 """
 
 import json
@@ -28,9 +28,10 @@ from pipeline.core.places import PROJECT, expanded
 from pipeline.core.publish import remove, write_text
 
 Settings = dict[str, dict[str, Any]]  # {section: {key: value}}
-# of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of
-# the run's end. The first is `pipeline.workflow.settle.REUSE`; an import would put all code of the workflow
-# into the keys of what is trained.
+# Variables of the run that a sub-project does not get: nothing of a sub-project is in DVC's cache, and its
+# stages stop with this process, which is told when the run stops. The first is
+# `pipeline.workflow.settle.REUSE`; an import would put all code of the workflow into the keys of what is
+# trained.
 OF_THE_RUN = ("QUENCH_REUSE", RUN, DVC)
 ERRORS: dict[int, type[QuenchError]] = {
     kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)
@@ -38,20 +39,22 @@ ERRORS: dict[int, type[QuenchError]] = {
 
 
 def open_subproject(folder: Path, values: Settings, links: Mapping[str, Path]) -> Path:
-    """The sub-project in `folder` (absolute), made or set to the settings `values` and `links` ({path in it:
-    what it leads to}). What a killed job left in it stays.
+    """Return the sub-project in `folder` (absolute), made or changed to have the settings `values` and
+    `links` ({path in it: target}). Files that a killed job left in it stay.
     """
     for place, target in links.items():
         link = folder / place
         link.parent.mkdir(parents=True, exist_ok=True)
-        remove(link)  # it may lead to where the project was before it was copied
+        remove(link)  # It may lead to where the project was before it was copied.
         link.symlink_to(target.resolve())
-    write_text(folder / "params.yaml", json.dumps(values, indent=2, ensure_ascii=False))  # JSON is YAML
+    write_text(folder / "params.yaml", json.dumps(values, indent=2, ensure_ascii=False))  # JSON is YAML.
     return folder
 
 
 def changed_params(params: Params, *changes: Settings) -> Settings:
-    """`params` as a dict for YAML under `changes`, last on top; checked. llama.cpp's folder is absolute."""
+    """Return `params` as a dict for YAML under `changes`, the last on top, validated. llama.cpp's folder is
+    absolute.
+    """
     home = params.machine.llama_cpp
     values: Settings = params.model_dump(mode="json")
     values["machine"]["llama_cpp"] = str(expanded(home, "machine.llama_cpp").resolve()) if home else None
@@ -63,7 +66,9 @@ def changed_params(params: Params, *changes: Settings) -> Settings:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; of a folder its weights (safetensors), or all it holds if it has none."""
+    """Return the bytes of a file; of a folder those of its weights (safetensors), or of all files if it has
+    none.
+    """
     if path.is_file():
         return path.stat().st_size
     files = list(path.glob("*.safetensors")) or [file for file in path.rglob("*") if file.is_file()]
@@ -71,14 +76,16 @@ def size_of(path: Path) -> int:
 
 
 def run_stage(project: Path, *words: str) -> None:
-    """Run `python -m pipeline WORDS` on a sub-project. Raises its error in a sentence (its own is above)."""
+    """Run `python -m pipeline WORDS` on a sub-project. Raises its error in a sentence (its own message is
+    above).
+    """
     place = ("--root", str(project), "--params", str(project / "params.yaml"))
     run_module("pipeline", *words, *place, what=f"{words[0]} in {project.name}")
 
 
 def run_module(module: str, *words: str, what: str) -> None:
-    """Run `python -m MODULE WORDS` to its end; `what` names it in errors. Raises `QuenchError` of the child's
-    exit code, `Stopped` after a signal.
+    """Run `python -m MODULE WORDS` and wait for it; `what` names it in errors. Raises `QuenchError` of the
+    child's exit code, `Stopped` after a signal.
     """
     with started(module, *words) as process:
         code = process.wait()
@@ -94,18 +101,18 @@ def run_module(module: str, *words: str, what: str) -> None:
 
 @contextmanager
 def started(module: str, *words: str, output: IO[bytes] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m MODULE WORDS` at work; it writes to `output` if that is given. If the body raises, it is
-    asked to stop, and waited for.
+    """Run `python -m MODULE WORDS` while the body runs; it writes to `output` if that is given. If the body
+    raises, the process is asked to stop, and waited for.
     """
     process = subprocess.Popen(
-        # with SIGTERM a training saves a checkpoint
+        # A training saves a checkpoint at SIGTERM.
         bound([sys.executable, "-m", module, *words], signal.SIGTERM),
         cwd=PROJECT,
         env={name: value for name, value in os.environ.items() if name not in OF_THE_RUN},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        # Ctrl-C in a terminal reaches an entire group, and a training ends at once at its second signal
+        # Ctrl-C in a terminal reaches an entire group, and a training exits at once at its second signal.
         start_new_session=True,
     )
     try:
@@ -116,28 +123,28 @@ def started(module: str, *words: str, output: IO[bytes] | None = None) -> Iterat
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Tell a process and what it started to end, and wait: a training writes its checkpoint."""
+    """Ask a process and its children to stop, and wait: a training writes its checkpoint."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     process.wait()
 
 
 def signal_of(code: int) -> int | None:
-    """The signal that ended a process with this exit status, None if none did."""
+    """Return the signal that killed a process with this exit status, None if none did."""
     return -code if code < 0 else code - 128 if code - 128 in (signal.SIGINT, signal.SIGTERM) else None
 
 
 def train(project: Path, *words: str) -> None:
-    """Run stage train in `project` with options `words`; a killed training resumes if its inputs are
-    the same.
+    """Run stage train in `project` with options `words`; a killed training resumes if its inputs are the
+    same.
 
-    Raises what the stage ended with.
+    Raises the error of a failed stage.
     """
     try:
         run_stage(project, "train", *words)
     except ConfigError:
         if not any((project / "models/checkpoints").glob("checkpoint-*")):
             raise
-        # a killed training of other settings or rows left them here, where nothing else needs them
+        # A killed training of other settings or rows left them here, where nothing else needs them.
         print(f"the checkpoints in {project.name} are of other inputs: training starts again", flush=True)
         run_stage(project, "train", "--no-resume", *words)
