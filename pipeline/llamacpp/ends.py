@@ -22,7 +22,7 @@ SPELLINGS = frozenset(
     )
 )
 PROBE = "a"  # a text to which nothing but a beginning and an end can be added
-# fields for ends in addition to eos_token_id, which is the tokenizer's
+# fields for ends in addition to the tokenizer's eos_token_id
 FIELDS = ("tokenizer.ggml.eom_token_id", "tokenizer.ggml.eot_token_id")
 
 

@@ -87,7 +87,7 @@ class GgufModel:
         A common prefix of rows is read once. Raises `ToolError` as `read`, and if the context was not opened
         for this many rows.
         """
-        rows_of: dict[tuple[int, ...], list[int]] = {}  # by their prefix up to each position
+        rows_of: dict[tuple[int, ...], list[int]] = {}  # {prefix up to a position: rows with it}
         for number, (ids, _) in enumerate(rows):
             for end in range(1, len(ids) + 1):
                 rows_of.setdefault(tuple(ids[:end]), []).append(number)

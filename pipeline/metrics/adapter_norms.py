@@ -167,7 +167,7 @@ def _of_gguf(file: Path) -> Iterator[Norms]:
         a, b = (_three(tensors[name + part]) for part in PAIR)
         if name == "token_embd.weight":  # It is looked up like the table: (V, r).
             a = a.transpose(0, 2, 1)
-        # In llama.cpp an alpha of 0 means none.
+        # In llama.cpp an alpha of 0 means no scale.
         yield _norms(name, a, b, alpha / a.shape[1] if alpha else 1.0)
 
 

@@ -31,7 +31,7 @@ from pipeline.core.errors import ConfigError, QuenchError, ToolError
 from pipeline.core.text import one_line
 
 START_SECONDS = 120.0  # seconds until the first line is answered; a program may load a model
-END_SECONDS = 2.0  # seconds to exit by itself when its input ends
+END_SECONDS = 2.0  # seconds to exit by itself after its input is closed
 LONGEST_LINE = 1 << 24  # bytes of one answer
 SHOWN = 200  # characters of a program's own text in a sentence
 FIRST_ID = "start"

@@ -32,7 +32,7 @@ from pipeline.core.errors import ToolError
 from pipeline.core.units import MEMORY_GB
 
 Outcome = Literal["passed", "failed", "unreadable"]
-SECONDS = 15  # by the clock, start included
+SECONDS = 15  # wall-clock time, start included
 GUARD = Path(__file__).with_name("guard.py")
 WORK, WORK_BYTES, WORK_FILES = "/sandbox", 64 << 20, 4096
 LIMITS = {

@@ -79,7 +79,7 @@ class Network(Part):
     rope_base: Positive | None = Field(None, alias="rope.freq_base")
     rope_dimensions: Size | None = Field(None, alias="rope.dimension_count")
     rope_scaling: str = Field("none", alias="rope.scaling.type")
-    # llama.cpp reads either field for linear scaling. 0 and 1 mean none.
+    # llama.cpp reads either field for linear scaling. 0 and 1 mean no scaling.
     rope_factor: Real = Field(1.0, alias="rope.scaling.factor")
     rope_linear: Real = Field(1.0, alias="rope.scale_linear")
     first_context: Size | None = Field(None, alias="rope.scaling.original_context_length")

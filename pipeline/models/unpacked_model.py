@@ -37,7 +37,7 @@ def stored_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     have one tensor.
     """
     weights: dict[str, torch.Tensor] = {}
-    matrices: dict[int, torch.Tensor] = {}  # by the id of the parameter with the stored bytes
+    matrices: dict[int, torch.Tensor] = {}  # {id of the parameter with the stored bytes: values}
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             if leaf == "weight" and isinstance(module, QuantizedLinear | QuantizedEmbedding):

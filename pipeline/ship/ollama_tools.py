@@ -51,12 +51,14 @@ PROOFS: list[list[Message]] = [
 class ToolTexts(NamedTuple):
     """Texts around tools, calls and results in ChatML."""
 
-    alone: str  # before the first tool, in a chat without a system turn
-    joined: str  # between a system turn's text and the first tool
-    between: str  # between two tools
-    after: str  # from the last tool to the turn's end
-    call: tuple[str, str, str]  # before a call's name, before its arguments, after these
-    result: tuple[str, str, str]  # before the first of neighbouring results, between two, after the last
+    alone: str  # text before the first tool, in a chat without a system turn
+    joined: str  # text between a system turn's and the first tool
+    between: str  # text between two tools
+    after: str  # text from the last tool to the turn's end
+    call: tuple[str, str, str]  # texts before a call's name, before its arguments, after these
+    result: tuple[
+        str, str, str
+    ]  # texts before the first of neighbouring results, between two, after the last
 
 
 def tool_texts(render: Render) -> ToolTexts | None:

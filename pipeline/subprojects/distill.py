@@ -172,7 +172,7 @@ class DistillPlan:
     fits: bool | None
     remedy: str
     steps: int
-    tokens: int  # of a step, at most
+    tokens: int  # most tokens of a step
     disk: int
     teacher_memory: int
     teacher_on_cpu: bool
