@@ -97,7 +97,8 @@ class Network(Part):
     def _is_whole(self) -> Self:
         """Check that per-layer values cover every layer and that norms have their epsilon."""
         for name in ("feed_forward_length", "head_count", "head_count_kv"):
-            if isinstance(values := getattr(self, name), list) and len(values) != self.block_count:
+            values = getattr(self, name)
+            if isinstance(values, list) and len(values) != self.block_count:
                 raise ValueError(f"it has {self.block_count} layers and {len(values)} entries of {name}")
         if self.rms_epsilon is None and self.epsilon is None:
             raise ValueError("it has no attention.layer_norm_rms_epsilon")
@@ -128,10 +129,12 @@ class Vocabulary(Part):
         """Check that every id is a token's and that per-token values cover every token."""
         count = len(self.tokens)
         for name in ("bos", "eos", "eot", "unknown", "padding"):
-            if (number := getattr(self, name)) is not None and number >= count:
+            number = getattr(self, name)
+            if number is not None and number >= count:
                 raise ValueError(f"its {name} token has the id {number}, and there are {count:,} tokens")
         for name in ("token_type", "scores"):
-            if (values := getattr(self, name)) is not None and len(values) != count:
+            values = getattr(self, name)
+            if values is not None and len(values) != count:
                 raise ValueError(f"it has {count:,} tokens and {len(values):,} entries of {name}")
         return self
 
@@ -160,7 +163,8 @@ def checked_header(file: Path) -> Header:
             "Q-MODELS-002", f"{file} can't be read ({error.strerror}): correct base.model in params.yaml"
         ) from None
     # This comes before the metadata, which only the first part contains. Joining the parts leaves 0.
-    if isinstance(parts := header.fields.get("split.count"), int) and parts > 1:
+    parts = header.fields.get("split.count")
+    if isinstance(parts, int) and parts > 1:
         raise DataError(
             "Q-MODELS-004",
             f"{file} is one of {parts} parts: name the first (…-00001-of-{parts:05}.gguf), beside which the "

@@ -47,7 +47,10 @@ class ChunkedLoss(LossWithGradient):
         """Return the loss; `states` (N, H), `targets` (N,). The head is frozen: it gets no gradient."""
         gradient = torch.empty(states.shape, dtype=gradient_type(states.dtype), device=states.device)
         # For float16 states the division comes last, in float32.
-        before, after = (divisor, 1) if gradient.dtype == states.dtype else (1, divisor)
+        if gradient.dtype == states.dtype:
+            before, after = divisor, 1
+        else:
+            before, after = 1, divisor
         total = torch.zeros((), device=states.device)
         rows = max(1, CHUNK_LOGITS // model.config.vocab_size)
         for start in range(0, len(targets), rows):

@@ -89,7 +89,9 @@ def divergence_and_gradient(states: Any, teacher: TopK, model: Any, with_gradien
     T is kept out of the running sums: if level and original nearly agree, q_j − p_j would be lost in the
     head's 16 bits.
     """
-    ids, kept, head = teacher.ids.long(), teacher.ids.shape[1], model.lm_head
+    ids = teacher.ids.long()
+    kept = teacher.ids.shape[1]
+    head = model.lm_head
     factor, softcap = logit_rule(model.config)
     # float16 has rounded them; normalize them to a distribution again.
     logs = teacher.logs.float().log_softmax(1)

@@ -62,7 +62,9 @@ class Added(torch.autograd.Function):
         x that is dropped.
         """
         ctx.scale, share = scale_and_share
-        ctx.stays, given, dropped = 1 - share, float32("in", rows(x)), None
+        ctx.stays = 1 - share
+        given = float32("in", rows(x))
+        dropped = None
         if share:
             dropped = draw_dropped(given, share)
             given.masked_fill_(dropped, 0)
@@ -77,8 +79,10 @@ class Added(torch.autograd.Function):
         """Return the products that autograd computes for PEFT's two linears, in its order."""
         x, low, a, b, dropped = ctx.saved_tensors
         high = float32("out", rows(upstream[0])).mul_(ctx.scale)
-        of_b, of_low = high.t().mm(low), high.mm(b).div_(ctx.stays)
-        given, of_x = float32("in", rows(x)), None
+        of_b = high.t().mm(low)
+        of_low = high.mm(b).div_(ctx.stays)
+        given = float32("in", rows(x))
+        of_x = None
         if dropped is not None:
             given.masked_fill_(dropped, 0)
         of_a = of_low.t().mm(given)

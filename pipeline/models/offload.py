@@ -54,7 +54,9 @@ class Resident:
     """Weights that are on the device now, all of one layer. `copies` counts the copies so far."""
 
     def __init__(self) -> None:
-        self.layer, self.filled, self.copies = -1, set[OffloadedWeight](), 0
+        self.layer = -1
+        self.filled = set[OffloadedWeight]()
+        self.copies = 0
 
     def need(self, weight: "OffloadedWeight") -> None:
         """Copy `weight` to the device, and drop the weights of another layer."""
@@ -81,11 +83,15 @@ class OffloadedWeight:
     """
 
     def __init__(self, linear: Any, layer: int, resident: Resident, device: torch.device) -> None:
-        self.linear, self.layer, self.resident = linear, layer, resident
-        self.at_rest, self.compute = linear.weight, linear.forward
+        self.linear = linear
+        self.layer = layer
+        self.resident = resident
+        self.at_rest = linear.weight
+        self.compute = linear.forward
         host = self.at_rest.data.cpu().contiguous()
-        # Pinned pages, which a GPU can read by itself.
-        self.at_rest.data = host = host.pin_memory() if device.type == "cuda" else host
+        if device.type == "cuda":  # A GPU can read pinned pages by itself.
+            host = host.pin_memory()
+        self.at_rest.data = host
         values = torch.empty_like(host, device=device)
         self.bytes = values.untyped_storage().nbytes()
         self.on_device = like(self.at_rest, values)

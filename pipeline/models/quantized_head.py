@@ -18,7 +18,9 @@ from pipeline.models.quantized_linear import QuantizedLinear
 # logit.
 BLOCK_LOGITS = 5 << 20
 BLOCK_HEAD = 8 << 20  # weights of the head that are dense at once
-LOWEST, TINY = -1e38, 1e-38  # used instead of −∞ and 0, which would give NaN
+# Used instead of −∞ and 0, which would give NaN.
+LOWEST = -1e38
+TINY = 1e-38
 
 
 def has_quantized_head(model: Any) -> bool:

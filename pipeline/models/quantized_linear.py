@@ -24,7 +24,8 @@ def row_blocks(quantized: torch.Tensor, columns: int) -> list[slice]:
     """Return slices of rows that cover a matrix (R, row_bytes) of `columns` weights a row. Each has at most
     `BLOCK_WEIGHTS` weights and at least one row.
     """
-    rows, most = len(quantized), BLOCK_WEIGHTS["cuda" if quantized.is_cuda else "cpu"]
+    rows = len(quantized)
+    most = BLOCK_WEIGHTS["cuda" if quantized.is_cuda else "cpu"]
     step = max(1, most // max(columns, 1))
     return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
@@ -63,7 +64,8 @@ class QuantizedMatmul(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return (T, out) for x (T, in), quantized (out, row_bytes), bias (out,), all in x's type."""
         ctx.save_for_backward(quantized)
-        ctx.ggml_type, blocks = ggml_type, row_blocks(quantized, x.shape[1])
+        ctx.ggml_type = ggml_type
+        blocks = row_blocks(quantized, x.shape[1])
         if len(blocks) == 1:
             return torch.nn.functional.linear(x, passing(quantized, ggml_type, x.dtype), bias)
         y = x.new_empty(len(x), len(quantized))
@@ -114,8 +116,10 @@ class QuantizedLinear(torch.nn.Linear):
         grid: tuple[int, int] | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)  # nn.Linear's own would allocate the dense weight first.
-        self.in_features, self.out_features = columns_of(ggml_type, quantized.shape[1]), quantized.shape[0]
-        self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
+        self.in_features = columns_of(ggml_type, quantized.shape[1])
+        self.out_features = quantized.shape[0]
+        self.ggml_type = ggml_type
+        self.compute_dtype = compute_dtype
         self.grid = grid
         self.weight = frozen(quantized)
         self.register_parameter(
@@ -160,7 +164,11 @@ class QuantizedEmbedding(torch.nn.Embedding):
     """
 
     weight: torch.nn.Parameter
-    max_norm, norm_type, scale_grad_by_freq, sparse = None, 2.0, False, False  # attributes that `print` shows
+    # Attributes that `print` shows.
+    max_norm = None
+    norm_type = 2.0
+    scale_grad_by_freq = False
+    sparse = False
 
     def __init__(
         self,
@@ -172,8 +180,11 @@ class QuantizedEmbedding(torch.nn.Embedding):
         scale: float | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)
-        self.num_embeddings, self.embedding_dim = len(quantized), columns_of(ggml_type, quantized.shape[1])
-        self.padding_idx, self.ggml_type, self.compute_dtype = padding_idx, ggml_type, compute_dtype
+        self.num_embeddings = len(quantized)
+        self.embedding_dim = columns_of(ggml_type, quantized.shape[1])
+        self.padding_idx = padding_idx
+        self.ggml_type = ggml_type
+        self.compute_dtype = compute_dtype
         self.weight = frozen(quantized)
         factor = None if scale is None else torch.tensor(scale, device=quantized.device)
         self.embed_scale: torch.Tensor | None

@@ -47,7 +47,8 @@ def shard(model: Any, device: torch.device) -> int:
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
-        if (state := getattr(module, "quant_state", None)) is not None and not hasattr(module, "base_layer"):
+        state = getattr(module, "quant_state", None)
+        if state is not None and not hasattr(module, "base_layer"):
             state.to(device)
     parts = [parameter.to_local() for parameter in model.parameters() if isinstance(parameter, DTensor)]
     return sum(part.numel() * part.element_size() for part in parts)

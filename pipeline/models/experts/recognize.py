@@ -113,7 +113,8 @@ def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of config.json that only a mixture has, its model_type included, from a GGUF's header.
     transformers 5.23 does not read all of them. Empty for a dense model.
     """
-    architecture, kind = fields.get("general.architecture"), kind_of(fields)
+    architecture = fields.get("general.architecture")
+    kind = kind_of(fields)
     if kind not in TRAINABLE:
         return {}
     values = {key: fields.get(f"{architecture}.{field}") for key, field in ROUTING.items()}
@@ -129,7 +130,8 @@ def weighted_otherwise(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield every way in which llama.cpp would weight the experts of a model with this config.json
     differently from training.
     """
-    kind, normalized = str(config.get("model_type")), bool(config.get("norm_topk_prob", False))
+    kind = str(config.get("model_type"))
+    normalized = bool(config.get("norm_topk_prob", False))
     expected = NORMALIZED.get(kind, normalized)
     if normalized != expected:
         how = "always" if expected else "never"

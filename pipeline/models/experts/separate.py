@@ -25,7 +25,8 @@ class Experts(torch.nn.Module):
         """Make as many experts of the same sizes as transformers' `fused` module has, without its numbers."""
         super().__init__()
         experts, both, hidden = fused.gate_up_proj.shape
-        self.act_fn, shapes = fused.act_fn, ((hidden, both // 2), (hidden, both // 2), (both // 2, hidden))
+        self.act_fn = fused.act_fn
+        shapes = ((hidden, both // 2), (hidden, both // 2), (both // 2, hidden))
         like = {"device": "meta", "dtype": fused.gate_up_proj.dtype}
         for number in range(experts):
             linears = {
@@ -61,11 +62,13 @@ class Mixture(torch.nn.Module):
         """Make the parts with the sizes of transformers' `mlp`, without its numbers."""
         super().__init__()
         experts, hidden = mlp.gate.weight.shape
-        self.chosen, self.norm = mlp.gate.top_k, getattr(mlp.gate, "norm_topk_prob", True)
+        self.chosen = mlp.gate.top_k
+        self.norm = getattr(mlp.gate, "norm_topk_prob", True)
         self.gate = Router(hidden, experts, bias=False, device="meta", dtype=mlp.gate.weight.dtype)
         self.experts = Experts(mlp.experts)
         if hasattr(mlp, "shared_expert"):
-            self.shared_expert, self.shared_expert_gate = mlp.shared_expert, mlp.shared_expert_gate
+            self.shared_expert = mlp.shared_expert
+            self.shared_expert_gate = mlp.shared_expert_gate
 
     def forward(self, x: torch.Tensor) -> Any:
         """Return (B, T, hidden) for x of that shape."""

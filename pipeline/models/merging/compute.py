@@ -45,7 +45,8 @@ class Update:
         high = self.left.shape[1]
         parts = []
         for number in range(first // high, (last - 1) // high + 1):
-            start, stop = max(first - number * high, 0), min(last - number * high, high)
+            start = max(first - number * high, 0)
+            stop = min(last - number * high, high)
             parts.append(self.left[number, start:stop].double() @ (self.right[number].double() * self.scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -128,7 +129,8 @@ class Rows:
     """Float64 rows of a job before rounding: the start, with or without NF4, and the update separately."""
 
     def __init__(self, job: Job, nf4: Nf4 | None) -> None:
-        self.job, self.nf4 = job, nf4 if job.quantized else None
+        self.job = job
+        self.nf4 = nf4 if job.quantized else None
         self.factors: Any = None  # factors of the columns, if DoRA gives them a length
         if self.nf4:
             blocks = (read_rows(job.source, *span).view(-1) for span in self.spans())
@@ -149,7 +151,8 @@ class Rows:
         """Return rows [first, last) of what the update is added to, float64."""
         values = read_rows(self.job.source, first, last)
         if self.nf4:
-            columns, block = self.job.source.columns, self.nf4.block
+            columns = self.job.source.columns
+            block = self.nf4.block
             span = slice(first * columns // block, -(-last * columns // block))
             seen = round_trip(values.view(-1), self.maxima[span], self.used[span], self.nf4)
             values = seen.view(values.shape)

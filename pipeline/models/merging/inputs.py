@@ -114,7 +114,8 @@ def read_run(adapter: Path) -> TrainedRun:
     run = read_json(file, "run `snakemake --force train`") if file.exists() else {}
     if not run:
         return TrainedRun()
-    settings, nf4 = run.get("settings", {}), None
+    settings = run.get("settings", {})
+    nf4 = None
     if settings.get("quantization") == "nf4":
         nf4 = Nf4(settings["bnb_4bit_compute_dtype"])
     return TrainedRun(True, nf4, run.get("base", {}).get("weights_sha256"))
@@ -126,11 +127,10 @@ def need_nf4(adapter: Path, run: TrainedRun) -> Nf4:
     """
     if run.nf4:
         return run.nf4
-    reason = (
-        "was trained on 16-bit weights"
-        if run.recorded
-        else "has no run.json that says how its base was quantized"
-    )
+    if run.recorded:
+        reason = "was trained on 16-bit weights"
+    else:
+        reason = "has no run.json that says how its base was quantized"
     raise DataError(
         "Q-MODELS-020", f"{adapter} {reason}, so it can't be merged into NF4: set merge.base to 16-bit"
     )

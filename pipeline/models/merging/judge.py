@@ -45,10 +45,12 @@ def tensor_error(job: Job, merged: Entry, nf4: Nf4 | None, assumed: Assumption |
     scales = None
     if nf4:
         scales = tensor_scales((read_rows(job.source, *span).view(-1) for span in _spans(job.source)), nf4)
-    lengths, kept_as = _lengths(job, nf4, scales), getattr(torch, DTYPES[merged.dtype][1])
+    lengths = _lengths(job, nf4, scales)
+    kept_as = getattr(torch, DTYPES[merged.dtype][1])
     worst = 0.0
     for first, last in _spans(job.source):
-        start, change = _start(job.source, nf4, scales, first, last), _change(job.update, first, last)
+        start = _start(job.source, nf4, scales, first, last)
+        change = _change(job.update, first, last)
         exact = start
         for _ in range(assumed.times if assumed else 1):
             exact = (exact if exact is start else round_once(exact, kept_as).double()) + change
@@ -108,7 +110,8 @@ def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -
     values = read_rows(source, first, last)
     if nf4:
         maxima, used = scales
-        begin, end = first * source.columns // nf4.block, -(-last * source.columns // nf4.block)
+        begin = first * source.columns // nf4.block
+        end = -(-last * source.columns // nf4.block)
         indices = codes(values.to(nf4.dtype).view(-1), maxima[begin:end], nf4.block)
         values = values_of(indices, used[begin:end], nf4.block, nf4.dtype).view(values.shape)
     return values.double()

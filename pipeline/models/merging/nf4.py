@@ -134,7 +134,8 @@ def packed(values: Any, block: int) -> tuple[Any, Any]:
     """
     import torch
 
-    maxima, out = block_maxima(values, block), torch.empty(values.numel() // 2, 1, dtype=torch.uint8)
+    maxima = block_maxima(values, block)
+    out = torch.empty(values.numel() // 2, 1, dtype=torch.uint8)
     step = TOGETHER // block * block
     for at in range(0, values.numel(), step):
         indices = codes(values[at : at + step], maxima[at // block :], block)

@@ -77,15 +77,17 @@ def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict
 
 
 def _linear(module: Module, adapter: Adapter, model: Structure) -> dict[str, Update]:
-    weight, scale = f"{module.path}.weight", adapter.scale(module.path)
-    is_lookup = "lora_embedding_A" in module.parts
-    update = (
-        lookup(module, scale) if is_lookup else low_rank(module, scale, transposed=weight in model.transposed)
-    )
+    weight = f"{module.path}.weight"
+    scale = adapter.scale(module.path)
+    if "lora_embedding_A" in module.parts:
+        update = lookup(module, scale)
+    else:
+        update = low_rank(module, scale, transposed=weight in model.transposed)
     _check_rank(module, update, adapter.rank(module.path))
-    return {weight: update} | (
-        {f"{module.path}.bias": bias(module, scale)} if "lora_B.bias" in module.parts else {}
-    )
+    updates = {weight: update}
+    if "lora_B.bias" in module.parts:
+        updates[f"{module.path}.bias"] = bias(module, scale)
+    return updates
 
 
 def _check_rank(module: Module, update: Update, rank: int) -> None:

@@ -57,7 +57,8 @@ class ScaledMatmul(torch.autograd.Function):
         # A sum over all tokens of a batch soon leaves float16's range.
         wide = x.float() if x.dtype == torch.float16 and of_change is not None else x
         for rows in row_blocks(quantized, x.shape[1]):
-            some, above = quantized[rows], upstream[:, rows]
+            some = quantized[rows]
+            above = upstream[:, rows]
             if of_x is not None:
                 weights = rescaled(some, ctx.ggml_type, change[:, rows])
                 of_x.addmm_(above, passing(weights, ctx.ggml_type, above.dtype))

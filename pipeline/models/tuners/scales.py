@@ -64,7 +64,8 @@ def fill_scales(model: Any, folder: Path) -> None:
     """Give the scales of `model` the changes in `folder`. Raises `DataError` if these are not its own."""
     import torch
 
-    wanted, filled = trained_changes(model), set()
+    wanted = trained_changes(model)
+    filled = set()
     with torch.no_grad():
         for name, change in read_changes(folder):
             if name not in wanted or change.shape != wanted[name].shape:
