@@ -16,7 +16,8 @@ def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:
     if it is not.
     """
     model = base / MODEL_FILE
-    digest, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
+    digest = file_hash(model)
+    recorded = read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
     if digest != recorded:
         raise DataError(
             "Q-GGUF-021",

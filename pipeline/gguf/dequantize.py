@@ -169,7 +169,8 @@ def scaled_groups(blocks: Tensor, quants: Tensor, out: Tensor) -> None:
     """
     head = words(blocks, 0, 16, 2)
     six = head.view(torch.int32)  # d and dmin, four scales, four minima, the low nibbles of four more of each
-    first, last = six[:, 1:3], six[:, 3:]
+    first = six[:, 1:3]
+    last = six[:, 3:]
     fours = torch.cat((last, last >> 4), 1) & 0x0F0F0F0F | first >> 2 & 0x30303030
     both = torch.stack((first & 0x3F3F3F3F, fours), 2).view(torch.uint8).view(-1, 2, 8)
     scale, minimum = (both * head.view(torch.float16)[:, :2].float()[..., None])[..., None].unbind(1)

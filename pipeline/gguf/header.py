@@ -75,7 +75,8 @@ class _Cursor:
     """Reader of little-endian values from bytes that never reads past their end."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data = data
+        self.at = 0
 
     def scalars(self, format: str, count: int) -> tuple[Any, ...]:
         size = struct.calcsize(f"<{format}") * count
@@ -105,7 +106,11 @@ class _Cursor:
         """
         if count * 8 > len(self.data) - self.at:
             raise NotGguf(f"{count:,} texts are announced at byte {self.at:,}, more than the file holds")
-        data, at, end, length, texts = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from, []
+        data = self.data
+        at = self.at
+        end = len(self.data)
+        length = struct.Struct("<Q").unpack_from
+        texts = []
         for _ in range(count):
             start = at + 8
             stop = start + length(data, at)[0] if start <= end else end + 1
@@ -130,13 +135,15 @@ def read_header(file: Path) -> Header:
     if cursor.data[:4] != b"GGUF":
         raise NotGguf("it does not start with the letters GGUF")
     cursor.at = 4
-    (version,), (tensor_count, field_count) = cursor.scalars("I", 1), cursor.scalars("Q", 2)
+    (version,) = cursor.scalars("I", 1)
+    tensor_count, field_count = cursor.scalars("Q", 2)
     if version not in (2, 3):
         raise NotGguf(f"it has GGUF version {version}; versions 2 and 3 are known")
     fields: dict[str, Any] = {}
     spans: dict[str, tuple[int, int]] = {}
     for _ in range(field_count):  # It stops with the bytes, because a field takes at least 13.
-        first, name = cursor.at, cursor.texts(1)[0]
+        first = cursor.at
+        name = cursor.texts(1)[0]
         if name in fields:
             raise NotGguf(f"field {name} is written twice")
         fields[name] = cursor.value(cursor.scalars("I", 1)[0])
@@ -150,13 +157,15 @@ def read_header(file: Path) -> Header:
         if dimensions > 4 or name in tensors:
             raise NotGguf(f"tensor {name} has {dimensions} dimensions or is written twice")
         shape = cursor.scalars("Q", dimensions)
-        (ggml_type,), (offsets[name],) = cursor.scalars("I", 1), cursor.scalars("Q", 1)
+        (ggml_type,) = cursor.scalars("I", 1)
+        (offsets[name],) = cursor.scalars("Q", 1)
         tensors[name] = (shape, ggml_type)
         end = max(end, offsets[name] + tensor_bytes(name, shape, ggml_type))
     alignment = fields.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment.bit_count() > 1:
         raise NotGguf(f"general.alignment is {alignment!r}")
-    start, size = -(-cursor.at // alignment) * alignment, file.stat().st_size
+    start = -(-cursor.at // alignment) * alignment
+    size = file.stat().st_size
     if tensors and start + end > size:
         raise NotGguf(f"its tensors end at byte {start + end:,}, the file at {size:,}: it is cut off")
     return Header(fields, tensors, offsets, start, alignment, spans, cursor.at)

@@ -60,7 +60,8 @@ def q5_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
 @triton.jit
 def q6_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
     """Return weight `at` of the block at `block`."""
-    half, quarter = at // 128, (at // 32) % 4
+    half = at // 128
+    quarter = (at // 32) % 4
     low = (tl.load(block + half * 64 + at % 64).to(tl.int32) >> ((quarter // 2) * 4)) & 15
     high = (tl.load(block + 128 + half * 32 + at % 32).to(tl.int32) >> (quarter * 2)) & 3
     scale = tl.load(block + 192 + at // 16).to(tl.int8, bitcast=True).to(tl.float32)

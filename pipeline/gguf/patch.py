@@ -41,7 +41,8 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
     It is proven before it is published: `base` with the patch has `other`'s sha256. Raises `DataError` for
     files that are incomplete or don't contain the same tensors, `MachineError` for a full disk.
     """
-    (old, before), (new, after) = gguf_tensors(base), gguf_tensors(other)
+    old, before = gguf_tensors(base)
+    new, after = gguf_tensors(other)
     if different := _other_tensors(old, new):
         raise DataError(
             "Q-GGUF-016",
@@ -50,8 +51,10 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
         )
     arrays: dict[str, Bytes] = {}
     for name, tensor in after.items():
-        if (change := _changed(before[name], tensor)) is not None:
-            arrays[change[0] + name] = change[1]
+        change = _changed(before[name], tensor)
+        if change is not None:
+            kind, values = change
+            arrays[kind + name] = values
     kept, arrays[HEADER] = _header_change(_head(base, old), _head(other, new))
     if tail := _tail(other, new):
         arrays[TAIL] = np.frombuffer(tail, np.uint8)
@@ -82,7 +85,8 @@ def apply_patch(base: Path, patch: Path, target: Path) -> None:
     """
     read = read_patch(patch)
     check_gguf(base)
-    if (digest := file_hash(base)) != read["base_sha256"]:
+    digest = file_hash(base)
+    if digest != read["base_sha256"]:
         raise DataError(
             "Q-GGUF-017",
             f"{patch} belongs to the file with sha256 {read['base_sha256'][:12]}…, and {base} has "
@@ -98,7 +102,8 @@ def read_patch(patch: Path) -> Patch:
     need_file(patch)
     try:
         with safe_open(patch, framework="numpy") as file:
-            details, names = file.metadata() or {}, list(file.keys())
+            details = file.metadata() or {}
+            names = list(file.keys())
             is_valid = all(_is_ours(name, file.get_slice(name)) for name in names)
             arrays = {name: file.get_tensor(name) for name in names} if is_valid else {}
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
@@ -206,12 +211,12 @@ def _header_change(old: bytes, new: bytes) -> tuple[tuple[int, int], Bytes]:
 def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
     """Yield the bytes of `base` with `patch` applied, in parts."""
     header, tensors = gguf_tensors(base)
-    head, arrays = _head(base, header), patch["arrays"]
+    head = _head(base, header)
+    arrays = patch["arrays"]
     first, last = map(int, patch["header_kept"].split(","))
     change = arrays[HEADER].tobytes()
-    yield (
-        start := change[:COUNTS] + head[COUNTS : COUNTS + first] + change[COUNTS:] + head[len(head) - last :]
-    )
+    start = change[:COUNTS] + head[COUNTS : COUNTS + first] + change[COUNTS:] + head[len(head) - last :]
+    yield start
     left = int(patch["bytes"]) - len(start)
     for name, tensor in tensors.items():
         if WHOLE + name in arrays:
@@ -224,8 +229,9 @@ def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
                     rows = _with_scales(rows, tensor.ggml_type, values[slice(*part)])
                 yield rows.tobytes()
         size = tensor_bytes(name, *header.tensors[name])
-        # The last tensor may have no padding.
-        left -= size + (padding := min(-size % header.alignment, left - size))
+        left -= size
+        padding = min(-size % header.alignment, left)  # The last tensor may have no padding.
+        left -= padding
         yield bytes(padding)
     if TAIL in arrays:
         yield arrays[TAIL].tobytes()

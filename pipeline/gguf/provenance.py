@@ -34,7 +34,8 @@ Fields = dict[str, str | int]
 def lineage_fields(lineage: Path) -> Fields:
     """Return only the base's fields. Raises `DataError` if the record can't be read."""
     record = read_json(lineage, "run the stage that makes it again")
-    named, revision = str(record["model"]), record.get("revision")
+    named = str(record["model"])
+    revision = record.get("revision")
     on_hub = record["source"] == "hub"
     # Elsewhere it may be a path of this machine.
     owner, _, name = named.rpartition("/") if on_hub else ("", "", Path(named).name)

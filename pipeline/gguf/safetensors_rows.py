@@ -194,7 +194,8 @@ def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in tensors:
-        first, end = end, end + prod(shape) * DTYPES[dtype][0]
+        first = end
+        end += prod(shape) * DTYPES[dtype][0]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [first, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # The first tensor starts at a multiple of 8.

@@ -122,7 +122,8 @@ def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
     follow each other in the header's order, each padded to the alignment: llama.cpp loads no such file.
     """
     header = check_gguf(path)
-    tensors, end = {}, 0
+    tensors = {}
+    end = 0
     for name, (shape, ggml_type) in header.tensors.items():
         if header.offsets[name] != end:
             raise DataError(

@@ -52,7 +52,8 @@ def one_matrix(header: Header, tensors: Mapping[str, GgufTensor], sampled: int =
     farthest = 0.0
     for first, last in list(finer.blocks())[::sampled]:
         exact = finer.values(first, last)
-        apart, length = _lengths(coarser.values(first, last) - exact), _lengths(exact)
+        apart = _lengths(coarser.values(first, last) - exact)
+        length = _lengths(exact)
         if not (apart <= SLACK * hypot(*noise) * length).all():  # This is False for a NaN too.
             return None
         farthest = max(farthest, float((apart[length > 0] / length[length > 0]).max(initial=0)))
