@@ -51,7 +51,8 @@ def build(home: Path = DEFAULT_HOME, wanted: str | None = None) -> None:
         need_safe_home()
     if not wanted and is_built(home):
         return
-    compiler, backend = find_compiler(), choose_backend(wanted)
+    compiler = find_compiler()
+    backend = choose_backend(wanted)
     if is_built(home, backend.flags):
         return
     print(f"llama.cpp {VERSION}: the build for {WORDS[backend.name]}, {backend.why}", flush=True)
@@ -87,7 +88,8 @@ def _make(home: Path, compiler: str, backend: Backend) -> None:
     print(f"llama.cpp {VERSION}: configuring", flush=True)
     log = home / "build.log"
     log.unlink(missing_ok=True)
-    source, folder = str(home / "source" / "vendor" / "llama.cpp"), str(home / "build")
+    source = str(home / "source" / "vendor" / "llama.cpp")
+    folder = str(home / "build")
     flags = [*CMAKE_FLAGS, QUICKER, *backend.flags, *amx_flags(compiler)]
     _logged(["cmake", "-G", "Ninja", "-S", source, "-B", folder, *flags], log)
     with progress("building llama.cpp", 100) as advance:
@@ -131,7 +133,8 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
             # Vulkan's shader compiler, in fewer steps.
             if step and step[2] != "1":
                 total = max(total, int(step[2]))
-                before, done = done, max(done, 100 * int(step[1]) // total)
+                before = done
+                done = max(done, 100 * int(step[1]) // total)
                 advance(done - before)
     if process.returncode != 0:
         raise ToolError(

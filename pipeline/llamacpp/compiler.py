@@ -199,7 +199,8 @@ def try_backend(name: BackendName, card: Accelerator | None) -> Backend | str:
         flags = [f"-DGPU_TARGETS={target}"] if target else []
         tried = _compiled(tool, "hipcc", [build])
     elif name == "vulkan":
-        tool, flags = _program_path("glslc"), []
+        tool = _program_path("glslc")
+        flags = []
         tried = _compiled(tool, "glslc", [["-fshader-stage=compute", "check.comp"]]) or _compiled(
             find_compiler(), "c++", [["check.cpp", "-lvulkan"]]
         )

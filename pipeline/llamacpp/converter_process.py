@@ -137,7 +137,8 @@ def stack_experts_of(kind: Any) -> None:
         if held:
             raise ValueError(f"experts are missing: {sorted(held)[:3]}")
 
-    kind.modify_tensors, kind.prepare_tensors = with_experts, prepare
+    kind.modify_tensors = with_experts
+    kind.prepare_tensors = prepare
 
 
 def write_more(fields: dict[str, str | int | float]) -> None:

@@ -183,11 +183,10 @@ def prove_tensor_types(level: Path, tensor_types: Mapping[str, str]) -> None:
         # As in llama-quantize, the first pattern that matches wins.
         matched = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}
         if ggml_type.upper() not in matched.values():
-            reason = (
-                f"its tensors have {', '.join(sorted(set(matched.values())))}"
-                if matched
-                else "patterns before it have taken all its tensors"
-            )
+            if matched:
+                reason = f"its tensors have {', '.join(sorted(set(matched.values())))}"
+            else:
+                reason = "patterns before it have taken all its tensors"
             raise ConfigError(
                 "Q-GGUF-013",
                 f"quantize.tensor_types.{pattern} asks for {ggml_type}, but {reason}: llama-quantize can't "

@@ -34,7 +34,9 @@ class GgufModel:
     """GGUF loaded through llama-cpp-python's ctypes binding, with one context of `ctx_size` tokens."""
 
     def __init__(self, llama: Any, model: Any, context: Any, ctx_size: int) -> None:
-        self._llama, self._context, self.ctx_size = llama, context, ctx_size
+        self._llama = llama
+        self._context = context
+        self.ctx_size = ctx_size
         self.vocabulary: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
     def logits(self, ids: list[int], positions: list[int]) -> Floats:
@@ -108,17 +110,16 @@ class GgufModel:
 
     def _decode(self, tokens: Sequence[Token]) -> Floats:
         """Return the logits after the wanted ones of these tokens, in llama.cpp's own memory."""
-        llama, wanted = self._llama, sum(token.wanted for token in tokens)
+        llama = self._llama
+        wanted = sum(token.wanted for token in tokens)
         batch = llama.llama_batch_init(len(tokens), 0, max(len(token.rows) for token in tokens))
         try:
             batch.n_tokens = len(tokens)
             for i, token in enumerate(tokens):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
-                    token.id,
-                    token.position,
-                    len(token.rows),
-                    token.wanted,
-                )
+                batch.token[i] = token.id
+                batch.pos[i] = token.position
+                batch.n_seq_id[i] = len(token.rows)
+                batch.logits[i] = token.wanted
                 for place, row in enumerate(token.rows):
                     batch.seq_id[i][place] = row
             if llama.llama_decode(self._context, batch) != 0:
@@ -154,7 +155,8 @@ def open_gguf(llama: Llama, files: ModelFiles, *, ctx_size: int, rows: int = 1) 
         settings = binding.llama_context_default_params()
         settings.n_ctx = settings.n_batch = ctx_size
         settings.n_threads = settings.n_threads_batch = llama.threads
-        settings.n_seq_max, settings.kv_unified = rows, True
+        settings.n_seq_max = rows
+        settings.kv_unified = True
         context = binding.llama_init_from_model(model, settings)
         if not context:
             raise ToolError(

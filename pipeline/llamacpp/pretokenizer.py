@@ -83,11 +83,10 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
     structure = read_structure(content, adds_bos=bool(tokenizer.encode("").ids))
     if isinstance(structure, Structure) and structure in KNOWN:
         return PreTokenizer(KNOWN[structure], "structure")
-    why = (
-        structure
-        if isinstance(structure, str)
-        else "its patterns, or how it uses merges and the beginning of text, are none of llama.cpp's"
-    )
+    if isinstance(structure, str):
+        why = structure
+    else:
+        why = "its patterns, or how it uses merges and the beginning of text, are none of llama.cpp's"
     raise DataError(
         "Q-LLAMACPP-012",
         f"{file} splits text in a way that this llama.cpp does not know ({why}): train on a base whose "
@@ -134,7 +133,8 @@ def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef) and node.name == "get_vocab_base_pre"
     )
-    text, names = None, {}
+    text = None
+    names = {}
     for node in function.body:
         match node:
             case ast.Assign(targets=[ast.Name(id="chktxt")], value=ast.Constant(value=str(value))):

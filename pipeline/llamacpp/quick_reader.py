@@ -62,14 +62,16 @@ def _quick(slow: type) -> type:
             if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
                 return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
             head = [self._get(orig_offs, "uint32"), self._get(orig_offs + 4, "uint64")]
-            element, count = GGUFValueType(int(head[0][0])), int(head[1][0])
+            element = GGUFValueType(int(head[0][0]))
+            count = int(head[1][0])
             start = orig_offs + 12
             if count and element == GGUFValueType.STRING:
                 parts, size = _texts(self.data.view(type=numpy.ndarray), start, count)
                 places = range(3, 3 + 2 * count, 2)
             elif count and element in self.gguf_scalar_to_np:
                 values = self._get(start, self.gguf_scalar_to_np[element], count).view(type=numpy.ndarray)
-                parts, size = [values[at : at + 1] for at in range(count)], int(values.nbytes)
+                parts = [values[at : at + 1] for at in range(count)]
+                size = int(values.nbytes)
                 places = range(2, 2 + count)
             else:
                 return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
@@ -80,7 +82,9 @@ def _quick(slow: type) -> type:
 
 def _texts(data: Any, start: int, count: int) -> tuple[list[Any], int]:
     """Return length and bytes of `count` texts, as the slow reader's parts, and their total bytes."""
-    parts, at, memory = [], start, memoryview(data)  # type: ignore[var-annotated]
+    parts: list[Any] = []
+    at = start
+    memory = memoryview(data)
     for _ in range(count):
         stop = at + 8 + _LENGTH.unpack_from(memory, at)[0]
         parts += (data[at : at + 8].view("uint64"), data[at + 8 : stop])

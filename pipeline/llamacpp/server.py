@@ -101,7 +101,8 @@ def serving(
     """Serve a model on a free port while the body runs, with its adapter if there is one. Raises `ToolError`
     if it doesn't start or answer, `MachineError` if it exits before the body does.
     """
-    (model, lora), tools = files, llama.tools
+    model, lora = files
+    tools = llama.tools
     slots, layers = placement(
         tools, model, ctx_size=ctx_size, parallel=parallel, n_gpu_layers=llama.n_gpu_layers
     )
@@ -118,7 +119,9 @@ def serving(
     )
     served = Served(model, [(lora, 1.0)] if lora else [])
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
-        key, url, log = secrets.token_urlsafe(24), f"http://127.0.0.1:{settings.port}", Path(folder) / "log"
+        key = secrets.token_urlsafe(24)
+        url = f"http://127.0.0.1:{settings.port}"
+        log = Path(folder) / "log"
         key_file = write_key(Path(folder) / "key", key)
         command = server_command(tools, served, settings, key_file, ASK_SECONDS)
         with start(command, log) as process:
@@ -139,10 +142,12 @@ def _unanswered(server: Server, model: Path, error: httpx.TransportError) -> Que
             f"llama-server, which is still there, did not answer ({str(error) or type(error).__name__}) for "
             f"{model.name}: run the same command again\n{log_end(server.log)}",
         )
-    status, memory = server.process.wait(), peak_of_children()
-    ended = (
-        f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-    )
+    status = server.process.wait()
+    memory = peak_of_children()
+    if status < 0:
+        ended = f"was ended by {signal.Signals(-status).name}"
+    else:
+        ended = f"ended with exit status {status}"
     return MachineError(
         "Q-LLAMACPP-026",
         f"llama-server {ended} while it answered for {model.name}, with {server.parallel} answers at a time; "
@@ -159,13 +164,15 @@ def connect(url: str, key: str) -> httpx.Client:
     llama-server closes a connection after it has streamed on it without announcing it: a request that reuses
     the connection is lost without an answer.
     """
-    if url.startswith(HERE) and (user := listener(int(url.rpartition(":")[2]))) not in (None, os.getuid()):
+    user = listener(int(url.rpartition(":")[2])) if url.startswith(HERE) else None
+    if user not in (None, os.getuid()):
         raise ToolError(
             "Q-LLAMACPP-028",
             f"what listens on {url} belongs to another user ({user}) and is not asked: set another "
             "serve.port in params.yaml",
         )
-    headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_keepalive_connections=0)
+    headers = {"Authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(
         base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False, verify=BARE
     )
@@ -212,7 +219,8 @@ def wait_for_health(process: LoggedProcess, url: str, log: Path) -> None:
     """Wait until `/health` reports that the server is ready. Raises `ToolError` with the log's last lines if
     it dies, takes too long, or uses `GROWTH_BYTES` of memory beyond its loaded model (then it is stopped).
     """
-    end, most = time.monotonic() + START_SECONDS, None
+    end = time.monotonic() + START_SECONDS
+    most = None
     while time.monotonic() < end:
         memory = own_memory(process.pid) or 0
         if most is None and process.pump.loaded.is_set():

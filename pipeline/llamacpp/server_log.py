@@ -82,7 +82,8 @@ class LogPump(threading.Thread):
 
     def __init__(self, output: IO[bytes], handler: LogFile) -> None:
         super().__init__(name="server-log", daemon=True)
-        self.output, self.handler = output, handler
+        self.output = output
+        self.handler = handler
         self.loaded = threading.Event()  # set when the model is loaded and requests may come
         self.start()
 
