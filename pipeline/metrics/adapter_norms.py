@@ -141,7 +141,8 @@ def _rows(entry: Entry, first: int, last: int) -> Floats:
         raise DataError(
             "Q-METRICS-021", f"{entry.name} of {entry.file} is {entry.dtype}, and floats are needed"
         )
-    count, start = (last - first) * entry.columns, entry.start + first * entry.columns * entry.width
+    count = (last - first) * entry.columns
+    start = entry.start + first * entry.columns * entry.width
     raw = np.fromfile(entry.file, NUMBERS[entry.dtype], count, offset=start)
     if len(raw) < count:
         raise DataError("Q-METRICS-021", f"{entry.file} ended while it was read: copy it whole")

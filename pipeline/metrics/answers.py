@@ -174,7 +174,8 @@ def score_answers(
     with ExitStack() as running:
         for scorer in parsed:
             running.enter_context(scorer.running)
-        scores, unscored = dict[str, list[Score]](), dict[str, str]()
+        scores = dict[str, list[Score]]()
+        unscored = dict[str, str]()
         for scorer in parsed:
             scores[scorer.name], refused = scored(scorer, answers)
             if refused:

@@ -76,7 +76,8 @@ def check_tests(reference: str, tests: str) -> None:
             "its tests pass without any answer: let them call what the answer defines, and define it with "
             "def or class alone"
         )
-    statements, needed = _statements(reference), _needed(ast.parse(tests).body)
+    statements = _statements(reference)
+    needed = _needed(ast.parse(tests).body)
     solution = _with_needed([node for node in statements if isinstance(node, DEFINITIONS)], statements)
     if needed and needed <= _defined(solution) and run_tests(_source(solution), tests) != "passed":
         raise ValueError("the reference's own code fails its tests")
@@ -129,7 +130,8 @@ def _with_needed(wanted: list[ast.stmt], statements: list[ast.stmt]) -> list[ast
     """
     kept = wanted + [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
     values = [node for node in statements if node not in kept and not isinstance(node, DEFINITIONS)]
-    looked_up, variables = _names(kept)[1], set[str]()
+    looked_up = _names(kept)[1]
+    variables = set[str]()
     while more := [
         node
         for node in values
@@ -164,7 +166,8 @@ def _needed(statements: Sequence[ast.stmt]) -> set[str]:
 def _names(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
     """Return (names that the statements bind at their top level, names looked up there from anywhere)."""
     top = symtable.symtable(_source(statements), "tests", "exec")
-    looked_up, tables = set[str](), [top]
+    looked_up = set[str]()
+    tables = [top]
     for table in tables:
         tables += table.get_children()
         looked_up |= {
@@ -222,11 +225,9 @@ class _AnswersModule(ast.NodeTransformer):
         return ast.Import(names)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
-        return (
-            node
-            if node.module and not node.level and _installed(node.module)
-            else ast.ImportFrom(ANSWER, node.names, 0)
-        )
+        if node.module and not node.level and _installed(node.module):
+            return node
+        return ast.ImportFrom(ANSWER, node.names, 0)
 
 
 @cache

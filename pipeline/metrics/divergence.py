@@ -63,7 +63,8 @@ class Reference:
     """Logits of every prompt by one model, in a file that is read prompt by prompt."""
 
     def __init__(self, file: Path, prompts: list[Prompt], width: int) -> None:
-        self.prompts, self.width = prompts, width
+        self.prompts = prompts
+        self.width = width
         self._values = np.memmap(
             file, np.float32, "r", shape=(sum(len(prompt.positions) for prompt in prompts), width)
         )
@@ -105,7 +106,8 @@ def write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManage
     """Write the model's logits, float32 (positions of all prompts, V), and return V. When it returns, nothing
     refers to the model any more. Raises `MachineError` if the disk has no room for the file.
     """
-    total, width = sum(len(prompt.positions) for prompt in prompts), 0
+    total = sum(len(prompt.positions) for prompt in prompts)
+    width = 0
     with model as speaker, file.open("wb") as out:
         for prompt in prompts:
             logits = speaker(prompt)
@@ -159,7 +161,9 @@ def prompt_figures(before: Floats, after: Floats) -> Divergence:
     starts = range(0, len(before), BLOCK)
     blocks = [_block_figures(before[at : at + BLOCK], after[at : at + BLOCK]) for at in starts]
     klds, errors, squares = zip(*blocks, strict=True)
-    kld, wrong, power = np.concatenate(klds), sum(errors), sum(squares)
+    kld = np.concatenate(klds)
+    wrong = sum(errors)
+    power = sum(squares)
     mean = float(kld.mean())
     return Divergence(
         [mean],

@@ -54,7 +54,9 @@ class ExternalScorer:
         folder: Path = Path(),
     ) -> None:
         self.command = _with_path(command, folder)
-        self.timeout, self.start_timeout, self.folder = timeout, start_timeout, folder
+        self.timeout = timeout
+        self.start_timeout = start_timeout
+        self.folder = folder
         self.name = one_line(" ".join(command), SHOWN)
         # {id: (number of expected rewards, future)}
         self.waiting: dict[str, tuple[int, Future[list[float]]]] = {}
@@ -168,7 +170,8 @@ class ExternalScorer:
         """Pass an answer to the request with its id. An answer to no request breaks the scorer."""
         try:
             answer = json.loads(line)
-            id, values = str(answer["id"]), answer["rewards"]
+            id = str(answer["id"])
+            values = answer["rewards"]
         except (ValueError, LookupError, TypeError, RecursionError):
             shown = one_line(line[: 4 * SHOWN].decode(errors="replace"), SHOWN)
             self._break(self._wrong(f'{shown!r}, which is not {{"id": …, "rewards": […]}}'))
@@ -191,7 +194,8 @@ class ExternalScorer:
         """Refuse further requests; those that wait fail with `why`. Return the first reason."""
         with self.lock:
             self.broken = self.broken or why
-            waiting, self.waiting = self.waiting, {}
+            waiting = self.waiting
+            self.waiting = {}
         for _, answered in waiting.values():
             if not answered.done():
                 answered.set_exception(self.broken)
@@ -209,9 +213,9 @@ class ExternalScorer:
 
 def _with_path(command: Sequence[str], folder: Path) -> list[str]:
     """Return `command` with the path of its program. Raises `ConfigError` if it can't be run."""
-    program = (
-        str(folder.absolute() / command[0]) if command and os.sep in command[0] else "".join(command[:1])
-    )
+    program = "".join(command[:1])
+    if os.sep in program:
+        program = str(folder.absolute() / program)
     place = shutil.which(program) if program else None
     if place is None:
         raise ConfigError(

@@ -31,7 +31,8 @@ def trained_model(
     assert trained_in, "a base alone needs the settings of a run"
     with quantized_base(base, trained_in) as bare:
         model = restored(bare, adapter) if adapter else bare
-        yield (speaker := TorchSpeaker(in_float32(model) if float32 else model))
+        speaker = TorchSpeaker(in_float32(model) if float32 else model)
+        yield speaker
         speaker.forget()
         del bare, model
 
@@ -79,7 +80,8 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator["TorchSpe
     from pipeline.models.loading import load_model
 
     model = load_model(folder, dtype="auto")
-    yield (speaker := TorchSpeaker(in_float32(with_adapter(model, adapter) if adapter else model)))
+    speaker = TorchSpeaker(in_float32(with_adapter(model, adapter) if adapter else model))
+    yield speaker
     speaker.forget()
     del model
     gc.collect()

@@ -131,7 +131,8 @@ def passes(choices: Sequence[Choice], room: int) -> Iterator[list[Choice]]:
         logits = sum(len(each.ids) - each.first for each in (*together, choice))
         if together and (len(together) == ROWS or len(tokens | prefixes) > room or logits > CHUNK):
             yield together
-            together, tokens = [], set()
+            together = []
+            tokens = set()
         together.append(choice)
         tokens |= prefixes
     if together:
@@ -156,7 +157,8 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
         raise DataError(
             "Q-EVALUATE-006", f"evaluate.general: the question of {place} can't be asked ({why}): correct it"
         ) from why
-    if (longest := max(len(choice.ids) for choice in encoded)) > model.ctx_size:
+    longest = max(len(choice.ids) for choice in encoded)
+    if longest > model.ctx_size:
         raise DataError(
             "Q-EVALUATE-006",
             f"evaluate.general: the question of {place} has {longest} tokens, preprocess.max_length "

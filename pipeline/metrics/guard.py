@@ -67,7 +67,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     """Run the job on stdin."""
-    job, null = json.load(sys.stdin), os.open("/dev/null", os.O_RDWR)
+    job = json.load(sys.stdin)
+    null = os.open("/dev/null", os.O_RDWR)
     verdicts = os.dup(1)
     make_folder(job["work"], f"size={job['bytes']},nr_inodes={job['files']},mode=1777")
     give_up_rights(job["user"])
@@ -121,7 +122,11 @@ def forbid_calls() -> None:
     permitted" (seccomp(2)). This can't be undone.
     """
     # Codes of classic BPF: a word of seccomp_data, three jumps, the verdict.
-    load, equal, at_least, any_bit, verdict = 0x20, 0x15, 0x35, 0x45, 0x06
+    load = 0x20
+    equal = 0x15
+    at_least = 0x35
+    any_bit = 0x45
+    verdict = 0x06
     refuse, unknown, allow = ((verdict, 0, 0, value) for value in (0x00050001, 0x00050026, 0x7FFF0000))
     calls = [numbers[MACHINE] for numbers in REFUSED.values()]
     program = [

@@ -25,7 +25,8 @@ def interval(points: Sequence[float], seed: int = SEED) -> tuple[float, float]:
 def resampled_means(points: Sequence[float], seed: int = SEED) -> NDArray[np.float64]:
     """Return the means of `RESAMPLES` draws of as many rows as there are, with replacement."""
     values = np.array(points, dtype=np.float64)
-    random, together = np.random.default_rng(seed), max(1, CELLS // len(values))
+    random = np.random.default_rng(seed)
+    together = max(1, CELLS // len(values))
     sizes = [min(together, RESAMPLES - start) for start in range(0, RESAMPLES, together)]
     return np.concatenate(
         [values[random.integers(0, len(values), size=(size, len(values)))].mean(axis=1) for size in sizes]

@@ -17,7 +17,8 @@ from pipeline.config.levels import ModelName
 # (revision f364eb6f). It is among the largest of the models of 7 to 9 billion parameters that figures were
 # found for: at Q4_K_M Llama-2-7B has 0.0127 (the same page), Mistral-7B 0.01 (llama.cpp pull request 4739),
 # files of Qwen3.5-9B 0.009 to 0.035 (r/LocalLLaMA 1rr72lr).
-PUBLISHED_MODEL, PUBLISHED_PARAMETERS = "Llama-3-8B", 8.03e9
+PUBLISHED_MODEL = "Llama-3-8B"
+PUBLISHED_PARAMETERS = 8.03e9
 PUBLISHED_KLD = dict.fromkeys(("F16", "BF16"), 0.00055)
 PUBLISHED_KLD |= {name: level.kld for name, level in LEVELS.items() if level.kld is not None}
 # NF4 by blocks of 64 is not in that table. Its weights' relative error, 0.092, is below that of Q4_0, 0.113
@@ -35,10 +36,9 @@ SLACK = 4.0
 # large, loses 0.0719. This is the power of the size between the two. Published in between: Qwen3.5-0.8B at
 # Q4_K_M 0.036 (with an importance matrix), by this power 0.060.
 SIZE_POWER = 0.285
-UNPUBLISHED_KLD, UNPUBLISHED_SAME_TOP = (
-    0.5,
-    0.7,
-)  # Levels without a published figure: only what is plainly broken is refused.
+# Limits for levels without a published figure: only what is plainly broken is refused.
+UNPUBLISHED_KLD = 0.5
+UNPUBLISHED_SAME_TOP = 0.7
 # No limit is above 0.5 nats, or this many times the published figure if that is more, because at that size a
 # divergence saturates.
 MOST_OVER = 1.5
@@ -75,11 +75,9 @@ def level_limit(level: str, parameters: float | None) -> LevelLimit:
             f"the ceiling; published for {PUBLISHED_MODEL}: {PUBLISHED_KLD[peer]:.3g}",
         )
     kld = float(f"{SLACK * larger * PUBLISHED_KLD[peer]:.3g}")
-    size = (
-        f", × {larger:.2g} for {parameters / 1e9:.2g} billion parameters"
-        if parameters and larger > 1.05
-        else ""
-    )
+    size = ""
+    if parameters and larger > 1.05:
+        size = f", × {larger:.2g} for {parameters / 1e9:.2g} billion parameters"
     stands = f" ({name} counts as it)" if peer != name else ""
     return LevelLimit(
         kld,

@@ -49,12 +49,11 @@ def _compared(first: tuple[float, ...], second: tuple[float, ...], seed: int) ->
     differences = 100 * (np.array(second, dtype=np.float64) - np.array(first, dtype=np.float64))
     low, high = interval(differences.tolist(), seed) if len(first) > 1 else (-100.0, 100.0)
     if {*first, *second} <= {0.0, 1.0}:
-        p_value, method = (
-            _mcnemar(int((differences > 0).sum()), int((differences < 0).sum())),
-            "McNemar, exact",
-        )
+        p_value = _mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
+        method = "McNemar, exact"
     else:
-        p_value, method = _swapped(differences, seed), "paired permutation"
+        p_value = _swapped(differences, seed)
+        method = "paired permutation"
     return Difference(float(differences.mean()), float(low), float(high), float(p_value), method)  # type: ignore[arg-type]
 
 
@@ -65,7 +64,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Holm, "A simple sequentially rejective multiple test procedure", 1979: the smallest counts as many times
     as there are tests, the next once less, and none becomes smaller than the one before it.
     """
-    adjusted, least = [1.0] * len(p_values), 0.0
+    adjusted = [1.0] * len(p_values)
+    least = 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
         least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = least

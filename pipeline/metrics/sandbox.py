@@ -34,7 +34,9 @@ from pipeline.core.units import MEMORY_GB
 Outcome = Literal["passed", "failed", "unreadable"]
 SECONDS = 15  # wall-clock time, start included
 GUARD = Path(__file__).with_name("guard.py")
-WORK, WORK_BYTES, WORK_FILES = "/sandbox", 64 << 20, 4096
+WORK = "/sandbox"
+WORK_BYTES = 64 << 20
+WORK_FILES = 4096
 LIMITS = {
     "RLIMIT_CPU": 5,  # seconds
     "RLIMIT_AS": MEMORY_GB,  # bytes of a process

@@ -85,7 +85,8 @@ def findings(row: Mapping[str, Any]) -> set[str]:
     """Return the `FINDINGS` of an answer's row that expects calls."""
     if row.get(UNPARSED):
         return {"unparsed"}
-    expected, made = row[EXPECTED], row.get(CALLS) or []
+    expected = row[EXPECTED]
+    made = row.get(CALLS) or []
     if not made:
         return {"text"}
     wanted, given = Counter(_keys(expected)), Counter(_keys(made))
