@@ -57,17 +57,16 @@ class Comparison:
 def comparison(model: str, evaluations: Evaluations, parity: Parity) -> Comparison:
     """Return the reference of `model` in `evaluations`, and its distance from it."""
     product = product_of(evaluations)
-    return (
-        _served(product, evaluations[model], parity.checks)
-        if model == product.served
-        else _level(model, product, evaluations, parity.checks)
-    )
+    if model == product.served:
+        return _served(product, evaluations[model], parity.checks)
+    return _level(model, product, evaluations, parity.checks)
 
 
 def _level(
     model: str, product: Product, evaluations: Evaluations, checks: Mapping[str, ParityCheck]
 ) -> Comparison:
-    evaluation, stage = evaluations[model], f"evaluate@{model}"
+    evaluation = evaluations[model]
+    stage = f"evaluate@{model}"
     reported = evaluation.reference
     sixteen = next(
         (name for name in REFERENCES if name in evaluations),
@@ -82,18 +81,20 @@ def _level(
     figure = partial(Measured, allowed=level_limit(model, parameters), stage=stage)
     # Take the worse of the assistant's tokens and all: answers known by heart survive damage that shows in
     # the rest of the text.
-    here, all_tokens = measured(evaluation.kld_mean), measured(evaluation.all_tokens.kld_mean)
+    here = measured(evaluation.kld_mean)
+    all_tokens = measured(evaluation.all_tokens.kld_mean)
     kld = figure(None, f"{model}'s divergence from {against} is not in its report")
     if here is not None and all_tokens is not None:
         where = f" over all tokens, {here:.4f} at the assistant's" if all_tokens > here else ""
         worse = max(here, all_tokens)
         kld = figure(worse, f"{model}'s mean KL divergence from {against} is {worse:.4f} nats{where}")
-    here, all_tokens = measured(evaluation.same_top), measured(evaluation.all_tokens.same_top)
+    here = measured(evaluation.same_top)
+    all_tokens = measured(evaluation.all_tokens.same_top)
     same_top = figure(None, f"how often {model} ranks {against}'s token first is not in its report")
     if here is not None and all_tokens is not None and max(here, all_tokens) <= 1:
-        where = (
-            f"all positions, {share_text(here)} of the assistant's" if all_tokens < here else "the positions"
-        )
+        where = "the positions"
+        if all_tokens < here:
+            where = f"all positions, {share_text(here)} of the assistant's"
         worse = min(here, all_tokens)
         same_top = figure(worse, f"{model} ranks {against}'s token first at {share_text(worse)} of {where}")
     return Comparison(
@@ -114,23 +115,25 @@ def _trained(check: ParityCheck | None, parameters: float | None) -> Measured | 
     if check is None:
         return None
     nats = nats_of(check)
-    words = (
-        f"Parity has not measured how far the merged model is from the trained one ({check.detail})"
-        if nats is None
-        else f"The merged model is {nats:.2g} nats (mean KL divergence) from the trained one"
-    )
+    if nats is None:
+        words = f"Parity has not measured how far the merged model is from the trained one ({check.detail})"
+    else:
+        words = f"The merged model is {nats:.2g} nats (mean KL divergence) from the trained one"
     return Measured(nats, words, level_limit("nf4", parameters))
 
 
 def _served(product: Product, evaluation: Evaluation, checks: Mapping[str, ParityCheck]) -> Comparison:
     """Return the comparison with the base's file: that file with its adapter, or with trained scales."""
-    model, check, what = str(product.served), checks.get(SERVED_CHECK), product.subject
+    model = str(product.served)
+    check = checks.get(SERVED_CHECK)
+    what = product.subject
     are, rank = ("are", "rank") if product.with_lora else ("is", "ranks")
     fault = (
         f"The report of {model} compares it with {evaluation.reference or 'nothing'} or names "
         f"{'no' if product.with_lora else 'an'} adapter's GGUF: run `python -m pipeline evaluate@{model}`."
     )
-    nats, top = (nats_of(check), measured(check.figures.get("same_top"))) if check else (None, None)
+    nats = nats_of(check) if check else None
+    top = measured(check.figures.get("same_top")) if check else None
     figure = partial(Measured, allowed=served_limit(), stage="parity")
     kld = figure(None, f"how far {what} {are} from the trained model is not in parity's report")
     if nats is not None:

@@ -52,7 +52,9 @@ class Recovery:
         """
         if self.low is None or self.high is None:
             return "unknown"
-        return "better" if self.low > 0 else "worse" if self.high < 0 else "noise"
+        if self.low > 0:
+            return "better"
+        return "worse" if self.high < 0 else "noise"
 
     @property
     def words(self) -> str:

@@ -53,7 +53,8 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
     """Return every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
     missing or damaged.
     """
-    merged, read = product_of(models).served is None, partial(read_record, root)
+    merged = product_of(models).served is None
+    read = partial(read_record, root)
     inputs = Inputs(
         data=read("reports/data.json", Data, "curate"),
         labels=read("reports/labels.json", Labels, "preprocess"),
@@ -125,7 +126,8 @@ def faults(error: ValidationError) -> str:
 
 def read_evaluation(root: Path, model: str) -> Evaluation:
     """Return the figures of `model`. Raises `DataError` if they are missing, damaged or of another model."""
-    file, stage = f"reports/eval/{model}.json", f"evaluate@{model}"
+    file = f"reports/eval/{model}.json"
+    stage = f"evaluate@{model}"
     evaluation = read_record(root, file, Evaluation, stage)
     if evaluation.model != model:
         raise DataError(

@@ -102,11 +102,11 @@ def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Rec
         reason = f"The gate refuses every level that fits in {room}: {', '.join(fitting)}."
         chosen = Recommendation(None, reason, tuple(refusals))
     else:
-        chosen = (
-            _served(product, evidence, f"{_fits(*allowed.values())} in {room}", room.max_task_drop)
-            if product.served
-            else _level(product, evidence, allowed, room)
-        )
+        if product.served:
+            fits = f"{_fits(*allowed.values())} in {room}"
+            chosen = _served(product, evidence, fits, room.max_task_drop)
+        else:
+            chosen = _level(product, evidence, allowed, room)
         beaten = [gain.sentence for gain in gains if gain.model == chosen.model and gain.beats is False]
         unknown = f"Whether {chosen.model} fits is not known: its KV cache was not measured."
         unsure = [] if memory[str(chosen.model)].known else [unknown]
@@ -128,12 +128,12 @@ def _nothing_fits(
     """Return no model, and the advice how to make one fit."""
     least = min(memory, key=lambda model: memory[model].total)
     needs = f"needs {memory[least].total / GB:.2f} GB."
-    reason = (
-        f"{least}, {product.whole}, does not fit in {room}: it {needs}"
-        if product.served
-        else f"No level fits in {room}: {least}, the smallest, {needs}"
-    )
-    smaller = "Take a smaller base" if product.served else "Make a smaller level"
+    if product.served:
+        reason = f"{least}, {product.whole}, does not fit in {room}: it {needs}"
+        smaller = "Take a smaller base"
+    else:
+        reason = f"No level fits in {room}: {least}, the smallest, {needs}"
+        smaller = "Make a smaller level"
     remedy = f"{smaller}, or raise report.memory_gb ({room.memory_gb:g})."
     return Recommendation(None, reason, (remedy, *refusals))
 
@@ -160,13 +160,15 @@ def _level(
     warnings = resolution(sixteen, evaluations[sixteen], room.max_task_drop)
     if good:
         chosen = min(good, key=lambda model: (*size_and_loss(model, evaluations), model))
-        fits, tuned = f"{_fits(memory[chosen])} in {room}", sum(not is_base(model) for model in evaluations)
+        fits = f"{_fits(memory[chosen])} in {room}"
+        tuned = sum(not is_base(model) for model in evaluations)
         reason = f"Of {tuned} tuned models, {chosen} is the smallest that {fits} and {standard}"
         if chosen in REFERENCES:
             reason = f"{chosen} {fits}, and no smaller level {standard if tuned > 1 else 'was measured'}"
     else:
         chosen = max(memory, key=lambda model: (quality[model], -evaluations[model].bytes))
-        fits, virtue = _fits(memory[chosen]), "score" if by_task else f"divergence from {sixteen}"
+        fits = _fits(memory[chosen])
+        virtue = "score" if by_task else f"divergence from {sixteen}"
         reason = (
             f"{chosen} has the best {virtue} of what {fits} in {room}, though nothing that {fits} {standard}"
         )
@@ -194,7 +196,8 @@ def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:
 
 def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: float) -> Recommendation:
     """Return the adapter on its base, or the base with trained scales, and whether it is worth serving."""
-    model, warnings = str(product.served), []
+    model = str(product.served)
+    warnings = []
     compared = evidence.compare(model, BASE)
     below = compared is not None and -round(compared.points, 1) > max_task_drop + TOLERANCE
     if compared:
@@ -226,7 +229,9 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     It has the server's own peak (the GPU's with layers on it) if that was measured at this context with the
     same layers on the GPU.
     """
-    context, cache, served = serve.ctx_size * serve.parallel, evaluation.kv_cache_bytes, evaluation.serving
+    context = serve.ctx_size * serve.parallel
+    cache = evaluation.kv_cache_bytes
+    served = evaluation.serving
     if cache is not None:
         cache = round(cache * context / evaluation.ctx_size)
     # the value that auto resolved to

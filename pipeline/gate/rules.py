@@ -44,7 +44,8 @@ class Rule:
         figure: float | None = None,
     ) -> Check:
         """Return the rule's check; a `verdict` of True passes."""
-        verdict = ("pass" if verdict else "fail") if isinstance(verdict, bool) else verdict
+        if isinstance(verdict, bool):
+            verdict = "pass" if verdict else "fail"
         return Check(TITLES[self.key], verdict, sentence, figure=figure, limit=self.limit, key=self.key)
 
     def missing(self, what: str, stage: str) -> Check:
@@ -57,7 +58,8 @@ def parity(parity: Parity, needed: Mapping[str, str]) -> Check:
     """Check that no parity check failed, and that each that is `needed` (its key, and what it measures)
     passed.
     """
-    rule, checks = Rule("parity", 0.0), parity.checks
+    rule = Rule("parity", 0.0)
+    checks = parity.checks
     failed = [check.title for check in checks.values() if check.verdict == "fail"]
     lacking = [key for key in needed if key not in checks or checks[key].verdict != "pass"]
     if failed:
@@ -88,19 +90,27 @@ def divergence(
     """
     if measured is None or given is None:
         return None
-    figure, allowed, share = measured.figure, measured.allowed, key == "same_top"
+    figure = measured.figure
+    allowed = measured.allowed
+    share = key == "same_top"
     by_default = allowed.same_top if share else allowed.kld
-    limit, why = (by_default, f" (auto: {allowed.source})") if given == AUTO else (given, "")
+    if given == AUTO:
+        limit = by_default
+        why = f" (auto: {allowed.source})"
+    else:
+        limit = given
+        why = ""
     rule = Rule(key, limit)
     if figure is None and measured.stage:
         return rule.missing(measured.words, measured.stage)
     if figure is None:
         return rule.check("not measured", f"{measured.words}.")
-    passes, bound = (
-        (figure >= limit, f"at least {share_text(limit)} are wanted")
-        if share
-        else (figure <= limit, f"at most {limit:g} are allowed")
-    )
+    if share:
+        passes = figure >= limit
+        bound = f"at least {share_text(limit)} are wanted"
+    else:
+        passes = figure <= limit
+        bound = f"at most {limit:g} are allowed"
     return rule.check(passes, f"{measured.words}; {bound}{why}.", figure)
 
 
@@ -108,7 +118,9 @@ def task_drop(model: str, against: str, evidence: Evidence, limit: float | None)
     """Check how far the task score of `model` is below that of `against`."""
     if limit is None:
         return None
-    rule, again, answers = Rule("task_drop", limit), f"evaluate@{model}", evidence.answers
+    rule = Rule("task_drop", limit)
+    again = f"evaluate@{model}"
+    answers = evidence.answers
     if model == against:
         return rule.check("pass", f"{model} is the model that the levels are compared with.", 0.0)
     unknown = f"The task drop of {model} was not measured"
@@ -140,7 +152,8 @@ def stopped(model: str, compared: Comparison, evaluations: Evaluations, limit: f
     """Check that the model ends its answers by itself."""
     if limit is None:
         return None
-    rule, task = Rule("stopped", limit), evaluations[model].task
+    rule = Rule("stopped", limit)
+    task = evaluations[model].task
     figure = task.stopped if task else None
     unknown = f"Whether {model} ends its answers was not measured: {_unasked(model, evaluations)}."
     if task is None and "task" in evaluations[model].not_measured:
@@ -182,7 +195,8 @@ def forgetting(model: str, base: str, evidence: Evidence, limit: float | None) -
     """Check how far the general ability of `model` is below that of the untuned `base`."""
     if limit is None:
         return None
-    rule, unknown = Rule("forgetting", limit), f"What {model} forgot was not measured"
+    rule = Rule("forgetting", limit)
+    unknown = f"What {model} forgot was not measured"
     evaluations = evidence.evaluations
     if base not in evaluations:
         return rule.check("not measured", f"{unknown}: evaluate.models does not name {base}.")
@@ -209,7 +223,8 @@ def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[flo
     """
     from pipeline.metrics.paired import CHANCE, compare_scores
 
-    difference, limit = compare_scores(before, after), rule.limit or 0.0
+    difference = compare_scores(before, after)
+    limit = rule.limit or 0.0
     drop = -difference.points
     certain = -difference.high > limit and difference.p_value < CHANCE
     direction = "below" if drop > 0 else "above"
@@ -224,7 +239,8 @@ def preferences(train: Train | None, limit: float | None) -> Check | None:
     """Check that training ranks held-out pairs (KTO: answers) correctly; None if it compared none."""
     if limit is None or train is None or "accuracy" not in METHODS[train.method].measures:
         return None
-    rule, figures = Rule("preferences", limit), train.preferences
+    rule = Rule("preferences", limit)
+    figures = train.preferences
     if figures is None:
         sentence = "No held-out pair says whether preferences were learned: raise curate.val_fraction."
         return rule.check("not measured", sentence)

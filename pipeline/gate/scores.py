@@ -75,22 +75,24 @@ class Evidence:
         task, against = self.task(model), self.task(other)
         if task is None or against is None or task.score is None or against.score is None:
             return None
-        scores, rows = (task.score, against.score), task.scored_rows
+        scores = (task.score, against.score)
+        rows = task.scored_rows
         if model in self.answers and other in self.answers:
             pairs = self.paired_scores(model, other)
             if not pairs or not pairs[0]:
                 return None
             from pipeline.metrics.paired import CHANCE, compare_scores
 
-            scores, rows = (fmean(pairs[0]), fmean(pairs[1])), len(pairs[0])
+            scores = (fmean(pairs[0]), fmean(pairs[1]))
+            rows = len(pairs[0])
             p = compare_scores(*pairs).p_value
-            is_significant, proof = p < CHANCE, f"more than noise, {p_value(p)} on the same {rows} questions"
+            is_significant = p < CHANCE
+            proof = f"more than noise, {p_value(p)} on the same {rows} questions"
         else:
-            (low, high), (other_low, other_high) = task.interval, against.interval
-            is_significant, proof = (
-                low > other_high or other_low > high,
-                "the intervals lie apart, so it is more than noise",
-            )
+            low, high = task.interval
+            other_low, other_high = against.interval
+            is_significant = low > other_high or other_low > high
+            proof = "the intervals lie apart, so it is more than noise"
         words = proof if is_significant else f"the difference is within the noise of {rows} rows"
         return Standing(scores[0] * 100, scores[1] * 100, is_significant, words)
 
@@ -129,7 +131,8 @@ def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
             after < before,
             f"{model}'s held-out perplexity is {place} the untuned base's ({figures}).",
         )
-    points, figures = round(compared.points, 1), str(compared).removesuffix(", so it is more than noise")
+    points = round(compared.points, 1)
+    figures = str(compared).removesuffix(", so it is more than noise")
     if not compared.apart:
         recovers = model == product_of(evaluations).served and evidence.recovered is not None
         return Gain(
