@@ -112,7 +112,8 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
             f"{adapter} is not a LoRA adapter (general.type is {kind!r}): give the one made by stage convert",
         )
     if BASE_FILE in header.fields:
-        trained_on, sha256 = str(header.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
+        trained_on = str(header.fields[BASE_FILE])
+        sha256 = model_hash() if model_hash else file_hash(model)
         if trained_on != sha256:
             raise DataError(
                 "Q-SERVE-012",

@@ -35,7 +35,8 @@ def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
 
 
 def _reply(answer: dict[str, Any]) -> Reply:
-    choice, calls = answer["choices"][0], answer["choices"][0]["message"].get("tool_calls")
+    choice = answer["choices"][0]
+    calls = answer["choices"][0]["message"].get("tool_calls")
     return Reply(
         text=choice["message"].get("content") or (json.dumps(calls) if calls else ""),
         finish_reason=choice["finish_reason"],
