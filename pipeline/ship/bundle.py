@@ -39,7 +39,10 @@ from pipeline.ship.listing import (
 from pipeline.ship.signature import SIGNATURE, sign
 
 SUMS = "SHA256SUMS"
-CARD, BILL, SCRIPT, UNIT = "README.md", "sbom.cdx.json", "serve.sh", "quench.service"
+CARD = "README.md"
+BILL = "sbom.cdx.json"
+SCRIPT = "serve.sh"
+UNIT = "quench.service"
 EVALUATION, PARITY, GATE = "evidence/evaluation.json", "evidence/parity.json", "evidence/gate.json"
 INSTALLED = "/opt"  # folder in which the unit expects the bundle
 SERVER = "/usr/local/bin/llama-server"
@@ -117,10 +120,13 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     from pipeline.ship.sbom import Subject, bill  # It takes a second to import.
 
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
-    gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
+    gguf = shipment.gguf
+    lora = shipment.lora
+    evaluation = inputs.evaluations[level]
     served = evaluation.serving
     produced = lora or gguf  # the file that was made here; it names its sources
-    fields, sha256 = provenance(folder / produced.name), evaluation.sha256
+    fields = provenance(folder / produced.name)
+    sha256 = evaluation.sha256
     values = text_values(
         inputs,
         shipment.advice,
@@ -195,16 +201,17 @@ def need_untouched(folder: Path) -> None:
     if not (folder / SUMS).is_file():
         raise DataError("Q-SHIP-001", f"{folder} exists and is not a bundle: {MOVE}")
     try:
-        listed, files = checksums(read_small(folder / SUMS)), set(plain_files(folder)) - {SUMS, SIGNATURE}
+        listed = checksums(read_small(folder / SUMS))
+        files = set(plain_files(folder)) - {SUMS, SIGNATURE}
     except Hostile as error:
         raise DataError(
             "Q-SHIP-001", f"{folder} is not as `quench ship` left it ({error}): {MOVE}"
         ) from error
     # Without GGUFs, which are not written by hand.
     texts = {name for name in files & set(listed) if not name.endswith(".gguf")}
-    if changed := sorted(
-        files - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}
-    ):
+    edited = {name for name in texts if file_hash(folder / name) != listed[name]}
+    changed = sorted(files - set(listed) | edited)
+    if changed:
         raise DataError("Q-SHIP-001", f"{folder} holds what is yours ({', '.join(changed[:10])}): {MOVE}")
 
 
@@ -212,9 +219,10 @@ def check_sums(folder: Path) -> None:
     """Read a bundle back: every file is listed, with its hash. Raises `MachineError`."""
     listed = checksums((folder / SUMS).read_text(encoding="utf-8"))
     files = set(plain_files(folder)) - {SUMS, SIGNATURE}
-    if wrong := sorted(files ^ listed.keys()) or [
-        name for name, sha256 in listed.items() if file_hash(folder / name) != sha256
-    ]:
+    wrong = sorted(files ^ listed.keys())
+    if not wrong:
+        wrong = [name for name, sha256 in listed.items() if file_hash(folder / name) != sha256]
+    if wrong:
         raise MachineError(
             "Q-SHIP-002",
             f"{folder} holds other bytes than were written ({', '.join(wrong)}): check the disk, then run "

@@ -46,7 +46,8 @@ def text_values(
     chat template.
     """
     chosen = inputs.evaluations.get(level)
-    product, architecture = product_of(inputs.evaluations), inputs.base.architecture
+    product = product_of(inputs.evaluations)
+    architecture = inputs.base.architecture
     return {
         "inputs": inputs,
         "advice": advice,
@@ -83,19 +84,19 @@ def front_matter(
     if datasets:
         values["datasets"] = list(datasets)
     if base.source == "hub":
-        values |= {
-            "base_model": base.model,
-            "base_model_relation": "adapter"
-            if level == BASE_WITH_ADAPTER
-            else "finetune"
-            if level in REFERENCES
-            else "quantized",
-        }
+        values |= {"base_model": base.model, "base_model_relation": _relation(level)}
     tags = ["gguf", "llama.cpp", *([] if level == TUNED else ["lora"]), "quench"]
     return yaml.safe_dump(
         values | {"pipeline_tag": "text-generation", "tags": tags},
         sort_keys=False,
     ).rstrip()
+
+
+def _relation(level: str) -> str:
+    """Return how `level` was made of the base, in the words of the hub."""
+    if level == BASE_WITH_ADAPTER:
+        return "adapter"
+    return "finetune" if level in REFERENCES else "quantized"
 
 
 def claims(provenance: Mapping[str, Any]) -> dict[str, str]:

@@ -30,7 +30,8 @@ def mismatches(model: str, name: str, root: Path, evaluations: Evaluations, pari
     Raises `DataError` if a GGUF is damaged, or models/base.json cannot be read.
     """
     product = product_of(evaluations)
-    reference, shipped = product.reference(evaluations), product.files(root, name, model)
+    reference = product.reference(evaluations)
+    shipped = product.files(root, name, model)
     compared = dict.fromkeys((model, reference, product.untuned(evaluations)))
     made_of = {
         other: [*filter(None, product.files(root, name, other))] for other in compared if other in evaluations
@@ -46,7 +47,8 @@ def mismatches(model: str, name: str, root: Path, evaluations: Evaluations, pari
     if not set(made_of[model]) <= hashes.keys():
         return
     produced = shipped.lora or shipped.gguf
-    fields, inherited = provenance(produced), None
+    fields = provenance(produced)
+    inherited = None
     if product.served:
         base = product.files(root, name, BASE).gguf
         base_hash = hashes.get(base) or (file_hash(base) if base.is_file() else None)
@@ -78,7 +80,8 @@ def _report_faults(
         evaluation.sha256 if evaluation.file == files[0].name else None,
         evaluation.lora.sha256 if evaluation.lora else None,
     ]
-    if other := [file.name for file, sha256 in zip(files, measured, strict=False) if sha256 != hashes[file]]:
+    other = [file.name for file, sha256 in zip(files, measured, strict=False) if sha256 != hashes[file]]
+    if other:
         yield f"{report} is about another file than {' and '.join(other)}: {again}."
     answers = root / f"reports/eval/{model}.answers.jsonl"
     if not answers.is_file() or evaluation.answers_sha256 != file_hash(answers):
@@ -86,11 +89,12 @@ def _report_faults(
 
 
 def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Parity) -> Iterator[str]:
-    if other := [
+    other = [
         file.name
         for file in dict.fromkeys(files)
         if file in hashes and parity.files.get(file.name) != hashes[file]
-    ]:
+    ]
+    if other:
         yield (
             f"reports/parity.json is about another file than {' and '.join(other)}: run `snakemake --force "
             "parity`."

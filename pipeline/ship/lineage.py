@@ -21,7 +21,10 @@ from pipeline.gate.inputs import Inputs, read_record
 from pipeline.gate.records import Name, Number, Sha256, Shape
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
-ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"
+ADAPTER = "models/adapter"
+BASE = "models/base.json"
+MERGED = "models/merged"
+TOKENS = "data/tokens"
 AUGMENT, AUGMENTED = "augment", "data/augmented"  # rows that a model wrote, in addition to those of curation
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
 # Prefixes of a provenance's keys about the project's own records. Others are about llama.cpp, the importance

@@ -51,7 +51,8 @@ def need_modes(folder: Path, names: Iterable[str]) -> None:
     rights.
     """
     for name in names:
-        mode = os.fstat(handle := open_plain(folder / name)).st_mode
+        handle = open_plain(folder / name)
+        mode = os.fstat(handle).st_mode
         os.close(handle)
         if stat.S_IMODE(mode) not in (FILE_MODE, PROGRAM_MODE):
             right = PROGRAM_MODE if mode & stat.S_IXUSR else FILE_MODE
@@ -68,7 +69,8 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | No
     if depth > MAX_DEPTH:
         raise Hostile(f"Folders are more than {MAX_DEPTH} deep: {prefix}")
     for entry in _entries(folder, prefix):
-        name, status = prefix + entry.name, entry.stat(follow_symlinks=False)
+        name = prefix + entry.name
+        status = entry.stat(follow_symlinks=False)
         if not entry.name.isprintable():
             raise Hostile(f"A file's name is not printable: {name!a}.")
         if stat.S_ISDIR(status.st_mode):

@@ -56,10 +56,12 @@ def default_system(jinja: str | None) -> str | None:
     """
     if jinja is None or _render(jinja, DIALOGUE) != chatml(DIALOGUE):
         return None
-    rest, single = chatml([QUESTION]), _render(jinja, [QUESTION]) or ""
+    rest = chatml([QUESTION])
+    single = _render(jinja, [QUESTION]) or ""
     if single == rest:
         return ""
-    before, after = "<|im_start|>system\n", "<|im_end|>\n" + rest
+    before = "<|im_start|>system\n"
+    after = "<|im_end|>\n" + rest
     system = single.removeprefix(before).removesuffix(after)
     # Ollama trims what it reads, and three quotes end a value.
     is_plain = system == system.strip() and '"""' not in system

@@ -105,7 +105,10 @@ def _base(base: Base, ref: str | None) -> Component:
     """Return the base, or another mention of it if `ref` is None, because no two parts of a bill have the
     same ref.
     """
-    owner, purl, short, revision = None, None, Path(base.model).name, base.revision
+    owner = None
+    purl = None
+    short = Path(base.model).name
+    revision = base.revision
     if base.source == "hub":
         owner = base.model.rpartition("/")[0] or None
         purl = PackageURL("huggingface", namespace=owner, name=short, version=revision)

@@ -115,13 +115,16 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
     """Yield faults if card, bill and evidence are not about these GGUFs (an adapter's before its base's;
     bytes of all), by the checksums and the first's provenance.
     """
-    card, (first, *beside) = read_small(folder / CARD), hashes
+    card = read_small(folder / CARD)
+    first, *beside = hashes
     gguf = beside[0] if beside else first  # the one that `evaluation.json` calls its file
     try:
         evaluation, parity, gate, bill = (_object(folder / name) for name in (EVALUATION, PARITY, GATE, BILL))
-        subject, own_sha256 = bill["metadata"]["component"], _sha256(bill["metadata"]["component"])
+        subject = bill["metadata"]["component"]
+        own_sha256 = _sha256(bill["metadata"]["component"])
         parts = {part["name"]: part["hashes"][0]["content"] for part in subject.get("components") or []}
-        on_card, invalid = claimed(card), schema_fault(read_small(folder / BILL), bill)
+        on_card = claimed(card)
+        invalid = schema_fault(read_small(folder / BILL), bill)
     except UNREADABLE as error:
         raise Hostile(f"The bundle's JSON can't be read ({type(error).__name__}: {error}).") from error
     if invalid:
@@ -204,15 +207,16 @@ def bill_faults(
     """
     from pipeline.ship.sbom import BASE_REF
 
-    subject, components = bill["metadata"]["component"], bill.get("components", [])
+    subject = bill["metadata"]["component"]
+    components = bill.get("components", [])
     listed = {entry["name"]: entry.get("value") for entry in subject.get("properties", [])}
     texts = {key: None if value is None else str(value) for key, value in fields.items()}
     if differ := _differing(texts, listed):
         yield f"says otherwise than the provenance in {next(iter(hashes))}: {', '.join(differ[:10])}"
     parts = [part for component in (subject, *components) for part in component.get("components", [])]
-    if other := sorted(
-        {part["name"] for part in parts if part["name"] in hashes and _sha256(part) != hashes[part["name"]]}
-    ):
+    known = [part for part in parts if part["name"] in hashes]
+    other = sorted({part["name"] for part in known if _sha256(part) != hashes[part["name"]]})
+    if other:
         yield f"has another sha256 for {', '.join(other)}"
     bases = [component for component in components if component.get("bom-ref") == BASE_REF]
     if not any(_sha256(part) for base in bases for part in base.get("components", [])):
