@@ -91,7 +91,8 @@ def bars(
     figure, axes = axes_of("", "", (6.4, 2.4))
     places = range(len(items))
     top = max(1, *(count for _, count in items))
-    side, width = ("left", 0.96) if edges else ("center", 0.8)
+    side = "left" if edges else "center"
+    width = 0.96 if edges else 0.8
     least = top / 100  # A single row among a million must be visible.
     heights = [max(count, least) if count else 0 for _, count in items]
     drawn = axes.bar(places, heights, width, align="edge" if edges else "center", color=ACCENT)
@@ -144,21 +145,29 @@ def histogram(
 
 def _step(axes: Any, step: Step, unit: float, top: float, bottom: float) -> None:
     """Draw one step's branch between `top` and `bottom`, its name on the left, its effect on the right."""
-    y, quiet = (top + bottom + 8) / 2 if step.moved else top + 15, not step.moved
+    y = (top + bottom + 8) / 2 if step.moved else top + 15
+    quiet = not step.moved
     if quiet:  # The step only changed some rows: a thin line to a note.
         axes.plot([LEFT + step.rows_in * unit + 6, WORDS - 8], [y, y], color=LINE, linewidth=1)
     else:
         thick = max(step.moved * unit, THIN)
         inner = LEFT + min(step.rows_in, step.rows_out) * unit
         # The inner side of a branch that leaves turns below, of one that joins above.
-        turn, side, color = (top, thick / 2, WARM) if step.lost else (bottom, -thick / 2, GOOD)
+        if step.lost:
+            turn = top
+            side = thick / 2
+            color = WARM
+        else:
+            turn = bottom
+            side = -thick / 2
+            color = GOOD
         outer = inner + thick
         outside = [(outer, turn), (outer, y - side), (BRANCH, y - side)]
         inside = [(BRANCH, y + side), (inner, y + side), (inner, turn)]
         _ribbon(axes, outside, inside, color, 0.75)
-    looks = (
-        {"color": MUTED, "fontsize": 12} if quiet else {"color": INK, "fontsize": 13, "fontweight": "bold"}
-    )
+    looks: dict[str, Any] = {"color": INK, "fontsize": 13, "fontweight": "bold"}
+    if quiet:
+        looks = {"color": MUTED, "fontsize": 12}
     axes.text(LEFT - 12, y + 4, cut(step.name, 20), ha="right", **looks)
     axes.text(WORDS, y + (-3 if step.more else 4), cut(step.words, 52), **looks)
     axes.text(WORDS, y + 13, cut(step.more, 52), color=MUTED, fontsize=12)
@@ -167,7 +176,8 @@ def _step(axes: Any, step: Step, unit: float, top: float, bottom: float) -> None
 def _fan(axes: Any, splits: Mapping[str, int], unit: float, top: float) -> None:
     """Draw the stream's end, parted into the splits."""
     start = place = float(LEFT)
-    bottom, middle = top + FAN, top + FAN / 2
+    bottom = top + FAN
+    middle = top + FAN / 2
     for name, rows in splits.items():
         thick = max(rows * unit, THIN if rows else 0.0)
         left = [(start, top), (start, middle), (place, middle), (place, bottom)]

@@ -40,14 +40,12 @@ def probability(value: Any) -> str:
     """
     if not is_number(value):
         return MISSING
+    if value < 0.001:
+        return "< 0.001"
     text = f"{value:.3f}"
-    return (
-        "< 0.001"
-        if value < 0.001
-        else text
-        if text != "0.050" or value >= 0.05
-        else f"{int(value * 10_000) / 10_000:.4f}"
-    )
+    if text == "0.050" and value < 0.05:
+        return f"{int(value * 10_000) / 10_000:.4f}"
+    return text
 
 
 def p_value(value: float) -> str:
@@ -58,7 +56,9 @@ def p_value(value: float) -> str:
 
 def significant(value: Any) -> str:
     """Return three significant digits (0.00123, 1.2e-07, 98.5; never -0), and text as it is."""
-    return f"{value + 0.0:.3g}" if is_number(value) else (value if isinstance(value, str) else MISSING)
+    if is_number(value):
+        return f"{value + 0.0:.3g}"
+    return value if isinstance(value, str) else MISSING
 
 
 def size(value: Any) -> str:
@@ -72,13 +72,11 @@ def duration(value: Any) -> str:
         return MISSING
     if value < 10:
         return f"{value:.1f} s"
-    return (
-        f"{value:.0f} s"
-        if value < 100
-        else f"{value / 60:.1f} min"
-        if value < 6000
-        else f"{value / 3600:.1f} h"
-    )
+    if value < 100:
+        return f"{value:.0f} s"
+    if value < 6000:
+        return f"{value / 60:.1f} min"
+    return f"{value / 3600:.1f} h"
 
 
 def anchor(command: str) -> str:

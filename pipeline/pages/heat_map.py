@@ -42,7 +42,8 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
     averages = [fmean(values) for values in cells.values() if values]
     if not any(averages):
         return None
-    low, high = min(value for value in averages if value), max(averages)
+    low = min(value for value in averages if value)
+    high = max(averages)
     layers = range(max(layer for layer, _ in cells) + 1)
     rows = []
     for module in modules_of(cells):
@@ -61,7 +62,8 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
             }
         )
     means = ", ".join(f"{row['module']} {row['mean']}" for row in rows)
-    least, most = shown(min(averages)), shown(high)
+    least = shown(min(averages))
+    most = shown(high)
     steps = range(STEPS + 1 if high > low else 1)
     return {
         "rows": rows,
