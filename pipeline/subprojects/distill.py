@@ -89,10 +89,13 @@ def distill_scales(
 
 def rows_of(project: Path, params: Params, data: Path, seed: int) -> None:
     """Write the rows that the sub-project learns from and is watched with, and the account of them."""
-    apart, base = data.parent.resolve() / FOLDER / CURATED, project / "models/base"
-    general, rows = curated(apart, base, params, data), project / "data/final"
+    apart = data.parent.resolve() / FOLDER / CURATED
+    base = project / "models/base"
+    general = curated(apart, base, params, data)
+    rows = project / "data/final"
     row_bytes = params.preprocess.max_length * BYTES_PER_TOKEN
-    size, final = params.distill.max_steps * row_bytes, data / "final"
+    size = params.distill.max_steps * row_bytes
+    final = data / "final"
     account = write_drawn(final, general, GENERAL_SHARE, rows / "train.jsonl", size, seed)
     val = learnable(final / "val.jsonl", rows / "val-wanted.jsonl")
     watched, _ = first_of(shuffled(val, seed), WATCHED * row_bytes)
@@ -191,7 +194,8 @@ def plan_distillation(params: Params, shape: Shape, level: str, card: Card | Non
     """Return the plan for one level of `quantize.distill` on `card`."""
     changes = settings(params, Path("F16.gguf"), level, None)
     distilling = Params.model_validate(changed_params(params, changes))
-    base, length = quantized_level(shape, level), params.preprocess.max_length
+    base = quantized_level(shape, level)
+    length = params.preprocess.max_length
     plan = make_plan(setup_of(distilling, shape, card, base))
     # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py).
     answers = (distilling.train.max_steps + WATCHED) * length * (6 * TEACHER_TOP_K + 2)

@@ -106,7 +106,8 @@ def write_answers(final: Path, target: Path) -> None:
 def held_out_rows(final: Path) -> Iterator[Row]:
     """Yield the rows of the folder `final` that are held out for watching and for measuring."""
     for split in HELD_OUT:
-        if (path := final / f"{split}.jsonl").is_file():
+        path = final / f"{split}.jsonl"
+        if path.is_file():
             yield from read_rows(path)
 
 
@@ -183,7 +184,8 @@ def first_of(order: Iterable[tuple[int, int]], size: int) -> tuple[set[int], int
     """Return (the first places of `order` with `size` bytes together, or all if there are fewer; their
     bytes).
     """
-    kept, taken = set[int](), 0
+    kept = set[int]()
+    taken = 0
     for place, length in order:
         if taken >= size:
             break

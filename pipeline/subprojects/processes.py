@@ -131,7 +131,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def signal_of(code: int) -> int | None:
     """Return the signal that killed a process with this exit status, None if none did."""
-    return -code if code < 0 else code - 128 if code - 128 in (signal.SIGINT, signal.SIGTERM) else None
+    if code < 0:
+        return -code
+    number = code - 128  # a shell's exit status for a signal
+    return number if number in (signal.SIGINT, signal.SIGTERM) else None
 
 
 def train(project: Path, *words: str) -> None:
