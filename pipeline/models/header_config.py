@@ -250,14 +250,14 @@ def stretched(stated: Stated) -> dict[str, Any]:
         return {}
     computed = yarn.by_file(stated.values, family)
     for field, value in computed.items():
-        found = stated.values.get(field, value)
-        if not isinstance(found, int | float) or not math.isclose(found, value, rel_tol=1e-6):
+        in_file = stated.values.get(field, value)
+        if not isinstance(in_file, int | float) or not math.isclose(in_file, value, rel_tol=1e-6):
             raise stated.untrainable(
-                f"has {family.name}.{field} {quoted(found)}, and llama.cpp computes with {value:g}"
+                f"has {family.name}.{field} {quoted(in_file)}, and llama.cpp computes with {value:g}"
             )
-    own = {key: stated.values.get(field, 0.0) for key, field in family.rope_factors.items()}
+    factors = {key: stated.values.get(field, 0.0) for key, field in family.rope_factors.items()}
     if not computed:
-        if own:
+        if factors:
             raise stated.untrainable(f"has no {family.name}.{yarn.TYPE} yarn, which its family has")
         return {}
     return {
@@ -267,5 +267,5 @@ def stretched(stated: Stated) -> dict[str, Any]:
         "beta_fast": computed[yarn.BETA_FAST],
         "beta_slow": computed[yarn.BETA_SLOW],
         **family.fixed_rope,
-        **own,
+        **factors,
     }

@@ -2,6 +2,7 @@
 block.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,9 @@ def weight_lines(model: Any, base: Path) -> dict[str, Check]:
 
 def worst_line(values: dict[str, float], title: str, what: str, limit: float) -> Check:
     """Return the line of one figure by linear. A value that is not a number counts as the worst."""
-    worst = max(values, key=lambda name: values[name] if values[name] == values[name] else float("inf"))
-    detail = f"{len(values)} linears, {sum(values.values()) / len(values):.4f} on average, worst {worst}"
+    worst = max(values, key=lambda name: math.inf if math.isnan(values[name]) else values[name])
+    average = sum(values.values()) / len(values)
+    detail = f"{len(values)} linears, {average:.4f} on average, worst {worst}"
     return Check(
         title,
         "pass" if values[worst] <= limit else "fail",

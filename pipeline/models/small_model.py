@@ -84,7 +84,8 @@ def cut_config(full: Any) -> Any:
 def layers_of_all_types(config: Any) -> int:
     """Return the number of layers that covers every type, at least two."""
     types: list[str] = getattr(config, "layer_types", None) or []
-    return min(int(config.num_hidden_layers), max([2, *(types.index(kind) + 1 for kind in set(types))]))
+    needed = max([2, *(types.index(kind) + 1 for kind in set(types))])
+    return min(int(config.num_hidden_layers), needed)
 
 
 def build(config: Any) -> Any:

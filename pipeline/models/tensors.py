@@ -12,7 +12,7 @@ def frozen_tensors(model: Any) -> Iterator[Any]:
         if not weight.requires_grad:
             yield weight.to_local() if hasattr(weight, "to_local") else weight
     yield from model.buffers()
-    states = {id(state): state for module in model.modules() if (state := nf4_state(module)) is not None}
+    states = {id(state): state for state in map(nf4_state, model.modules()) if state is not None}
     for state in states.values():
         yield from (state.absmax, state.code)
         if state.nested:

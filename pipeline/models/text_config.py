@@ -89,8 +89,9 @@ def _plain(text: Any) -> dict[str, Any]:
     values: dict[str, Any] = text.to_dict()
     values.pop("model_type")
     rope = values.get("rope_parameters") or {}
-    own = ("mrope_section", "mrope_interleaved")
-    return values | {"rope_parameters": {key: value for key, value in rope.items() if key not in own}}
+    several_dimensions = ("mrope_section", "mrope_interleaved")
+    plain = {key: value for key, value in rope.items() if key not in several_dimensions}
+    return values | {"rope_parameters": plain}
 
 
 def read_text_config(folder: Path) -> Any:

@@ -187,9 +187,8 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
             )
             module.parts[match["part"]] = entry
         else:
-            full[
-                entry.name.removeprefix(PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
-            ] = entry
+            name = entry.name.removeprefix(PREFIX)
+            full[name.replace(".base_layer", "").replace(".modules_to_save", "")] = entry
     check_patterns(settings, (module.path for module in modules.values()), folder)
     reasons = _unsupported(settings) if to_merge else _no_lora(settings)
     reasons += [f"{name} is no tensor that a merge knows" for name in strange[:3]]

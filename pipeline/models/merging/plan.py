@@ -43,7 +43,8 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
         jobs.append(replace(job, file=entry.file.name))
     jobs += [replace(job, file=jobs[-1].file) for job in changed.values()]
     more = _resized(jobs, base, model)
-    return Plan([replace(job, name=stored.get(job.name, job.name)) for job in jobs], config | more)
+    jobs = [replace(job, name=stored.get(job.name, job.name)) for job in jobs]
+    return Plan(jobs, config | more)
 
 
 def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
