@@ -30,7 +30,8 @@ def differences(config: Mapping[str, Any], family: Family, fields: Mapping[str, 
     prefix = f"{family.name}."
     stated = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
     rope = _rope(config)
-    for field, computed, wanted in (*_scaling(rope, stated, family), *_others(config, rope, stated, family)):
+    unlike = [*_scaling(rope, stated, family), *_others(config, rope, stated, family)]
+    for field, computed, wanted in unlike:
         yield Difference(f"{prefix}{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
 
 
@@ -40,11 +41,11 @@ def lost_differences(config: Mapping[str, Any], family: Family) -> Iterator[Diff
     """
     rope = _rope(config)
     asked = yarn.by_config(rope)
-    own = {field: rope.get(key) or 0.0 for key, field in family.rope_factors.items()}
-    for field, computed, wanted in (
-        _scaling(rope, {yarn.TYPE: "yarn", **asked, **own}, family) if asked else ()
-    ):
-        yield Difference(f"{family.name}.{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
+    if asked:
+        factors = {field: rope.get(key) or 0.0 for key, field in family.rope_factors.items()}
+        written = {yarn.TYPE: "yarn", **asked, **factors}
+        for field, computed, wanted in _scaling(rope, written, family):
+            yield Difference(f"{family.name}.{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
     base = rope.get("rope_theta")
     local = (config.get("rope_parameters") or {}).get(WINDOWED, {}).get("rope_theta", base)
     if family.listed_windows and local != base:

@@ -215,7 +215,9 @@ def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
     arrays = patch["arrays"]
     first, last = map(int, patch["header_kept"].split(","))
     change = arrays[HEADER].tobytes()
-    start = change[:COUNTS] + head[COUNTS : COUNTS + first] + change[COUNTS:] + head[len(head) - last :]
+    kept_first = head[COUNTS : COUNTS + first]
+    kept_last = head[len(head) - last :]
+    start = change[:COUNTS] + kept_first + change[COUNTS:] + kept_last
     yield start
     left = int(patch["bytes"]) - len(start)
     for name, tensor in tensors.items():

@@ -224,8 +224,8 @@ def mapped_name(name: str, names: Any) -> str | None:
     """
     if name.endswith(".dt_bias"):  # The map has only the name that other models' linear gives it.
         name = name.replace(".dt_bias", ".dt_proj.bias")
-    found: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
-    return found
+    mapped: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    return mapped
 
 
 def name_map(family: Family, layers: int) -> Any:
@@ -280,7 +280,8 @@ def _runs(order: Any) -> Iterator[tuple[int, int]]:
     """Yield [first, last) of numbers that follow each other in `order`."""
     starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), len(order)]
     for begin, end in pairwise(starts):
-        yield int(order[begin]), int(order[begin]) + end - begin
+        first = int(order[begin])
+        yield first, first + end - begin
 
 
 def _expert_number(name: str) -> tuple[str, int]:
