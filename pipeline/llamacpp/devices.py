@@ -70,7 +70,8 @@ def gpu_layers(tools: Toolchain, model: Path, wanted: int | Literal["auto"], *, 
         return 0
     gpus = devices(tools)
     if wanted == AUTO:
-        return fitting(model, tokens, sum(max(0, gpu.free - SPARE) for gpu in gpus)) if gpus else 0
+        room = sum(max(0, gpu.free - SPARE) for gpu in gpus)
+        return fitting(model, tokens, room) if gpus else 0
     if not gpus:
         raise ConfigError(
             "Q-LLAMACPP-024",
@@ -88,7 +89,8 @@ def fitting(model: Path, tokens: int, room: int) -> int:
     layers = fields.get(f"{fields.get('general.architecture')}.block_count")
     if not isinstance(layers, int) or layers < 1:
         return 0
-    layer = (model.stat().st_size + (kv_cache_bytes(model, tokens) or 0)) * (1 + BUFFERS) / (layers + 1)
+    cache = kv_cache_bytes(model, tokens) or 0
+    layer = (model.stat().st_size + cache) * (1 + BUFFERS) / (layers + 1)
     count = int(room / layer)
     return ALL_LAYERS if count > layers else count
 

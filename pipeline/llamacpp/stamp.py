@@ -102,10 +102,8 @@ def runs(home: Path) -> bool:
     """
     command = [str(home / "build" / "bin" / "llama-server"), "--version"]
     try:
-        return (
-            subprocess.run(command, capture_output=True, timeout=SECONDS_TO_START, check=False).returncode
-            == 0
-        )
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS_TO_START, check=False)
+        return done.returncode == 0
     except subprocess.TimeoutExpired:
         return True
     except OSError:
