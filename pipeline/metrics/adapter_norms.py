@@ -87,7 +87,9 @@ def uncounted(adapter: Path) -> str | None:
 def place_of(tensor: str) -> tuple[int | None, str]:
     """Return (layer, module) of a weight's name; None for one outside the layers."""
     match = PLACE.search(tensor)
-    return int(match[1]) if match else None, (match[2] if match else tensor).removesuffix(".weight")
+    if match is None:
+        return None, tensor.removesuffix(".weight")
+    return int(match[1]), match[2].removesuffix(".weight")
 
 
 def update_norm(a: Floats, b: Floats) -> float:
@@ -105,8 +107,11 @@ def _norms(tensor: str, a: Floats, b: Floats, scale: float) -> Norms:
             "adapter whole",
         )
     layer, module = place_of(tensor)
-    sizes = (float(np.linalg.norm(a)), float(np.linalg.norm(b)), abs(scale) * update_norm(a, b))
-    return Norms(tensor, layer, module, a.shape[1], scale, b.shape[1], a.shape[2], *sizes)
+    norm_a = float(np.linalg.norm(a))
+    norm_b = float(np.linalg.norm(b))
+    norm_update = abs(scale) * update_norm(a, b)
+    _, rank, columns = a.shape
+    return Norms(tensor, layer, module, rank, scale, b.shape[1], columns, norm_a, norm_b, norm_update)
 
 
 def _of_folder(folder: Path) -> Iterator[Norms]:
@@ -204,6 +209,9 @@ def _weight_norm(weight: Entry | GgufTensor | None, tensor: str, base: Path) -> 
             "GGUF",
         )
     step = max(1, BLOCK // weight.columns)
-    spans = ((first, min(first + step, weight.rows)) for first in range(0, weight.rows, step))
     read = partial(_rows, weight) if isinstance(weight, Entry) else weight.values
-    return math.sqrt(sum(float(np.sum(np.square(read(*span), dtype=np.float64))) for span in spans))
+    squares = 0.0
+    for first in range(0, weight.rows, step):
+        values = read(first, min(first + step, weight.rows))
+        squares += float(np.sum(np.square(values, dtype=np.float64)))
+    return math.sqrt(squares)

@@ -78,7 +78,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "max_tokens": settings.max_new_tokens,
         "cache_prompt": server.parallel == 1,
     }
-    said = _ask(server, chat_request(prompt, row.get("tools")) | limits)
+    answer = _ask(server, chat_request(prompt, row.get("tools")) | limits)
     return {
         "id": row["id"],
         "domain": _domain(row.get("domain")),
@@ -86,8 +86,8 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "reference": last["content"],
         **other_references(row),
         **_present(EXPECTED, expected_calls(last)),
-        **said,
-        "refused": is_refusal(said["answer"]),
+        **answer,
+        "refused": is_refusal(answer["answer"]),
     }
 
 

@@ -81,7 +81,9 @@ def spread(ids: list[int], most: int = POSITIONS) -> Prompt:
     """Return a prompt of which up to `most` positions are compared, evenly spread over it, including the last
     one.
     """
-    return Prompt(ids, sorted({round(place) for place in np.linspace(len(ids) - 1, 0, min(most, len(ids)))}))
+    count = min(most, len(ids))
+    places = np.linspace(len(ids) - 1, 0, count)
+    return Prompt(ids, sorted({round(place) for place in places}))
 
 
 @contextmanager
@@ -154,7 +156,7 @@ def gguf_speaker(
 def prompt_figures(before: Floats, after: Floats) -> Divergence:
     """Return one prompt's figures from two models' logits (T, V)."""
     widths = before.shape[1], after.shape[1]
-    strange = int((~np.isfinite(before).all(axis=-1)).sum() + (~np.isfinite(after).all(axis=-1)).sum())
+    strange = _not_finite(before) + _not_finite(after)
     if strange or widths[0] != widths[1]:
         nothing = float("nan")
         return Divergence([nothing], nothing, nothing, nothing, nothing, len(before), strange, widths)
@@ -177,9 +179,15 @@ def prompt_figures(before: Floats, after: Floats) -> Divergence:
     )
 
 
+def _not_finite(logits: Floats) -> int:
+    """Count the positions of logits (T, V) that are not finite numbers."""
+    return int((~np.isfinite(logits).all(axis=-1)).sum())
+
+
 def _block_figures(before: Floats, after: Floats) -> tuple[Floats, float, float]:
     """Return (KL(before ‖ after) per position, Σ(after − before)², Σ before²) of float32 logits (T, V)."""
-    wrong, power = (float(np.square(values).sum(dtype=np.float64)) for values in (after - before, before))
+    wrong = float(np.square(after - before).sum(dtype=np.float64))
+    power = float(np.square(before).sum(dtype=np.float64))
     return kl_divergence(shifted(before), shifted(after)), wrong, power
 
 

@@ -55,5 +55,6 @@ def perplexity(losses: Floats) -> tuple[float, float]:
     nats.
     """
     value = float(np.exp(losses.mean()))
-    error = value * float(losses.std(ddof=1)) / float(np.sqrt(len(losses))) if len(losses) > 1 else 0.0
-    return value, error
+    if len(losses) < 2:
+        return value, 0.0
+    return value, value * float(losses.std(ddof=1)) / float(np.sqrt(len(losses)))

@@ -73,7 +73,9 @@ def tool_calls(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
         return Score(None, False)
     made = row.get(CALLS) or []
     common = common_words(_keys(expected), _keys(made))
-    return Score(2 * common / (len(expected) + len(made)), bool(made) and all(map(_is_readable, made)))
+    points = 2 * common / (len(expected) + len(made))
+    is_valid = bool(made) and all(map(_is_readable, made))
+    return Score(points, is_valid)
 
 
 def equal_calls(expected: Sequence[Call], made: Sequence[Call]) -> bool:
