@@ -90,9 +90,10 @@ def distillation(evaluations: Evaluations) -> list[Recovery] | None:
     for name, where in PLACES.items():
         damaged, tuned = (of if name == "assistant" else of.all_tokens for of in (before, after))
         if damaged.kld_mean is not None and tuned.kld_mean is not None:
-            sums, left = ((of.by_row or {}).get(name) for of in (before, after))
-            rows, low, high = interval_of(sums, left)
-            klds, tops = (damaged.kld_mean, tuned.kld_mean), (damaged.same_top, tuned.same_top)
+            rows_before, rows_after = ((of.by_row or {}).get(name) for of in (before, after))
+            rows, low, high = interval_of(rows_before, rows_after)
+            klds = (damaged.kld_mean, tuned.kld_mean)
+            tops = (damaged.same_top, tuned.same_top)
             by = product.called.capitalize()
             recoveries.append(Recovery(where, *klds, *tops, rows, low, high, by))
     return recoveries
@@ -112,8 +113,9 @@ def interval_of(before: RowSums | None, after: RowSums | None) -> tuple[int, flo
     from pipeline.metrics.intervals import resampled_means
 
     # As many rows, so the same draws.
-    damage, left = (resampled_means(of.kld) for of in (before, after))
-    shares = 1 - left[damage > 0] / damage[damage > 0]
+    damage = resampled_means(before.kld)
+    rest = resampled_means(after.kld)
+    shares = 1 - rest[damage > 0] / damage[damage > 0]
     if not shares.size:
         return rows, None, None
     low, high = np.percentile(shares, [2.5, 97.5])

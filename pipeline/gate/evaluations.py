@@ -21,8 +21,9 @@ class Scored(Shape):
     def interval(self) -> tuple[float, float]:
         """Ends of the interval; without an interval the score itself."""
         score = self.score or 0.0
-        low, high = self.score_low, self.score_high
-        return score if low is None else low, score if high is None else high
+        low = score if self.score_low is None else self.score_low
+        high = score if self.score_high is None else self.score_high
+        return low, high
 
 
 class TaskScore(Scored):

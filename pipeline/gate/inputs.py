@@ -110,7 +110,10 @@ def faults(error: ValidationError) -> str:
     listed = error.errors(include_url=False, include_input=False, include_context=False)
     row = next((place for place in listed[0]["loc"][:1] if isinstance(place, int)), None)
     start = 0 if row is None else 1
-    faults = [(safe(".".join(map(str, fault["loc"][start:])), 80) or "it", fault) for fault in listed]
+    faults = []
+    for fault in listed:
+        place = ".".join(map(str, fault["loc"][start:]))
+        faults.append((safe(place, 80) or "it", fault))
     lacking = [place for place, fault in faults if fault["type"] == "missing"]
     wrong = [
         f"{place}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"
@@ -118,9 +121,11 @@ def faults(error: ValidationError) -> str:
         if fault["type"] != "missing"
     ]
     more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-    parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [
-        f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"
-    ] * bool(wrong)
+    parts = []
+    if lacking:
+        parts.append(f"lacks {', '.join(lacking)}")
+    if wrong:
+        parts.append(f"is damaged ({'; '.join(wrong[:SHOWN])}{more})")
     return f"{'' if row is None else f', row {row + 1}'} {' and '.join(parts)}"
 
 

@@ -176,9 +176,12 @@ def _level(
             0, f"Nothing that {fits} in {room} {standard}: read the answers before you serve {chosen}."
         )
     if chosen not in REFERENCES:
-        share = "" if by_task or quality[chosen] == -math.inf else f"{quality[chosen]:.1%}; "
-        score = compared[chosen] or "no question has a score of both"
-        reason += f" ({score if by_task else f'{share}there is no task score to judge by'})"
+        if by_task:
+            figures = str(compared[chosen] or "no question has a score of both")
+        else:
+            share = "" if quality[chosen] == -math.inf else f"{quality[chosen]:.1%}; "
+            figures = f"{share}there is no task score to judge by"
+        reason += f" ({figures})"
     return Recommendation(chosen, f"{reason}.", tuple(warnings), below_standard=not good)
 
 
@@ -190,8 +193,9 @@ def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:
     evaluation = evaluations[model]
     plain = evaluations.get(ModelName(model).plain, evaluation)
     same = plain.tensor_types == evaluation.tensor_types
-    divergence = evaluation.kld_mean
-    return (plain if same else evaluation).bytes, math.inf if divergence is None else divergence
+    size = plain.bytes if same else evaluation.bytes
+    loss = math.inf if evaluation.kld_mean is None else evaluation.kld_mean
+    return size, loss
 
 
 def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: float) -> Recommendation:
@@ -210,7 +214,8 @@ def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: floa
     else:
         score = f"; its score can't be compared, since no question has one of {BASE} too"
     reason = f"{model}, {product.whole}, {fits}, and the gate lets it pass{score}."
-    if (recovered := evidence.recovered) is not None:
+    recovered = evidence.recovered
+    if recovered is not None:
         below = below or any(gain.verdict in ("worse", "noise") for gain in recovered[:1])
         warnings = [gain.sentence for gain in recovered if gain.verdict in ("worse", "noise")]
         unknown = f"How much it recovers was not measured: evaluate.models does not name {BASE}."
