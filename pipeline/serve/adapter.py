@@ -164,7 +164,8 @@ def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
         )
     names = adapted_tensors(given)
     # llama.cpp leaves norms out.
-    if strange := sorted(name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))):
+    strange = sorted(name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight")))
+    if strange:
         raise DataError(
             "Q-SERVE-011",
             f"{adapter.name} holds {strange[0]}, which is not part of a LoRA: convert the adapter again",

@@ -39,8 +39,9 @@ def how_to_switch(adapters: Sequence[str]) -> str:
     """
     if not adapters:
         return ""
-    off, strong = (shlex.quote(f"{name}={scale}") for name, scale in ((adapters[0], 0), (adapters[-1], 0.5)))
-    change = f"quench serve --scale {off} (off) or --scale {strong} (half)"
+    off = shlex.quote(f"{adapters[0]}=0")
+    half = shlex.quote(f"{adapters[-1]}=0.5")
+    change = f"quench serve --scale {off} (off) or --scale {half} (half)"
     lines = f"  adapters:          quench status (shows them); {change}\n"
     if len(adapters) == 1:
         # Prompts are kept then, and a request's own scales don't clear them
