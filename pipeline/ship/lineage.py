@@ -142,11 +142,14 @@ def provenance_faults(
     allowed |= {key for key, value in (inherited or {}).items() if fields_of_file.get(key) == value}
     differ[""] = [key for key in fields_of_file if key.startswith(OWN) and key not in allowed]
     if any(differ.values()):
-        places = " and ".join(place for place, keys in differ.items() if place and keys) or " and ".join(
-            place for place, _ in parts
-        )
+        places = [place for place, keys in differ.items() if place and keys]
+        if not places:
+            places = [place for place, _ in parts]
         keys = dict.fromkeys(key for keys in differ.values() for key in keys)
-        yield f"{name}'s provenance differs from {places} ({', '.join(keys)}): run `snakemake` again."
+        yield (
+            f"{name}'s provenance differs from {' and '.join(places)} ({', '.join(keys)}): run `snakemake` "
+            "again."
+        )
 
 
 def _need(root: Path, place: str, stage: str, recorded: str | None, sha256: str, where: str) -> None:

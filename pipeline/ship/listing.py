@@ -127,7 +127,10 @@ def obeyed(text: str) -> str | None:
     if there is none.
     """
     match = _obeyed().search(text)
-    return f"U+{ord(match[0]):04X} in line {text.count(chr(10), 0, match.start()) + 1}" if match else None
+    if match is None:
+        return None
+    line = text.count("\n", 0, match.start()) + 1
+    return f"U+{ord(match[0]):04X} in line {line}"
 
 
 def escaped(text: str) -> str:
@@ -148,7 +151,8 @@ def _obeyed() -> re.Pattern[str]:
                 ranges[-1][1] = code
             else:
                 ranges.append([code, code])
-    return re.compile("[" + "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in ranges) + "]")
+    characters = "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in ranges)
+    return re.compile(f"[{characters}]")
 
 
 def hash_plain(path: Path) -> str:

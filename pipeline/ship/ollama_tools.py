@@ -108,8 +108,8 @@ def _pieces(text: str | None, *marks: str) -> list[str]:
     pieces = []
     rest = text or ""
     for mark in marks:
-        piece, found, rest = rest.partition(mark)
-        if not found:
+        piece, separator, rest = rest.partition(mark)
+        if not separator:
             return []
         pieces.append(piece)
     return [*pieces, rest]
@@ -145,8 +145,8 @@ def with_tools(messages: Sequence[Message], functions: Sequence[Message], texts:
             text += f"{OPENING}system\n{start}{declared}{texts.after}{END}"
         if role == "assistant":
             calls = [call["function"] for call in message.get("tool_calls", [])]
-            said = f"\n{content}" if content or not calls else ""
-            text += f"{OPENING}assistant{said}{''.join(_call(call, texts) for call in calls)}{END}"
+            answer = f"\n{content}" if content or not calls else ""
+            text += f"{OPENING}assistant{answer}{''.join(_call(call, texts) for call in calls)}{END}"
         elif role == "tool":
             text += (between if before == "tool" else OPENING + opened) + content
         elif number or role != "system":

@@ -131,7 +131,8 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
         raise Hostile(f"{BILL} is not a CycloneDX {VERSION} bill of materials ({invalid}).")
     lora = evaluation["lora"] if isinstance(evaluation.get("lora"), dict) else {}
     claims = [(BILL, first, own_sha256), (EVALUATION, gguf, evaluation.get("sha256"))]
-    claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, first, lora.get("sha256"))] if beside else []
+    if beside:
+        claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, first, lora.get("sha256"))]
     for name, file, stated in claims:
         if stated != hashes[file]:
             yield f"{name} is about another file than {file} (sha256 {str(stated)[:12]!a}…)."
@@ -193,7 +194,8 @@ def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
 
     if text.count(",") + text.count("{") + text.count("[") > MOST_VALUES:
         return f"it has more than {MOST_VALUES:,} values"
-    if (version := bill.get("specVersion")) != VERSION:
+    version = bill.get("specVersion")
+    if version != VERSION:
         return f"specVersion is {str(version)[:20]!a}, not {VERSION}"
     fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     return None if fault is None else f"{fault.data.json_path[:80]}: {fault.data.message[:160]}"
