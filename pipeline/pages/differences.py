@@ -17,8 +17,8 @@ WORD = re.compile(r"\s*(?:[^\W\d_]+|\d+|\S)|\s+")
 def clipped(text: object, longest: int = LONGEST) -> str:
     """Return the text's beginning, and how much more there is."""
     complete = str(text)
-    left = len(complete) - longest
-    return f"{complete[:longest]}… ({left:,} more characters)" if left > 0 else complete
+    more = len(complete) - longest
+    return f"{complete[:longest]}… ({more:,} more characters)" if more > 0 else complete
 
 
 def marked(before: str, after: str) -> "Markup":
@@ -32,10 +32,13 @@ def marked(before: str, after: str) -> "Markup":
     steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     for place, (kind, i, j, k, m) in enumerate(steps):
         if kind == "equal":
-            parts.append(escape(_shortened(new[k:m], first=place == 0, last=place == len(steps) - 1)))
+            is_last = place == len(steps) - 1
+            parts.append(escape(_shortened(new[k:m], first=place == 0, last=is_last)))
             continue
-        parts += [f"<del>{escape(''.join(old[i:j]))}</del>"] if i < j else []
-        parts += [f"<ins>{escape(''.join(new[k:m]))}</ins>"] if k < m else []
+        if i < j:
+            parts.append(f"<del>{escape(''.join(old[i:j]))}</del>")
+        if k < m:
+            parts.append(f"<ins>{escape(''.join(new[k:m]))}</ins>")
     return Markup("").join(Markup(part) for part in parts)  # noqa: S704 (each part is escaped above)
 
 

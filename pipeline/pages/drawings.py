@@ -61,12 +61,14 @@ def flow(
     edge = []  # the stream's right edge, from top to bottom
     for step, top, height in zip(steps, tops, heights, strict=True):
         # Lost rows leave at the top of their step, added ones join at its bottom.
-        edge += [(step.rows_in, top), (step.rows_out, top) if step.lost else (step.rows_in, top + height)]
+        edge.append((step.rows_in, top))
+        edge.append((step.rows_out, top) if step.lost else (step.rows_in, top + height))
         _step(axes, step, unit, top, top + height)
     rows = steps[-1].rows_out if steps else sum(splits.values())
     edge += [(rows, bottom), (rows, bottom + END)]
-    x, y = zip(*((LEFT + max(rows * unit, THIN), at) for rows, at in edge), strict=True)
-    stream = axes.fill([LEFT, *x, LEFT], [edge[0][1], *y, y[-1]], color=ACCENT, alpha=0.7, linewidth=0)
+    x = [LEFT + max(rows * unit, THIN) for rows, _ in edge]
+    y = [place for _, place in edge]
+    stream = axes.fill([LEFT, *x, LEFT], [y[0], *y, y[-1]], color=ACCENT, alpha=0.7, linewidth=0)
     stream[0].set_gid("stream")
     _fan(axes, splits, unit, bottom + END)
     return svg_of(figure, "flow", "What became of the rows", description)
@@ -135,9 +137,9 @@ def histogram(
     """Return `bars` of bins {"from", "to", "rows"}; `forms` are the formats of a bin's ends, in the
     description and as a label.
     """
-    said, label = forms
+    form, label = forms
     description = "; ".join(
-        f"{bin['from']:{said}} to {bin['to']:{said}}: {bin['rows']:,}" for bin in bins if bin["rows"]
+        f"{bin['from']:{form}} to {bin['to']:{form}}: {bin['rows']:,}" for bin in bins if bin["rows"]
     )
     items = [(f"{bin['from']:{label}}", bin["rows"]) for bin in bins]
     return bars(name, title, description, items, edges=True, marks=marks)

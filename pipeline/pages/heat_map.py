@@ -103,14 +103,18 @@ def _cell(values: Sequence[float], where: str, span: tuple[float, float], shown:
     """Return a cell's class and its title."""
     if not values:
         return "heat-open", f"{where}: not measured"
-    several = f" (mean of {len(values)}, {shown(min(values))} to {shown(max(values))})" * (len(values) > 1)
+    spread = ""
+    if len(values) > 1:
+        spread = f" (mean of {len(values)}, {shown(min(values))} to {shown(max(values))})"
     if not any(values):
-        return "heat-zero", f"{where}: {shown(0.0)}, nothing learned{several}"
-    return f"heat-{_step(fmean(values), *span)}", f"{where}: {shown(fmean(values))}{several}"
+        return "heat-zero", f"{where}: {shown(0.0)}, nothing learned{spread}"
+    mean = fmean(values)
+    return f"heat-{_step(mean, *span)}", f"{where}: {shown(mean)}{spread}"
 
 
 def _step(value: float, low: float, high: float) -> int:
     """Return 1 to `STEPS`, by equal ratios between the least and the largest figure."""
     if high <= low:
         return STEPS
-    return 1 + min(STEPS - 1, int(STEPS * math.log(value / low) / math.log(high / low)))
+    share = STEPS * math.log(value / low) / math.log(high / low)
+    return 1 + min(STEPS - 1, int(share))

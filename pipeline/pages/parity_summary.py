@@ -40,7 +40,8 @@ def place_of(check: Mapping[str, Any]) -> str:
 
 def served_unmerged(checks: ParityChecks) -> str:
     """Return `SERVED` or `TUNED`, whichever the checks judge; "" if models are merged."""
-    return next((place for check in checks.values() if (place := place_of(check)) in (SERVED, TUNED)), "")
+    places = map(place_of, checks.values())
+    return next((place for place in places if place in (SERVED, TUNED)), "")
 
 
 def most_severe(verdicts: Iterable[str]) -> str:

@@ -169,22 +169,24 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
         )
         for place in places
     }
-    taken: list[Box] = [(at[0][0] - 5, at[1][1] - 5, at[0][0] + 5, at[2][1] + 5) for at in points.values()]
+    taken: list[Box] = []
+    for (x, _), (_, low), (_, high) in points.values():
+        taken.append((x - 5, low - 5, x + 5, high + 5))
     frame = axes.get_window_extent()
     for place in sorted(places, key=lambda place: (place.model != chosen, place.size, -place.value)):
         (x, y), (_, low), (_, high) = points[place.model]
         half = len(place.model) * LETTER / 2
         spots = [(x, high + 11), (x, low - 11), (x + 9 + half, y), (x - 9 - half, y)]
-        spots += [spot for step in range(24, 64, 13) for spot in ((x, high + step), (x, low - step))]
-        spots += [(x + side * (9 + half), y + step) for step in range(-104, 105, 13) for side in (1, -1)]
+        for step in range(24, 64, 13):
+            spots += [(x, high + step), (x, low - step)]
+        for step in range(-104, 105, 13):
+            spots += [(x + side * (9 + half), y + step) for side in (1, -1)]
+        boxes = [_box(spot, half) for spot in spots]
         # A spot costs as much as what it covers; among equals the first wins.
-        across, up = min(
-            spots,
-            key=lambda spot: _covered(
-                (spot[0] - half, spot[1] - HEIGHT / 2, spot[0] + half, spot[1] + HEIGHT / 2), taken, frame
-            ),
-        )
-        taken.append((across - half, up - HEIGHT / 2, across + half, up + HEIGHT / 2))
+        costs = [_covered(box, taken, frame) for box in boxes]
+        best = costs.index(min(costs))
+        across, up = spots[best]
+        taken.append(boxes[best])
         axes.annotate(
             place.model,
             (place.size, place.value),
@@ -197,6 +199,12 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
             parse_math=False,  # A name is not a formula.
             fontweight="bold" if place.model == chosen else "normal",
         )
+
+
+def _box(spot: tuple[float, float], half: float) -> Box:
+    """Return the box of a label centered at `spot`, `half` as wide on either side."""
+    x, y = spot
+    return (x - half, y - HEIGHT / 2, x + half, y + HEIGHT / 2)
 
 
 def _covered(box: Box, taken: Sequence[Box], frame: Any) -> float:
