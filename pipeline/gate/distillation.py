@@ -78,7 +78,7 @@ class Recovery:
 def distillation(evaluations: Evaluations) -> list[Recovery] | None:
     """Return the figures before (the base) and after (with the adapter, or tuned), at the assistant's tokens
     and at all; empty if the base was not compared with the source. None if the served model was not trained
-    by distillation, because `evaluate` then compares it with another file.
+    by distillation, because `evaluate` then compares it with the base's file.
     """
     product = product_of(evaluations)
     before, after = (evaluations.get(model or "") for model in (BASE, product.served))

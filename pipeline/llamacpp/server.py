@@ -36,7 +36,7 @@ LISTENS = "0A"
 REACHED = ("0100007F", "0000000000000000FFFF00000100007F", "00000000", "0" * 32)
 START_SECONDS = 300  # enough for a 15 GB file from a slow disk
 STOP_SECONDS = 10
-ASK_SECONDS = 600  # timeout of a measurement's own client
+ASK_SECONDS = 600  # longest wait of a measurement's own client, and for its next byte
 # Bytes beyond the memory of the loaded model. A schema of 100,000 levels takes all memory (measured: 20 GB in
 # 3 minutes), and so does a chat template, which is tried before the server is ready.
 GROWTH_BYTES = 4 * MEMORY_GB
