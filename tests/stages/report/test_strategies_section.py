@@ -1,5 +1,5 @@
-"""strategies_section on measured strategies, those of benchmarks/results: the page shows what was measured of
-each, marks the one to take, and says how to measure where nothing was.
+"""strategies_section on measured strategies, those of tests/stages/compare/measured: the page shows what was
+measured of each, marks the one to take, and says how to measure where nothing was.
 """
 
 import json
@@ -19,7 +19,7 @@ from pipeline.stages.compare.summary import summarize
 from pipeline.stages.report.strategies_section import strategies_values
 
 Figures = list[dict[str, Any]]
-FIRST, SECOND = (f"benchmarks/results/2026-11-{day}-strategies.jsonl" for day in (21, 23))
+FIRST, SECOND = (f"tests/stages/compare/measured/{name}.jsonl" for name in ("adapters", "scales"))
 
 
 def measured(file: str = FIRST, level: str = "Q4_0", seeds: tuple[int, ...] = (42, 43, 44)) -> Figures:
