@@ -17,9 +17,8 @@ from pipeline.workflow.settings import lock_text, read_by_dvc
 ALL = sorted((PROJECT / "recipes").glob("*.yaml"))
 LONGEST = 70  # lines of a params.yaml that a recipe is written as
 QWEN = [path for path in ALL if path.stem.startswith("qwen")]
-SEEN = (PROJECT / "benchmarks/results/2026-11-24-qwen-commits.md").read_text(encoding="utf-8").splitlines()
+SEEN = (PROJECT / "recipes/sources.md").read_text(encoding="utf-8").splitlines()
 OTHERS = [path for path in ALL if not path.stem.startswith(("qwen", "demo"))]
-OTHERS_SEEN = (PROJECT / "benchmarks/results/2026-11-30-family-commits.md").read_text(encoding="utf-8")
 KEYS = {".".join(place): field for place, field in keys_of(Params) if not group_of(field)}
 
 
@@ -83,7 +82,7 @@ def test_a_recipe_of_another_family_names_licence_template_and_a_commit_that_was
     purpose, notes = path.read_text(encoding="utf-8").splitlines()[:2]
     assert purpose.endswith(" Not run yet.")
     base = load_params(path).base
-    (seen,) = (line.split(" | ") for line in OTHERS_SEEN.splitlines() if f"| {base.model} |" in line)
+    (seen,) = (line.split(" | ") for line in SEEN if f"| {base.model} |" in line)
     assert base.revision == seen[1]
     licence = seen[3].replace(" (gated)", ", gated")
     assert re.match(rf"base:  # {re.escape(licence)}; .+thin?k", notes)
