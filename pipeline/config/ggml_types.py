@@ -19,11 +19,12 @@ class GgmlType(NamedTuple):
 
     `noise` is the relative RMSE of the type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5)
     numbers, and tensors of layers 0, 12 and 29 of SmolLM2-135M, each without and with random importances
-    (log-normal); quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20 by `git show
-    b00faa17:benchmarks/type_noise.py`. Only normal numbers would give some 20 % less. `worst` is the largest
-    error of a weight as a share of the largest weight in its block, without importances: 128 × 4,096 of the
-    same numbers (the same script, measured 2026-11-25). Types with evenly spaced steps can't exceed half a
-    step: 1/8 of it at Q4_0, whose steps reach further on one side. None if it was not measured.
+    (log-normal); quantized by the pinned llama.cpp (ggml_quantize_chunk), measured once on 2026-11-20. Only
+    normal numbers would give some 20 % less. `worst` is the largest error of a weight as a share of the
+    largest weight in its block, without importances: 128 × 4,096 of the same numbers, measured once on
+    2026-11-25. Types with evenly spaced steps can't exceed half a step: 1/8 of it at Q4_0, whose steps reach
+    further on one side. Both are None if they were not measured. `tests/stages/parity/test_parity_weights.py`
+    checks them on normal numbers for the types that the package gguf can make.
     """
 
     number: int

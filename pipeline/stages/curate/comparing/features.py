@@ -12,8 +12,8 @@ of their own or are made from a template that is more than half of the data set.
 by what is its own; that of 5 % of the rows is a request like any other if it has `LONG_REQUEST` tokens and is
 not that of more than half.
 
-MinHash signatures (Broder 1997), and the bands by which similar ones are found, are rensa's;
-benchmarks/results/2026-11-20-curation.md says why.
+MinHash signatures (Broder 1997), and the bands by which similar ones are found, are rensa's.
+docs/measurements.md compares it with other implementations.
 """
 
 import os
@@ -102,7 +102,7 @@ def similarity(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.float32
     return estimate
 
 
-SHINGLE = 3  # tokens; see benchmarks/results/2026-11-20-curation.md
+SHINGLE = 3  # tokens
 # rows (or requests) of this similarity stay on one side of the split, though only those over the threshold
 # are duplicates
 RELATED = 0.7
