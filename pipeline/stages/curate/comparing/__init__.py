@@ -1,1 +1,1 @@
-"""Rows against each other: duplicates, contamination, balance, splits."""
+"""Comparison of rows with each other: duplicates, contamination, balance, splits."""

@@ -1,13 +1,13 @@
-"""Training rows that share text with what the model is to be measured on: the test split, and files the user
-names.
+"""Training rows that share text with the data that the model is evaluated on: the test split, and files that
+the user names.
 
-Two texts share text if they have a run of n words in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix
-C; case and punctuation don't count), however many training rows have it. Runs in system turns don't count,
-nor runs of boilerplate that a test row has: the template of all rows; what a named file has always counts. A
-row of fewer than n words shares none: such rows can only be caught as duplicates.
+Two texts share text if they have a run of n words in common, however many training rows contain it (n = 13 as
+in GPT-3, arXiv:2005.14165, appendix C; case and punctuation are ignored). Runs in system turns don't count.
+Runs of boilerplate in a test row don't count either, because they are the template of all rows. The text of a
+named file always counts. A row of fewer than n words shares nothing: it can only be caught as a duplicate.
 
-Fingerprints of texts are joined on disk: two that share a run have one in common. They give candidates, whose
-texts are then compared.
+Fingerprints of texts are joined on disk: two texts that share a run have a fingerprint in common. The join
+gives candidates. The texts of the candidates are then compared.
 """
 
 import json
@@ -45,20 +45,20 @@ from pipeline.stages.curate.comparing.spill import (
 from pipeline.stages.curate.inputs import read_texts
 from pipeline.stages.curate.spool import Rows as StoredRows
 
-PARTNERS = 4  # of one training row for one key
-CHECKED = 32  # candidates looked at for one training row, among files and as many among test rows
-SPANS = 3  # shown of one training row
+PARTNERS = 4  # candidates of one training row for one key
+CHECKED = 32  # candidates checked for one training row: so many texts of files, and so many test rows
+SPANS = 3  # shared spans reported for one training row
 DOCUMENTS = "documents"
-DOCUMENT = 1 << 31  # added to the number of a named file's text; smaller numbers are rows
+DOCUMENT = 1 << 31  # offset of the number of a named file's text; smaller numbers are rows
 CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
-Candidates = NDArray  # of CANDIDATE
-Place = tuple[str, int, int, int]  # of a text: file, line, and where it is in `texts`: offset and bytes
+Candidates = NDArray  # records of dtype `CANDIDATE`
+Place = tuple[str, int, int, int]  # place of a text: file, line, and its offset and size in bytes in `texts`
 EXCERPT = 300  # characters of a shared span that the statistics show
 
 
 @dataclass(frozen=True)
 class Span:
-    """Characters `start` to `end` of `row_parts.parts` at `place` (tool calls: JSON), shared with others."""
+    """Shared characters `start` to `end` of the part of `row_parts.parts` at `place` (tool calls as JSON)."""
 
     place: str
     start: int
@@ -68,19 +68,21 @@ class Span:
 
 @dataclass(frozen=True)
 class Leak:
-    """A training row that shares text with a test row, or with a text in line `line` of a named file."""
+    """A training row that shares text with a test row, or with the text in line `line` of a named file."""
 
     row: int
-    other: int | None  # the test row
+    other: int | None  # index of the test row
     file: str | None
     line: int | None
     spans: list[Span]
 
 
 def write_documents(folder: Path, files: Mapping[str, Path], boilerplate: Hashes) -> dict[str, int]:
-    """Write the texts of the named `files` that training must not overlap with, and their fingerprints, into
-    files of `folder`, which any process reads afterwards. Gives for each the number of texts of `NGRAM` words
-    or more: no other can be found. Raises `DataError`.
+    """Write the texts of the named `files` that training must not overlap with, and their fingerprints.
+
+    They go into files of `folder`, which any process can read afterwards. Returns the number of texts of
+    `NGRAM` words or more for each file, because shorter texts cannot be found. Raises `DataError` if a file
+    cannot be read.
     """
     spill, places = Spill(folder, DOCUMENTS), list[Place]()
     with (folder / "texts").open("wb") as file:
@@ -104,7 +106,9 @@ def write_documents(folder: Path, files: Mapping[str, Path], boilerplate: Hashes
 
 
 class Overlaps:
-    """Finds training rows that share `NGRAM` words with others, by fingerprints of rows and of documents."""
+    """Search for training rows that share `NGRAM` words with other texts, by fingerprints of rows and
+    documents.
+    """
 
     def __init__(self, prints: Sequence[Spill], folder: Path, boilerplate: Hashes) -> None:
         self.prints, self.boilerplate = prints, boilerplate
@@ -112,13 +116,12 @@ class Overlaps:
         self.places: list[Place] = json.loads((folder / f"{DOCUMENTS}.json").read_bytes())
 
     def candidates(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Candidates:
-        """(training row, test row or `DOCUMENT` + number of a text, shared key), sorted; `train` and `test`
-        have an entry per row.
+        """Return sorted records: training row, test row or `DOCUMENT` + number of a text, shared key.
 
-        For a row at most `PARTNERS` others per key and `CHECKED` candidates of either kind: work grows with
-        the rows, not their pairs.
+        `train` and `test` have an entry per row. A row has at most `PARTNERS` others per key and `CHECKED`
+        candidates of either kind, so that the work grows with the rows and not with their pairs.
         """
-        train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
+        train, test = np.append(train, False), np.append(test, False)  # The last entry represents documents.
         joined = [np.zeros(0, CANDIDATE)]
         for keys, rows in groups_of(self.prints):
             document = rows >= DOCUMENT
@@ -132,10 +135,10 @@ class Overlaps:
     def leaks(
         self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]
     ) -> Iterator[Leak]:
-        """The training rows that share text, in order, each with the first text it shares some with, files
-        before test rows.
+        """Yield the training rows that share text, in order, each with the first text that it shares some
+        with. Files come before test rows.
 
-        `row_at` gives a row by its number.
+        `row_at` returns the row with a given number.
         """
         candidates = self.candidates(train, test)
         for of_row in pieces(candidates, candidates["row"]):
@@ -159,11 +162,13 @@ class Overlaps:
 
 
 def _joined(keys: Keys, rows: Rows, is_train: NDArray[np.bool_], is_other: NDArray[np.bool_]) -> Candidates:
-    """Pairs with one key: a training row (`is_train`) and another (`is_other`), for grouped records."""
-    used = (is_train | is_other) & differs(keys, rows)  # a row may have a key twice
+    """Return pairs with one key: a training row (`is_train`) and another (`is_other`). Records are grouped by
+    key.
+    """
+    used = (is_train | is_other) & differs(keys, rows)  # A row may have a key twice.
     keys, rows, is_train = keys[used], rows[used], is_train[used]
     left, right = np.flatnonzero(is_train), np.flatnonzero(~is_train)
-    # of the others those with the same key
+    # The range of other records with the same key, for each training record.
     first, last = (np.searchsorted(keys[right], keys[left], side) for side in ("left", "right"))
     partners = np.minimum(last - first, PARTNERS)
     left, right = np.repeat(left, partners), right[spread(first, partners)]
@@ -171,7 +176,7 @@ def _joined(keys: Keys, rows: Rows, is_train: NDArray[np.bool_], is_other: NDArr
 
 
 def _checked(candidates: Candidates) -> Candidates:
-    """Sorted, and no more than `CHECKED` per row and kind of other."""
+    """Return the candidates sorted, and at most `CHECKED` per row and kind of other."""
     candidates = candidates[np.lexsort((candidates["key"], candidates["other"], candidates["row"]))]
     return candidates[
         ranks(candidates["row"].astype(np.int64) << 1 | (candidates["other"] >= DOCUMENT)) < CHECKED
@@ -179,7 +184,9 @@ def _checked(candidates: Candidates) -> Candidates:
 
 
 def shared_spans(row: Row, others: Sequence[str], keys: Hashes, boilerplate: Hashes) -> list[Span]:
-    """At most `SPANS` runs of `NGRAM` or more words of the row in one of `others`, with a key of `keys`."""
+    """Return at most `SPANS` runs of `NGRAM` or more words of the row that are in one of `others` and have
+    one of `keys`.
+    """
     shared = np.unique(word_ngrams(tokenize(others), NGRAM)[0])
     spans = (
         _runs(part.place, part.text, shared, keys, boilerplate)
@@ -193,9 +200,9 @@ def _runs(place: str, text: str, shared: Hashes, keys: Hashes, boilerplate: Hash
     tokens = tokenize([text])
     hits = np.isin(word_ngrams(tokens, NGRAM)[0], shared)
     counted = hits & np.isin(run_keys(tokens, boilerplate)[0], keys)
-    words = np.flatnonzero(tokens.words)  # the tokens that are words
+    words = np.flatnonzero(tokens.words)  # indices of the tokens that are words
     edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
-    # n-grams [first, last) are shared
+    # The n-grams [first, last) are shared.
     for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         if counted[first:last].any():
             start, final = int(tokens.at[words[first]]), words[last - 2 + NGRAM]
@@ -205,7 +212,7 @@ def _runs(place: str, text: str, shared: Hashes, keys: Hashes, boilerplate: Hash
 
 
 def describe(leak: Leak, rows: StoredRows) -> dict[str, Any]:
-    """What the rejects say of a leak: `detail` and `spans`."""
+    """Return `detail` and `spans` of a leak for data/rejects.jsonl."""
     where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {rows.source(leak.other)}"
     return {
         "detail": f"shares a run of {NGRAM} words or more with {where}",

@@ -1,7 +1,7 @@
-"""The outcome of every clean row: duplicates go, groups stay on one side of the split, leaks go, domains are
-balanced.
+"""The outcome of every clean row: duplicates are dropped, groups stay on one side of the split, leaks are
+dropped, domains are balanced.
 
-Works on arrays of one entry per row; the rows themselves stay on disk.
+Works on arrays of one entry per row. The rows themselves stay on disk.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ SPLITS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(3)
 TEXT = get_args(Kind).index("text")
 KEPT, EXACT, NEAR, CONTAMINATED, SAMPLED_OUT = range(5)
-# outcome → (the rule's id, the reason in data/rejects.jsonl)
+# Outcome → (the rule's id, the reason in data/rejects.jsonl).
 OUTCOMES = {
     EXACT: ("exact_duplicates", "duplicate"),
     NEAR: ("near_duplicates", "near_duplicate"),
@@ -33,9 +33,9 @@ OUTCOMES = {
 }
 
 
-# a clean row: number of its file, its domain (in a shard's file the name's hash, in a `Table` its number), 64
-# bits of its id, hash of its normalized content, number of turns, place among `pipeline.chat.rows.Kind`, has
-# a reward
+# A clean row: number of its file, its domain (the hash of the name in a shard's file, its number in a
+# `Table`), 64 bits of its id, hash of its normalized content, number of turns, index among
+# `pipeline.chat.rows.Kind`, True if it has a reward.
 FACT = np.dtype(
     [
         ("file", "i4"),
@@ -47,14 +47,14 @@ FACT = np.dtype(
         ("scored", "?"),
     ]
 )
-Table = np.recarray  # of FACT, in the order in which the rows were read
-MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain with one row is not a domain
+Table = np.recarray  # records of dtype `FACT`, in the order in which the rows were read
+MOST_DOMAINS, OTHER = 1000, "(other)"  # A domain with one row is not a domain.
 
 
 @dataclass
 class Decisions:
-    """Per row: its outcome, its split, the row that it duplicates (-1: none), and how often it is written if
-    it is kept.
+    """Decisions for each row: its outcome, its split, the row that it duplicates (-1 if none), and the number
+    of copies that are written if it is kept.
     """
 
     outcome: NDArray[np.uint8]
@@ -69,7 +69,7 @@ class Decisions:
 
 
 def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
-    """Drop of every cluster all but the best row ("near"), only exact duplicates ("exact"), or nothing."""
+    """Drop all but the best row of every cluster ("near"), only exact duplicates ("exact"), or nothing."""
     rows = len(clusters.cluster)
     outcome, duplicate_of = np.zeros(rows, np.uint8), np.full(rows, -1, np.int32)
     if which == "near":
@@ -86,12 +86,13 @@ def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
 
 
 def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> Clusters:
-    """Give every row its split (`TRAIN`, `VAL` or `TEST`); the clusters, with the groups that were not torn.
+    """Assign every row its split (`TRAIN`, `VAL` or `TEST`). Return the clusters with the groups that stayed
+    whole.
 
-    A project of few, long documents may have none that is small enough to be held out whole, and then tests
-    on nothing, or on its one short document. If all rows are texts and less than half of the wanted share is
-    held out, parts of a document may go to different splits: they are neighbors, not copies, and what shares
-    words with the test leaves training in any case.
+    A project of few, long documents may have none that is small enough to be held out whole. It would then be
+    tested on nothing, or on its one short document. So parts of a document may go to different splits if all
+    rows are texts and less than half of the wanted share is held out. Such parts are neighbors, not copies,
+    and text that shares words with the test split leaves training in any case.
     """
     _split_groups(decisions, table, clusters.group, settings)
     kept = decisions.outcome == KEPT
@@ -105,16 +106,17 @@ def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settin
 
 
 def _split_groups(decisions: Decisions, table: Table, group: NDArray[np.int32], settings: Curate) -> None:
-    """Give every row its split (`TRAIN`, `VAL` or `TEST`); rows that are not kept get that of their group.
+    """Assign every row its split (`TRAIN`, `VAL` or `TEST`). Rows that are not kept get the split of their
+    group.
 
-    `group[i]` is the smallest index of a row related to row i; a group is never torn. Of every
-    domain the wanted share of kept rows goes to test and to val, as nearly as whole groups allow; a group
-    counts for the domain of its first kept row. Groups are taken in the order of a draw from seed and content
-    (the smallest of `table.key`, 64 bits of each row's id), test from one end and val from the other: a row
-    mostly stays where it is when others come, and test is the same for any `val_fraction`.
+    `group[i]` is the smallest index of a row related to row i. A group is never split. The wanted share of
+    kept rows of every domain goes to test and to val, as nearly as whole groups allow. A group counts for the
+    domain of its first kept row. Groups are drawn in an order given by seed and content (the smallest of
+    `table.key`, 64 bits of each row's id), test from one end and val from the other. So a row mostly keeps
+    its split when rows are added, and test is the same for any `val_fraction`.
     """
     kept = np.flatnonzero(decisions.outcome == KEPT)
-    # of every group with kept rows: name, number of these, the first's domain, and the smallest key
+    # For every group with kept rows: its label, the first of these rows, their number, and the smallest key.
     leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
     lowest = np.full(len(group), np.iinfo(np.uint64).max)
     np.minimum.at(lowest, group, table.key)
@@ -134,8 +136,9 @@ def _split_groups(decisions: Decisions, table: Table, group: NDArray[np.int32], 
 def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights: Sequence[float]) -> None:
     """Leave training rows out or repeat them: first by source (`weights[file]` times), then by domain.
 
-    `domain_quotas` says how many rows of each domain there are then. Which rows stay, and which are repeated
-    once more than others, is drawn from seed and content (`table.key`), so it doesn't depend on their order.
+    `domain_quotas` gives the number of rows of each domain. A draw from seed and content (`table.key`)
+    decides which rows stay, and which are repeated once more than others. So the choice doesn't depend on
+    their order.
     """
     train = np.flatnonzero((decisions.outcome == KEPT) & (decisions.split == TRAIN))
     order = train[np.argsort(draws(table.key[train], "balance", settings.seed), kind="stable")]
@@ -150,7 +153,9 @@ def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights
 
 
 def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> int:
-    """Rows that a split by row would have put into test or val while a relative went to training."""
+    """Return the number of rows that a split by row would have put into test or val while a related row went
+    to training.
+    """
     kept = np.flatnonzero(decisions.outcome == KEPT)
     draw = draws(table.key[kept], "row split", settings.seed) / 2**64
     away = (draw < settings.test_fraction) | (draw >= 1 - settings.val_fraction)
@@ -159,7 +164,7 @@ def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, sett
 
 
 def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint64]:
-    """A uniform 64-bit number per key, other for every purpose and seed."""
+    """Return a uniform 64-bit number per key, different for every purpose and seed."""
     salt = int.from_bytes(hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8], "big")
     return mix(keys ^ np.uint64(salt))
 
@@ -167,8 +172,10 @@ def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint6
 def apportion(
     rows: NDArray[np.int64], fraction: float, least: int, left: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """`fraction` of all `rows`, rounded, shared by the strata with the largest remainders of those that have
-    rows `left`; at least `least` of two rows or more, unless it is 0.
+    """Return the rows of each stratum that are taken: `fraction` of all `rows`, rounded.
+
+    They are shared by the method of largest remainders among the strata that have rows `left`. At least
+    `least` are taken of two rows or more, unless `fraction` is 0.
     """
     total = int(rows.sum())
     quota = max(least, round(total * fraction)) if fraction > 0 and total > 1 else 0
@@ -182,7 +189,9 @@ def apportion(
 def _take(
     leaders: NDArray[np.int32], sizes: NDArray[np.intp], left: int, taken: NDArray[np.uint8], which: int
 ) -> None:
-    """Mark groups in order as long as they fit; one too large for what is left stays in training."""
+    """Mark groups in order as long as they fit. A group too large for the remaining rows stays in
+    training.
+    """
     for leader, size in zip(leaders.tolist(), sizes.tolist(), strict=True):
         if size <= left and not taken[leader]:
             taken[leader] = which
@@ -190,11 +199,11 @@ def _take(
 
 
 def domain_quotas(rows: NDArray[np.int64], temperature: float, balance: str) -> NDArray[np.int64]:
-    """Return how many rows each domain is to have that has `rows` now.
+    """Return the number of rows that each domain is to have, given that it has `rows` now.
 
-    Of n rows n·(m/n)^(1−temperature), m being the smallest domain's ("down") or the largest's ("up"). Either
-    way the shares are those of n^temperature: the exponent α of mT5 (arXiv:2010.11934), 1/T of T5's
-    temperature-scaled mixing (arXiv:1910.10683).
+    A domain of n rows gets n·(m/n)^(1−temperature). m is the size of the smallest domain ("down") or of the
+    largest ("up"). Either way the shares are those of n^temperature: the exponent α of mT5
+    (arXiv:2010.11934), 1/T of T5's temperature-scaled mixing (arXiv:1910.10683).
     """
     largest = rows.max(initial=0)
     goal = largest if balance == "up" else rows[rows > 0].min(initial=largest)
@@ -203,8 +212,9 @@ def domain_quotas(rows: NDArray[np.int64], temperature: float, balance: str) -> 
 
 
 def _times(labels: NDArray[np.int32], quotas: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how often each entry is taken so that there are `quotas[label]` of every label: all equally
-    often, and the first ones once more.
+    """Return the number of copies of each entry so that there are `quotas[label]` of every label.
+
+    All entries are repeated equally often, and the first ones once more.
     """
     counts = np.bincount(labels, minlength=len(quotas))[labels]
     rank = np.empty(len(labels), np.int64)
@@ -215,8 +225,9 @@ def _times(labels: NDArray[np.int32], quotas: NDArray[np.int64]) -> NDArray[np.i
 
 
 def table_of(facts: NDArray, domains: dict[str, None]) -> Table:
-    """The `FACT`s with each domain's number for the hash of its name; one that is not among `domains` counts
-    as `OTHER`, which is then added to them.
+    """Return the `FACT`s with each domain's number instead of the hash of its name.
+
+    A domain that is not among `domains` counts as `OTHER`, which is then added to them.
     """
     hashes = np.array([hash_of(name) for name in domains], np.int64)
     order = np.argsort(hashes)
@@ -231,19 +242,19 @@ def table_of(facts: NDArray, domains: dict[str, None]) -> Table:
 
 @lru_cache(MOST_DOMAINS)
 def hash_of(domain: str) -> int:
-    """A domain's name as a number of 63 bits."""
+    """Return the hash of a domain's name, a number of 63 bits."""
     return xxhash.xxh3_64_intdigest(domain.encode("utf-8", "surrogatepass")) >> 1
 
 
 def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Clean rows and rows in each split, by domain."""
+    """Return the clean rows and the rows in each split, by domain."""
     lines = decisions.lines()
     splits = {split: lines[decisions.split[lines] == number] for number, split in enumerate(SPLITS)}
     return _by_domain({"read": np.arange(len(table)), **splits}, table, domains)
 
 
 def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Training rows before and after balancing, by domain."""
+    """Return the training rows before and after balancing, by domain."""
     is_trained = (decisions.outcome == KEPT) & (decisions.split == TRAIN)
     before = np.flatnonzero(is_trained | (decisions.outcome == SAMPLED_OUT))
     lines = decisions.lines()

@@ -1,9 +1,9 @@
 """Exact and near duplicates, and rows that make the same request, found in flat memory among any number of
 rows.
 
-Rows whose MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets,
-ch. 3) are candidates; a candidate counts if the similarity that the entire signatures show reaches the
-threshold. Keys and signatures are on disk. In memory are 12 bytes a row while keys are joined, 21 afterwards,
+Rows are candidates if their MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of
+Massive Datasets, ch. 3). A candidate counts if the similarity estimated from the entire signatures reaches
+the threshold. Keys and signatures are on disk. Memory is 12 bytes a row while keys are joined, 21 afterwards,
 and twice as much while clusters are made.
 """
 
@@ -27,42 +27,43 @@ from pipeline.stages.curate.comparing.sketched import (
 )
 from pipeline.stages.curate.comparing.spill import Spill, groups_of
 
-ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
-# of clusters, for the statistics' histogram: how a bar is called, and the smallest size in it
+ROUNDS = 32  # rounds of splitting rows that are no longer similar; after these the clusters stay as they are
+# Bars of the histogram of cluster sizes: label → smallest size in the bar.
 SIZES = {"2": 2, "3": 3, "4-7": 4, "8-15": 8, "16+": 16}
-Edges = tuple[Pairs, Pairs]  # to unite in one cluster, and in one group
+Edges = tuple[Pairs, Pairs]  # pairs to unite in one cluster, and pairs to unite in one group
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """One entry per row, in the order in which they were added.
+    """Clusters and groups, one entry per row in the order in which the rows were added.
 
-    Of each cluster the row with the highest reward is kept (one with a reward before those without); of
-    equals the one with the most trained characters, then with the fewest redactions, then the first.
+    The row with the highest reward of each cluster is kept (a row with a reward before those without). Of
+    equal ones the row with the most trained characters is kept, then with the fewest redactions, then the
+    first.
     """
 
-    # smallest index of a row in the same cluster: of exact and near duplicates of its kept row
+    # Smallest index of a row in the same cluster: the exact and near duplicates of the kept row.
     cluster: Labels
     first: Labels  # index of the first row with exactly the same content
-    # smallest index of a row in the same group: of clusters, and of rows that make the same or nearly the
-    # same request
+    # Smallest index of a row in the same group: clusters, and rows that make the same or nearly the same
+    # request.
     group: Labels
     keep: NDArray[np.bool_]
     similarity: NDArray[np.float32]  # estimated Jaccard similarity to the cluster's kept row; 1 for that row
 
     @property
     def exact(self) -> NDArray[np.bool_]:
-        """Rows that repeat an earlier one."""
+        """Return True for the rows that repeat an earlier one."""
         repeats: NDArray[np.bool_] = self.first != np.arange(len(self.first), dtype=np.int32)
         return repeats
 
 
 def joined(sketched: Sketched, first: Labels, threshold: float, first_bytes: range) -> Iterator[Edges]:
-    """The pairs of rows to unite that keys with these first bytes show: those of one cluster, and those of
-    one group that no cluster has.
+    """Yield the pairs of rows to unite, found by keys with these first bytes: pairs of one cluster, and pairs
+    of one group that are not in a cluster.
 
-    `first` is the first row with the same content. What is united already isn't compared again, so another
-    division of the keys gives other pairs, but always the same sets.
+    `first` is the first row with the same content. Rows that are united already aren't compared again. So
+    another division of the keys gives other pairs, but always the same sets.
     """
     cluster, group = first.copy(), first.copy()
     none = np.zeros(0, np.int32)
@@ -85,7 +86,7 @@ def joined(sketched: Sketched, first: Labels, threshold: float, first_bytes: ran
 
 
 def clusters(sketched: Sketched, first: Labels, edges: Iterable[Edges], threshold: float) -> Clusters:
-    """The clusters and groups of all rows, given what `joined` found for all keys."""
+    """Return the clusters and groups of all rows, given the results of `joined` for all keys."""
     cluster, group = first.copy(), first.copy()
     for same, related in edges:
         unite(cluster, *same)
@@ -99,7 +100,7 @@ def clusters(sketched: Sketched, first: Labels, edges: Iterable[Edges], threshol
 
 
 def first_rows(keys: Spill, rows: int) -> Labels:
-    """For each of `rows` rows the first one with the same key."""
+    """Return the first row with the same key for each of `rows` rows."""
     first = np.arange(rows, dtype=np.int32)
     for group_keys, numbers in groups_of([keys]):
         same, places = to_first(group_keys, numbers.astype(np.int32))
@@ -110,10 +111,10 @@ def first_rows(keys: Spill, rows: int) -> Labels:
 def _around_best(
     sketched: Sketched, cluster: Labels, first: Labels, threshold: float
 ) -> tuple[Labels, NDArray[np.float32]]:
-    """Every row's best row, which it is alike, and how much.
+    """Return the best row that every row is similar to, and the similarity.
 
-    Sets grow by chains, in which the ends may have little in common. So what is not alike the best row of its
-    set makes a set of its own, with a best row of its own, until all are alike theirs.
+    Sets grow by chains, and the ends of a chain may have little in common. So rows that are not similar to
+    the best row of their set make a set of their own with its own best row, until all are similar to theirs.
     """
     worth = sketched.worth()
     best = best_of(cluster, worth)
@@ -138,11 +139,11 @@ def _similarity(sketched: Sketched, rows: Labels, best: Labels, first: Labels) -
 
 
 def best_of(cluster: Labels, worth: NDArray[np.uint64]) -> Labels:
-    """For every row the row of its cluster with the highest worth, of equals the first."""
+    """Return the row with the highest worth in the cluster of each row, the first if several are equal."""
     highest = np.zeros(len(cluster), np.uint64)
     np.maximum.at(highest, cluster, worth)
     best = np.zeros(len(cluster), np.int32)
-    for end in range(len(cluster), 0, -BATCH):  # backwards: the first row is written last
+    for end in range(len(cluster), 0, -BATCH):  # Backwards, so that the first row is written last.
         rows = np.arange(end - 1, max(end - BATCH, 0) - 1, -1, dtype=np.int32)
         good = rows[worth[rows] == highest[cluster[rows]]]
         best[cluster[good]] = good
@@ -150,7 +151,7 @@ def best_of(cluster: Labels, worth: NDArray[np.uint64]) -> Labels:
 
 
 def duplicate_counts(clusters: Clusters, threshold: float) -> dict[str, Any]:
-    """Sizes of the clusters, and how many rows are copies."""
+    """Return the sizes of the clusters and the number of rows that are copies."""
     sizes = np.bincount(clusters.cluster, minlength=1)
     sizes = sizes[sizes > 1]
     histogram, _ = np.histogram(sizes, [*SIZES.values(), np.inf])
@@ -166,6 +167,6 @@ def duplicate_counts(clusters: Clusters, threshold: float) -> dict[str, Any]:
 
 
 def group_counts(group: NDArray[np.int32], kept: NDArray[np.bool_]) -> dict[str, int]:
-    """Groups of related kept rows, which the split keeps together."""
+    """Return counts of the groups of related kept rows, which the split keeps together."""
     sizes = np.bincount(group[kept], minlength=1)
     return {"groups": int((sizes > 1).sum()), "rows_in_groups": int(sizes[sizes > 1].sum())}

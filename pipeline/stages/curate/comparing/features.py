@@ -1,18 +1,19 @@
-"""What is compared of a block of rows: hashes, MinHash signatures and fingerprints. Runs in worker processes.
+"""Features by which a block of rows is compared: hashes, MinHash signatures and fingerprints. Runs in worker
+processes.
 
-Two texts of a row are compared. The entire conversation, without system turns, finds duplicates; the user's
+Two texts of a row are compared. The entire conversation, without system turns, finds duplicates. The user's
 turns before the last answer find variants of one request, which belong on one side of the split.
 
-N-grams that are in 5 % of the rows are boilerplate and count for nothing: otherwise all rows with one long
+N-grams that are in 5 % of the rows are boilerplate and are ignored: otherwise all rows with one long
 instruction would be near-duplicates of each other. But a family of near-duplicates may be 5 % of the rows as
-well. What distinguishes them is what only one row has: fewer than `OWN` shingles, and the row is compared
-by its boilerplate too, except that of more than half of all rows. So rows are never near-duplicates of each
-other that share no more than boilerplate, be it nearly all they say, and either have `OWN` shingles or more
-of their own or are made from a template that is more than half of the data set. A request is always compared
-by what is its own; that of 5 % of the rows is a request like any other if it has `LONG_REQUEST` tokens and is
-not that of more than half.
+well. Such rows differ in the shingles that only one row has. A row with fewer than `OWN` of these is compared
+by its boilerplate too, except the boilerplate of more than half of all rows. So rows that share only
+boilerplate, even if it is nearly all of their text, are never near-duplicates in two cases: if either has
+`OWN` shingles or more of its own, or if both are made from a template that is more than half of the data set.
+A request is always compared by its own shingles. A request of 5 % of the rows is a request like any other if
+it has `LONG_REQUEST` tokens and is not the request of more than half.
 
-MinHash signatures (Broder 1997), and the bands by which similar ones are found, are rensa's.
+The MinHash signatures (Broder 1997), and the bands by which similar ones are found, come from rensa.
 docs/measurements.md compares it with other implementations.
 """
 
@@ -44,39 +45,40 @@ from pipeline.stages.curate.comparing.shingles import (
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill
 from pipeline.stages.curate.spool import batches
 
-os.environ.setdefault("RAYON_NUM_THREADS", "1")  # rensa's threads: the cores are busy with other blocks
+# One rensa thread, because the cores are busy with other blocks.
+os.environ.setdefault("RAYON_NUM_THREADS", "1")
 PERMUTATIONS = 128
 FOUND = 0.98  # wanted probability that a pair exactly at the threshold is compared at all
 SEED = 42
-CHANCE = 1 / 256  # that 8 bits of different hashes are equal
-# for the record: another version may decide otherwise for pairs near the threshold
+CHANCE = 1 / 256  # probability that 8 bits of different hashes are equal
+# For the record: another version may decide otherwise for pairs near the threshold.
 ALGORITHM = f"rensa R-MinHash {rensa.RMinHash.ALGORITHM_VERSION}"
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Of every row: 8 bits per permutation of its MinHash signature, a key per LSH band, and whether it has
-    any shingles at all.
+    """Sketch of every row: 8 bits per permutation of its MinHash signature, a key per LSH band, and a flag
+    for rows with any shingles.
     """
 
-    signatures: NDArray[np.uint8]  # (rows, PERMUTATIONS)
-    bands: Keys  # (rows, bands)
-    some: NDArray[np.bool_]  # (rows)
+    signatures: NDArray[np.uint8]  # shape (rows, PERMUTATIONS)
+    bands: Keys  # shape (rows, bands)
+    some: NDArray[np.bool_]  # shape (rows)
 
 
 def bands_for(threshold: float) -> tuple[int, int]:
-    """(bands, permutations in a band): the widest bands that still let a pair of this similarity s meet in
-    one with probability `FOUND`.
+    """Return (bands, permutations in a band): the widest bands that still let a pair of this similarity s
+    meet in one with probability `FOUND`.
 
-    Of b bands of r permutations that is 1 − (1 − s^r)^b (Leskovec, Rajaraman, Ullman, Mining of Massive
-    Datasets, 3.4).
+    With b bands of r permutations the probability is 1 − (1 − s^r)^b (Leskovec, Rajaraman, Ullman, Mining of
+    Massive Datasets, 3.4).
     """
     wide = [r for r in range(1, PERMUTATIONS + 1) if 1 - (1 - threshold**r) ** (PERMUTATIONS // r) >= FOUND]
     return PERMUTATIONS // max(wide, default=1), max(wide, default=1)
 
 
 def signatures(hashes: Hashes, offsets: Offsets) -> NDArray[np.uint32]:
-    """The MinHash signature (documents, PERMUTATIONS) of every document of shingles."""
+    """Return the MinHash signature (documents, PERMUTATIONS) of every document of shingles."""
     matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(
         hashes, offsets.astype(np.uint64), PERMUTATIONS, SEED
     )
@@ -84,7 +86,9 @@ def signatures(hashes: Hashes, offsets: Offsets) -> NDArray[np.uint32]:
 
 
 def sketch(signatures: NDArray[np.uint32], offsets: Offsets, salt: Keys, bands: tuple[int, int]) -> Sketch:
-    """What is kept of signatures; documents of different `salt` (an entry each) never share a band key."""
+    """Return the sketches of signatures. Documents of different `salt` (an entry each) never share a band
+    key.
+    """
     count, width = bands
     keys: Keys = np.add(salt[:, None], np.arange(count, dtype=np.uint64), dtype=np.uint64)
     for i in range(width):
@@ -94,33 +98,34 @@ def sketch(signatures: NDArray[np.uint32], offsets: Offsets, salt: Keys, bands: 
 
 
 def similarity(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Estimated Jaccard similarity of signatures (rows, PERMUTATIONS): b-bit minwise hashing (Li, König 2010)
-    with b = 8, for large universes.
+    """Estimate the Jaccard similarity of signatures (rows, PERMUTATIONS) by b-bit minwise hashing (Li, König
+    2010) with b = 8, for large universes.
     """
     equal = (a == b).mean(axis=1)
     estimate: NDArray[np.float32] = np.maximum((equal - CHANCE) / (1 - CHANCE), 0).astype(np.float32)
     return estimate
 
 
-SHINGLE = 3  # tokens
-# rows (or requests) of this similarity stay on one side of the split, though only those over the threshold
-# are duplicates
+SHINGLE = 3  # tokens in a shingle
+# Rows (or requests) of this similarity stay on one side of the split. Only those over the threshold are
+# duplicates.
 RELATED = 0.7
-SAMPLE_ROWS = 5000  # rows that are looked at for boilerplate
-COMMON_SHARE, COMMON_ROWS = 0.05, 20  # of the sample: what is in as many rows is boilerplate
-TEMPLATE_SHARE = 0.5  # of the sample: what is in more rows is the data set's template
-OWN = 8  # shingles; two words, one asked and one answered, change 6
+SAMPLE_ROWS = 5000  # rows in the sample that is searched for boilerplate
+# share and number of rows in the sample; text in as many rows is boilerplate
+COMMON_SHARE, COMMON_ROWS = 0.05, 20
+TEMPLATE_SHARE = 0.5  # share of the sample; text in more rows is the data set's template
+OWN = 8  # shingles; two different words, one in the request and one in the answer, change 6
 LONG_REQUEST = 8  # tokens
-BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # of the sample, read at a time
-# behind FILE:LINE the number of one of the rows that a line gives, that of one that `curate.transform` made
-# of it, which may be cut, and that of a part of a long row
+BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # rows and characters of the sample that are read at a time
+# Suffix after FILE:LINE: the number of one of the rows of a line, of a row that `curate.transform` made of
+# it, which may be cut, or of a part of a long row.
 _PART = re.compile(r":\d+((~\d+)*#\d+|(~\d+)+(#cut)?)$")
 
 
 @dataclass(frozen=True)
 class Boilerplate:
-    """What is in too many rows to identify one: shingles, n-grams, and entire requests (by their key);
-    of the shingles the template's. All are sorted.
+    """Text that is in too many rows to identify one: shingles, n-grams, and entire requests (by their key).
+    The template's shingles are listed separately. All are sorted.
     """
 
     shingles: Hashes
@@ -131,30 +136,30 @@ class Boilerplate:
 
 @dataclass(frozen=True)
 class Features:
-    """What a block of rows is compared by; rows are counted from the block's first."""
+    """Features by which a block of rows is compared. Rows are counted from the first row of the block."""
 
-    worth: NDArray[np.uint64]  # (rows): of near-duplicates the highest is kept
+    worth: NDArray[np.uint64]  # shape (rows); the near-duplicate with the highest value is kept
     entire: Sketch
-    # of rows with little of their own, with their boilerplate; of others the signatures of `entire`, and no
-    # bands
+    # Rows with few shingles of their own are sketched with their boilerplate. Other rows have the signatures
+    # of `entire`, and no bands.
     family: Sketch
     request: Sketch
-    asking: tuple[Keys, Rows]  # rows with the same key make the same request
-    divided: tuple[Keys, Rows]  # rows with the same key are parts of one conversation
-    fingerprints: tuple[Keys, Rows]  # for `pipeline.stages.curate.comparing.contamination`
+    asking: tuple[Keys, Rows]  # Rows with the same key make the same request.
+    divided: tuple[Keys, Rows]  # Rows with the same key are parts of one conversation.
+    fingerprints: tuple[Keys, Rows]  # input of `pipeline.stages.curate.comparing.contamination`
 
 
 def features(
     rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, guarded: bool = True
 ) -> Features:
-    """The features of a block of rows, for duplicates of at least that similarity, and for shared runs of at
-    least `NGRAM` words.
+    """Return the features of a block of rows, for duplicates of at least that similarity, and for shared runs
+    of at least `NGRAM` words.
 
-    `guarded`: there are texts against which boilerplate counts, so it has fingerprints.
+    `guarded` says that boilerplate counts against some texts, so that it gets fingerprints.
     """
     bands = bands_for(min(threshold, RELATED))
     read = block_texts(rows)
-    # a conversation to learn does not duplicate one with a thumb down
+    # A conversation to learn does not duplicate one with a thumb down.
     salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
     entire, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
     request_shingles, request_offsets = shingles(*read.request_documents(), SHINGLE)
@@ -181,11 +186,11 @@ def features(
 def _sketches(
     hashes: Hashes, offsets: Offsets, boilerplate: Boilerplate, salt: Keys, bands: tuple[int, int]
 ) -> tuple[Sketch, Sketch]:
-    """The sketches `entire` and `family` of documents of shingles."""
+    """Return the sketches `entire` and `family` of documents of shingles."""
     total = np.diff(offsets)
     special = ~is_in(hashes, boilerplate.shingles)
     counts = np.diff(filtered(hashes, offsets, special)[1])
-    # a row of nothing but boilerplate is compared by it all the same
+    # A row that is only boilerplate is compared by it all the same.
     entire, entire_offsets = filtered(hashes, offsets, special | np.repeat(counts == 0, total))
     little = np.repeat((counts < OWN) & (counts < total), total)
     family, family_offsets = filtered(hashes, offsets, little & ~is_in(hashes, boilerplate.template))
@@ -200,7 +205,7 @@ def _sketches(
 
 
 def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
-    """Rows that were made of one line (source FILE:LINE#PART, FILE:LINE~NUMBER), by the line."""
+    """Return rows that were made of one line (source FILE:LINE#PART, FILE:LINE~NUMBER), by the line."""
     parts_at = [i for i, row in enumerate(rows) if _is_part(row["source"])]
     lines = (line_of(rows[i]["source"]) for i in parts_at)
     keys = [key_of([f"{file}:{line}"]) for file, line in lines]
@@ -212,7 +217,9 @@ def _is_part(source: str) -> bool:
 
 
 def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
-    """What is common among `rows`, at most `SAMPLE_ROWS` of all; what they have is joined in `folder`."""
+    """Return the text that is common among `rows`, at most `SAMPLE_ROWS` of all. The join uses files of
+    `folder`.
+    """
     spills = [
         Spill(folder, f"sampled_{kind}") for kind in ("shingles", "grams", "requests", "short_requests")
     ]

@@ -1,4 +1,4 @@
-"""What a row says, part by part, and how good a row it is: what rows are compared by."""
+"""The parts of a row's text and its quality, by which rows are compared."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Part(NamedTuple):
-    """Something said in a row, at a place of `pipeline.chat.rows.texts`; `asked`: in the request."""
+    """A text in a row, at a place of `pipeline.chat.rows.texts`. `asked` is True if it is in the request."""
 
     role: str
     text: str
@@ -32,15 +32,15 @@ class Part(NamedTuple):
 
     @property
     def place(self) -> str:
-        """`messages 2`, `messages 2 tool_calls`, `answer`."""
+        """Return the place, as `messages 2`, `messages 2 tool_calls` or `answer`."""
         return " ".join(filter(None, (self.field, str(self.number or ""), self.key)))
 
 
 def parts(row: Row) -> Iterator[Part]:
-    """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected
+    """Yield all texts of a row in order: contents, reasoning, tool calls (as JSON), segments, the expected
     answer, other accepted ones.
 
-    The request is what the user says, of a chat only before the last answer.
+    The request is the text of the user; in a chat only the text before the last answer.
     """
     roles = [turn["role"] for turn in row["messages"]]
     answered = row["kind"] in ANSWERED and "assistant" in roles
@@ -64,20 +64,24 @@ def parts(row: Row) -> Iterator[Part]:
 
 
 def key_of(texts: Iterable[str]) -> int:
-    """64-bit hash of texts, whatever their case and white space."""
+    """Return a 64-bit hash of texts, ignoring case and white space."""
     return xxhash.xxh3_64_intdigest(
         " ".join(" \0 ".join(texts).casefold().split()).encode("utf-8", "surrogatepass")
     )
 
 
 def content_key(row: Row) -> int:
-    """64-bit hash of a row's content: the same for exact duplicates, whatever their case and white space."""
+    """Return a 64-bit hash of a row's content. Exact duplicates have the same one; case and white space are
+    ignored.
+    """
     extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
     return key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in parts(row)), extra))
 
 
 def quality(row: Row) -> int:
-    """The more trained characters the better, then the fewer redaction placeholders; 20 and 12 bits."""
+    """Return a row's quality: more trained characters are better, then fewer redaction placeholders (20 and
+    12 bits).
+    """
     turns = [*row["messages"], *row.get("chosen", ())]
     trained = [turn["content"] for turn in turns if turn["role"] == "assistant" and turn.get("train", True)]
     trained += [segment["text"] for segment in row.get("segments", ()) if segment["train"]]
@@ -86,37 +90,42 @@ def quality(row: Row) -> int:
 
 
 def worth(row: Row) -> int:
-    """Which of near duplicates is kept: the higher reward, in the order of float32 and above any row that has
-    none, then `quality`; 32 bits each.
+    """Return a 64-bit number, of which the highest decides the near duplicate that is kept.
+
+    The upper 32 bits are the reward, in the order of float32 and above any row without one. The lower 32 bits
+    are `quality`.
     """
     if "reward" not in row:
         return quality(row)
-    nearest = np.clip(row["reward"], -_LARGEST, _LARGEST).astype(np.float32) + np.float32(0)  # -0.0 is 0.0
+    # The sum turns -0.0 into 0.0.
+    nearest = np.clip(row["reward"], -_LARGEST, _LARGEST).astype(np.float32) + np.float32(0)
     bits = int(nearest.view(np.uint32))
     return (bits ^ 0xFFFFFFFF if bits >> 31 else bits | 1 << 31) << 32 | quality(row)
 
 
 @dataclass(frozen=True)
 class BlockTexts:
-    """The texts of a block but its system turns, one row's after the other's, as tokens."""
+    """Texts of a block as tokens, without system turns. Each row's texts follow those of the row
+    before it.
+    """
 
     tokens: Tokens
-    begins: Offsets  # (rows + 1): where each row's texts begin
-    asked: NDArray[np.bool_]  # per text: it is part of the request
-    requests: NDArray[np.uint64]  # (rows): the request's key, 0 for none
+    begins: Offsets  # shape (rows + 1): index of each row's first text
+    asked: NDArray[np.bool_]  # one entry per text; True if it is part of the request
+    requests: NDArray[np.uint64]  # shape (rows): key of the request, 0 if there is none
 
     def documents(self) -> tuple[Hashes, Offsets]:
-        """The tokens of every row."""
+        """Return the tokens of every row."""
         return self.tokens.hashes, self.tokens.offsets[self.begins]
 
     def request_documents(self) -> tuple[Hashes, Offsets]:
-        """The tokens of every row's request."""
+        """Return the tokens of every row's request."""
         is_request = np.repeat(self.asked, np.diff(self.tokens.offsets))
         return filtered(self.tokens.hashes, self.tokens.offsets[self.begins], is_request)
 
 
 def block_texts(rows: Sequence[Row]) -> BlockTexts:
-    """The texts of a block of rows."""
+    """Return the texts of a block of rows."""
     parts_of = [list(parts(row)) for row in rows]
     without_system = [[part for part in row if part.role != "system"] for row in parts_of]
     requests = [[part.text for part in row if part.asked] for row in parts_of]
@@ -129,7 +138,7 @@ def block_texts(rows: Sequence[Row]) -> BlockTexts:
 
 
 def request_and_answer(row: Row) -> tuple[str, str]:
-    """All that the user says, and the last answer (of a preference, the chosen one), single-spaced."""
+    """Return all text of the user, and the last answer (the chosen one of a preference), single-spaced."""
     turns = [*row["messages"], *row.get("chosen", [])]
     request = " ".join(turn["content"] for turn in turns if turn["role"] == "user")
     answer = next((turn["content"] for turn in reversed(turns) if turn["role"] == "assistant"), "")

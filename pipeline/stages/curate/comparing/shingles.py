@@ -1,13 +1,13 @@
-"""Texts as sequences of token hashes, their n-grams (shingles), and the n-grams that count for nothing
-because they are everywhere.
+"""Texts as sequences of token hashes, their n-grams (shingles), and the n-grams that are ignored because they
+are everywhere.
 
 A token is a word (a run of letters and digits) or one other visible character: `chmod +x` is not `chmod -x`.
-In scripts written without spaces every letter is a word. Case and white space don't count. All of it is done
-by numpy for many texts at once, which is five times as fast as a regular expression and a dictionary; the
-hashes are the same on every machine and in every process.
+In scripts written without spaces every letter is a word. Case and white space are ignored. numpy does all of
+it for many texts at once, which is five times as fast as a regular expression and a dictionary. The hashes
+are the same on every machine and in every process.
 
-Fingerprints tell texts that share a run of words. By winnowing (Schleimer, Wilkerson, Aiken 2003) only the
-smallest hash of the n-grams in a run stands for it, so some 2/(WINDOW + 1) of them are kept.
+Fingerprints find texts that share a run of words. Winnowing (Schleimer, Wilkerson, Aiken 2003) keeps only the
+smallest hash of the n-grams in a run, so about 2/(WINDOW + 1) of them are kept.
 """
 
 import sys
@@ -23,37 +23,39 @@ from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, differs, g
 from pipeline.stages.curate.spool import batches
 
 Hashes = NDArray[np.uint64]
-Offsets = NDArray[np.int64]  # of n documents n + 1: document i is [offsets[i], offsets[i + 1])
+Offsets = NDArray[np.int64]  # n + 1 entries for n documents; document i is [offsets[i], offsets[i + 1])
 
-BATCH = 1 << 16  # characters worked on at a time; of a longer text, the longest piece
-# a letter of a longer word, a letter that is a word, any other character
+BATCH = 1 << 16  # characters processed at a time, and the longest piece of a longer text
+# SPACE; a letter of a longer word; a letter that is a word; any other character.
 SPACE, LETTER, ALONE, SIGN = range(4)
-_TABLED = 0x3000  # characters below have their kind in a table
-# Thai, Lao, Tibetan, Burmese, Khmer; kana and Chinese characters
+_TABLED = 0x3000  # Characters below this have their kind in a table.
+# Thai, Lao, Tibetan, Burmese, Khmer; kana and Chinese characters.
 _UNSPACED = ((0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF))
-# and above the table; Korean has spaces
+# Ranges above the table; Korean has spaces.
 _KINDS_ABOVE = {
     SPACE: ((0x3000, 0x3000),),
     ALONE: ((0x3041, 0xA4CF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)),
     LETTER: ((0xAC00, 0xD7A3),),
 }
-_FACTOR = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
-NGRAM = 13  # words in a row that a training row may not share
-WINDOW = 5  # successive n-grams of which winnowing takes the smallest
+_FACTOR = 0x9E3779B97F4A7C15  # an odd number, so it has an inverse modulo 2^64
+NGRAM = 13  # consecutive words that a training row may not share
+WINDOW = 5  # successive n-grams of which winnowing keeps the smallest
 _ONE, _TOP = np.uint64(1), np.uint64(63)
 
 
 class Tokens(NamedTuple):
-    """The tokens of several texts, one text after the other."""
+    """Tokens of several texts, one text after the other."""
 
     hashes: Hashes
     offsets: Offsets
-    at: NDArray[np.int64]  # each one's first character, counted through all texts
-    words: NDArray[np.bool_]  # which are words
+    at: NDArray[np.int64]  # index of each token's first character, counted through all texts
+    words: NDArray[np.bool_]  # True for the tokens that are words
 
 
 def mix(keys: Hashes) -> Hashes:
-    """A bijection that spreads bits evenly (the end of SplitMix64, Steele, Lea, Flood 2014)."""
+    """Return the keys under a bijection that spreads bits evenly (the last step of SplitMix64, Steele, Lea,
+    Flood 2014).
+    """
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))
@@ -74,7 +76,9 @@ def _folded(code: int) -> int:
 
 
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Of every character its kind, and what its hash is made from: the lower-case letter, 0 for space."""
+    """Return two tables by character: its kind, and the value that is hashed (the lower-case letter, 0 for
+    space).
+    """
     kinds = np.full(sys.maxunicode + 1, SIGN, np.uint8)
     folded = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     kinds[:_TABLED] = [_kind(code) for code in range(_TABLED)]
@@ -93,7 +97,9 @@ _POWERS, _INVERSES = (
 
 
 def tokenize(texts: Sequence[str]) -> Tokens:
-    """The tokens of every text, hashed by their lower-case characters (a polynomial modulo 2^64, mixed)."""
+    """Return the tokens of every text, hashed by their lower-case characters (a polynomial modulo 2^64,
+    mixed).
+    """
     counts, passed = np.zeros(len(texts), np.int64), 0
     parts = [(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
     for batch in batches(_pieces(texts), lambda piece: len(piece[1]) + 1, BATCH, BATCH):
@@ -102,7 +108,7 @@ def tokenize(texts: Sequence[str]) -> Tokens:
         ends = np.cumsum([len(piece) + 1 for piece in pieces])
         per_piece = np.diff(np.searchsorted(at, ends), prepend=0)
         np.add.at(counts, [owner for owner, _ in batch], per_piece)
-        # the joining spaces are not part of the texts
+        # The joining spaces are not part of the texts.
         parts.append((hashes, at + (passed - np.repeat(np.arange(len(pieces)), per_piece)), words))
         passed += sum(map(len, pieces))
     hashes, at, words = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -110,7 +116,9 @@ def tokenize(texts: Sequence[str]) -> Tokens:
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """(index of the text, piece) for all texts; one of `BATCH` characters or more is cut, best at a space."""
+    """Yield (index of the text, piece) for all texts. A text of `BATCH` characters or more is cut, at a space
+    if possible.
+    """
     for owner, text in enumerate(texts):
         while len(text) >= BATCH:
             space = text.rfind(" ", 1, BATCH - 1)
@@ -121,7 +129,7 @@ def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _scan(text: str) -> tuple[Hashes, NDArray[np.int64], NDArray[np.bool_]]:
-    """(hash, first character, is it a word) of every token."""
+    """Return three columns for the tokens: hash, first character, True if it is a word."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     kinds = _KINDS[codes]
     begins, inner = kinds != SPACE, kinds == LETTER
@@ -129,18 +137,20 @@ def _scan(text: str) -> tuple[Hashes, NDArray[np.int64], NDArray[np.bool_]]:
     at = np.flatnonzero(begins)
     if not len(at):
         return np.zeros(0, np.uint64), at, np.zeros(0, np.bool_)
-    # sum of folded[j]·f^j over the token, times f^-start: the token's own polynomial, wherever it stands
+    # Sum of folded[j]·f^j over the token, times f^-start: the token's own polynomial at any position.
     sums = np.add.reduceat(_FOLDED[codes] * _POWERS[: len(codes)], at)
     return mix(sums * _INVERSES[at]), at, kinds[at] < SIGN
 
 
 def word_ngrams(tokens: Tokens, n: int) -> tuple[Hashes, Offsets]:
-    """The hashes of all runs of `n` words inside each text, whatever other characters are between them."""
+    """Return the hashes of all runs of `n` words inside each text, ignoring other characters between them."""
     return ngrams(*filtered(tokens.hashes, tokens.offsets, tokens.words), n)
 
 
 def ngrams(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]:
-    """The hashes of all runs of `n` tokens inside each document, in order; none for a document of fewer."""
+    """Return the hashes of all runs of `n` tokens inside each document, in order; none for a shorter
+    document.
+    """
     counts = np.maximum(np.diff(offsets) - (n - 1), 0)
     begins = offsets_of(counts)
     if not begins[-1]:
@@ -150,7 +160,7 @@ def ngrams(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]:
 
 
 def shingles(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]:
-    """As `ngrams`, but a document of fewer than `n` tokens has one shingle of those it has."""
+    """Return `ngrams`, but one shingle of all tokens for a document of fewer than `n`."""
     grams, begins = ngrams(hashes, offsets, n)
     lengths = np.diff(offsets)
     short = np.flatnonzero((lengths > 0) & (lengths < n))
@@ -167,11 +177,11 @@ def shingles(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]
 def fingerprints(
     tokens: Tokens, begins: Offsets, boilerplate: Hashes, *, guarded: bool = True
 ) -> tuple[Keys, Rows]:
-    """(key, row): any two texts that share a run of `NGRAM` words have a key in common; of runs that are all
-    boilerplate only if `guarded`.
+    """Return (key, row) records. Any two texts that share a run of `NGRAM` words have a key in common.
 
-    `begins` is where each row's texts begin; runs don't go from one text into the next. `boilerplate` has the
-    shorter n-grams that tell nothing, sorted.
+    Runs that are all boilerplate have a key only if `guarded`. `begins` is the index of each row's first
+    text; runs don't continue from one text into the next. `boilerplate` contains the shorter n-grams that are
+    ignored, sorted.
     """
     keys, offsets = run_keys(tokens, boilerplate)
     rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
@@ -180,10 +190,10 @@ def fingerprints(
 
 
 def run_keys(tokens: Tokens, boilerplate: Hashes) -> tuple[Hashes, Offsets]:
-    """For every run of `NGRAM` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
-    boilerplate only if all are.
+    """Return the smallest hash of the `WINDOW` shorter n-grams in every run of `NGRAM` words of each text.
+    Boilerplate is used only if all of them are boilerplate.
 
-    The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
+    The hashes have 63 bits. The lowest bit of a key is set if it is boilerplate.
     """
     grams, offsets = word_ngrams(tokens, NGRAM - WINDOW + 1)
     grams = grams >> _ONE | is_in(grams, boilerplate).astype(np.uint64) << _TOP
@@ -197,24 +207,26 @@ def run_keys(tokens: Tokens, boilerplate: Hashes) -> tuple[Hashes, Offsets]:
 
 
 def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
-    """Which keys are of runs that are all boilerplate."""
+    """Return True for the keys of runs that are all boilerplate."""
     is_boilerplate: NDArray[np.bool_] = (keys & _ONE) == _ONE
     return is_boilerplate
 
 
 def spread(begins: Offsets, counts: Offsets) -> Offsets:
-    """The indices begin, begin + 1, … of every range, one range after the other."""
+    """Return the indices begin, begin + 1, … of every range, one range after the other."""
     indices: Offsets = np.arange(counts.sum()) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
     return indices
 
 
 def filtered(hashes: Hashes, offsets: Offsets, keep: NDArray[np.bool_]) -> tuple[Hashes, Offsets]:
-    """The hashes that stay, and where the documents now begin."""
+    """Return the hashes to keep, and the new offsets of the documents."""
     return hashes[keep], offsets_of(keep)[offsets]
 
 
 def is_in(keys: Hashes, among: Hashes) -> NDArray[np.bool_]:
-    """Which of `keys` are in `among`, which is sorted: `np.isin` would sort it again for each question."""
+    """Return True for the `keys` that are in `among`, which is sorted: `np.isin` would sort it again in each
+    call.
+    """
     if not len(among):
         return np.zeros(len(keys), np.bool_)
     at = np.minimum(np.searchsorted(among, keys), len(among) - 1)
@@ -223,9 +235,9 @@ def is_in(keys: Hashes, among: Hashes) -> NDArray[np.bool_]:
 
 
 def common(spill: Spill, least: int) -> Hashes:
-    """The keys that at least `least` different rows have, sorted."""
+    """Return the keys that at least `least` different rows have, sorted."""
     kept = [np.zeros(0, np.uint64)]
     for keys, rows in groups_of([spill], least):
-        once = differs(keys, rows)  # a row may have a key twice
+        once = differs(keys, rows)  # A row may have a key twice.
         kept.append(np.unique(keys[once][sizes(keys[once]) >= least]))
     return np.sort(np.concatenate(kept))

@@ -1,4 +1,6 @@
-"""The features of rows on disk, a folder a shard: written by block, joined by keys, read where compared."""
+"""The features of rows on disk, in a folder per shard: written by block, joined by keys, read when
+compared.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,24 +12,24 @@ from pipeline.stages.curate.comparing.features import PERMUTATIONS, Features, Sk
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, groups_of, pieces, sizes, starts
 from pipeline.stages.curate.spool import Files
 
-SIMILAR = ("entire", "family", "request")  # sketches that `Features` has
+SIMILAR = ("entire", "family", "request")  # sketches in `Features`
 PRINTS = "fingerprints"
-KEYS = ("asking", "divided", PRINTS)  # other keys that it has
+KEYS = ("asking", "divided", PRINTS)  # other keys in `Features`
 WORTH = "worth"
-# in a band's bucket a row is compared with this many before it and with the first: work grows with rows, not
-# pairs
+# Rows before it that a row of a band's bucket is compared with, in addition to the first. The work grows with
+# rows, not pairs.
 NEIGHBORS = 4
 BATCH = 1 << 14  # pairs compared at a time
 PAGE = 256  # rows whose signatures are read together, 32 KB
-# sets of rows that grow by pairs of them (union-find): `parent[i]` is a smaller row of row i's set, or row i
-# itself if it is the smallest
+# Sets of rows that grow by pairs (union-find): `parent[i]` is a smaller row of row i's set, or row i itself
+# if it is the smallest.
 Labels = NDArray[np.int32]
 Pairs = tuple[Labels, Labels]
 
 
 class Sketches:
-    """Takes the features of neighboring rows, the first of which is `row`, block by block, into files of
-    `folder` that `joined` and `clusters` read.
+    """Writer of the features of neighboring rows, block by block, into files of `folder` that `joined` and
+    `clusters` read. The first row is `row`.
     """
 
     def __init__(self, folder: Path, row: int) -> None:
@@ -51,7 +53,7 @@ class Sketches:
         self.row += len(block.worth)
 
     def finish(self) -> None:
-        """No row comes any more."""
+        """Close the files after the last row."""
         for spill in self.spills.values():
             spill.finish()
         for column in self.columns.values():
@@ -59,7 +61,9 @@ class Sketches:
 
 
 class Sketched:
-    """The features of all rows in `folders`; `bases` is the row with which each begins, then the number."""
+    """Features of all rows in `folders`. `bases` is the index of each folder's first row, then the number of
+    rows.
+    """
 
     def __init__(self, folders: Sequence[Path], bases: Sequence[int]) -> None:
         self.folders, self.bases = folders, np.array(bases)
@@ -69,28 +73,30 @@ class Sketched:
         return int(self.bases[-1])
 
     def groups(self, name: str, first_bytes: range) -> Iterator[tuple[Keys, Rows]]:
-        """The rows of every key that two or more of them have."""
+        """Yield the rows of every key that two or more of them have."""
         return groups_of(self.stored(name), 2, first_bytes)
 
     def stored(self, name: str) -> list[Spill]:
-        """The keys of that name, by folder."""
+        """Return the keys of that name, by folder."""
         return [Spill(folder, name) for folder in self.folders]
 
     def worth(self) -> NDArray[np.uint64]:
-        """Of every row."""
+        """Return the worth of every row."""
         return np.concatenate([np.fromfile(_column(folder, WORTH), np.uint64) for folder in self.folders])
 
     def pairs(
         self, name: str, parent: Labels, first: Labels, first_bytes: range
     ) -> Iterator[tuple[Labels, Labels, NDArray[np.float32]]]:
-        """Candidates by the bands of sketch `name` that `parent` doesn't have in one set (yet), and their
-        similarity; of exact duplicates only the first is compared.
+        """Yield candidates by the bands of sketch `name`, and their similarity.
+
+        Only pairs that `parent` does not have in one set (yet) are compared, and only the first of exact
+        duplicates.
         """
         for keys, rows in self.groups(name, first_bytes):
             single = first[rows] == rows
             for a, b in _pairs(keys[single], rows[single].astype(np.int32)):
                 in_two_sets = roots(parent, a) != roots(parent, b)
-                # a pair may share more than one band
+                # A pair may share more than one band.
                 packed = np.unique(a[in_two_sets].astype(np.int64) << 32 | b[in_two_sets])
                 for at in range(0, len(packed), BATCH):
                     batch = packed[at : at + BATCH]
@@ -98,11 +104,11 @@ class Sketched:
                     yield left, right, self.similarity(name, left, right)
 
     def similarity(self, name: str, a: Labels, b: Labels) -> NDArray[np.float32]:
-        """Estimated Jaccard similarity of the rows `a[i]` and `b[i]` by their sketches `name`."""
+        """Estimate the Jaccard similarity of the rows `a[i]` and `b[i]` by their sketches `name`."""
         return similarity(self.signatures(name, a), self.signatures(name, b))
 
     def signatures(self, name: str, rows: Labels) -> NDArray[np.uint8]:
-        """(rows, PERMUTATIONS)."""
+        """Return the signatures of the rows, shape (rows, PERMUTATIONS)."""
         signatures = np.empty((len(rows), PERMUTATIONS), np.uint8)
         folder = np.searchsorted(self.bases, rows, "right") - 1
         places = rows - self.bases[folder]
@@ -120,7 +126,9 @@ def _column(folder: Path, name: str) -> Path:
 
 
 def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
-    """Pairs of rows that share a key: each with the `NEIGHBORS` before it, and with its group's first."""
+    """Yield pairs of rows that share a key: each with the `NEIGHBORS` before it, and with the first of its
+    group.
+    """
     for distance in range(1, NEIGHBORS + 1):
         same = np.flatnonzero(keys[distance:] == keys[:-distance])
         yield rows[same], rows[same + distance]
@@ -129,7 +137,7 @@ def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
 
 
 def labels(parent: Labels) -> Labels:
-    """`parent` itself, with every row's entry now the smallest row of its set."""
+    """Set every entry of `parent` to the smallest row of its set, in place, and return it."""
     while True:
         higher = parent[parent]
         if np.array_equal(parent, higher):
@@ -138,7 +146,7 @@ def labels(parent: Labels) -> Labels:
 
 
 def roots(parent: Labels, rows: Labels) -> Labels:
-    """The smallest row of each row's set; paths get shorter by being walked."""
+    """Return the smallest row of each row's set. The walk shortens the paths."""
     while True:
         up = parent[rows]
         higher = parent[up]
@@ -152,17 +160,17 @@ def unite(parent: Labels, a: Labels, b: Labels) -> None:
     while len(a):
         a, b = roots(parent, a), roots(parent, b)
         a, b = a[a != b], b[a != b]
-        # of several smaller roots the smallest; the others come next time round
+        # The smallest of several smaller roots is set; the others follow in the next iteration.
         np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
 
 
 def unjoined(parent: Labels, a: Labels, b: Labels) -> Pairs:
-    """The pairs that are not in one set."""
+    """Return the pairs that are not in one set."""
     differ = roots(parent, a) != roots(parent, b)
     return a[differ], b[differ]
 
 
 def to_first(keys: NDArray, rows: NDArray) -> Pairs:
-    """(first row with the key, row) for all records, which are grouped by key."""
+    """Return (first row with the key, row) for all records, which are grouped by key."""
     begins = starts(keys)
     return np.repeat(rows[begins], np.diff(begins, append=len(keys))), rows

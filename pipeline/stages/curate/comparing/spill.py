@@ -1,9 +1,9 @@
-"""Records of a 64-bit key and a row, kept on disk and given back grouped by key: equality joins over any
+"""Records of a 64-bit key and a row, stored on disk and read back grouped by key: equality joins over any
 number of rows in flat memory.
 
-Records are gathered to runs of `RUN` records; each run is written ordered by the first byte of its keys, with
-a directory of where each first byte begins. To read, neighboring first bytes are taken together until they
-hold about `PARTITION` records: all records of a key are then in memory at once, whatever the number of runs.
+Records are collected into runs of `RUN` records. Each run is written ordered by the first byte of its keys,
+with the index of the first record of each first byte. Reading merges neighboring first bytes until they have
+about `PARTITION` records. All records of a key are then in memory at once, whatever the number of runs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,19 +24,20 @@ _SLOTS = np.uint64((1 << 20) - 1)
 
 
 class Spill:
-    """Records in files of `folder`, 12 bytes each, which any process reads once they are finished. Keys have
-    to be evenly spread, as hashes are.
+    """Records in files of `folder`, 12 bytes each, which any process can read once they are finished. Keys
+    have to be evenly distributed, as hashes are.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.keys_path, self.rows_path = folder / f"{name}.keys", folder / f"{name}.rows"
         self.runs_path = folder / f"{name}.npy"
-        self.runs: list[NDArray[np.int64]] = []  # of each: the record with which each first byte begins
+        # for each run: the index of the first record of each first byte
+        self.runs: list[NDArray[np.int64]] = []
         self.keys, self.rows = np.empty(RUN, KEY), np.empty(RUN, ROW)
-        self.held = self.written = 0  # records in memory, and in the files
+        self.held = self.written = 0  # records in memory, and records in the files
 
     def add(self, keys: Keys, rows: Rows) -> None:
-        """Append records; those of one key come back in the order in which they were added."""
+        """Append records. Those of one key are read back in the order in which they were added."""
         at = 0
         while at < len(keys):
             size = min(len(self.keys) - self.held, len(keys) - at)
@@ -48,18 +49,18 @@ class Spill:
                 self._write_run()
 
     def finish(self) -> "Spill":
-        """Write what is held in memory; no record comes any more. Gives the spill, to be read."""
+        """Write the records in memory after the last one was added. Return the spill, ready to be read."""
         self._write_run()
         np.save(self.runs_path, np.array(self.runs))
         return self
 
     def counts(self) -> NDArray[np.int64]:
-        """How many records there are of each first byte."""
+        """Return the number of records of each first byte."""
         counts: NDArray[np.int64] = np.diff(np.load(self.runs_path).sum(axis=0, dtype=np.int64))
         return counts
 
     def read(self, first: int, last: int) -> tuple[Keys, Rows]:
-        """The records whose keys have a first byte from `first` to `last` - 1, run by run."""
+        """Return the records whose keys have a first byte from `first` to `last` - 1, run by run."""
         keys, rows = list[Keys](), list[Rows]()
         with self.keys_path.open("rb") as key_file, self.rows_path.open("rb") as row_file:
             for begins in np.load(self.runs_path)[:, [first, last]].tolist():
@@ -71,7 +72,7 @@ class Spill:
     def _write_run(self) -> None:
         keys, rows = self.keys[: self.held], self.rows[: self.held]
         first_byte = (keys >> np.uint64(56)).astype(np.uint8)
-        order = np.argsort(first_byte, kind="stable")  # of bytes: a radix sort
+        order = np.argsort(first_byte, kind="stable")  # A stable sort of bytes is a radix sort.
         self.runs.append(offsets_of(np.bincount(first_byte, minlength=256)) + self.written)
         for path, column in ((self.keys_path, keys), (self.rows_path, rows)):
             with path.open("ab") as file:
@@ -83,10 +84,10 @@ class Spill:
 def groups_of(
     spills: Sequence[Spill], least: int = 2, first_bytes: range = FIRST_BYTES
 ) -> Iterator[tuple[Keys, Rows]]:
-    """The records of every key that has `least` of them or more (2 at least) in all spills together, a
-    partition at a time: by key, then in the order added, one spill's after the other's.
+    """Yield the records of every key that has `least` of them or more (2 at least) in all spills together.
 
-    `first_bytes`: only those of keys that begin so.
+    Records come a partition at a time: by key, then in the order added, one spill after the other. Only keys
+    that begin with one of `first_bytes` are read.
     """
     counts = sum((spill.counts() for spill in spills), np.zeros(256, np.int64)).tolist()
     used_bytes = [byte for byte in first_bytes if counts[byte]]
@@ -101,40 +102,44 @@ def groups_of(
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:
-    """Where each of neighboring groups of these sizes begins, and the last ends: `counts` + 1 entries."""
+    """Return the begin of each of neighboring groups of these sizes, and the end of the last: `counts` + 1
+    entries.
+    """
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def differs(*columns: NDArray) -> NDArray[np.bool_]:
-    """Which records are not like the one before them; the first is not."""
+    """Return True for the records that differ from the one before them, and for the first."""
     new = np.ones(len(columns[0]), np.bool_)
     new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return new
 
 
 def starts(keys: NDArray) -> NDArray[np.intp]:
-    """Where each group of equal neighbors begins."""
+    """Return the index at which each group of equal neighbors begins."""
     return np.flatnonzero(differs(keys))
 
 
 def sizes(keys: NDArray) -> NDArray[np.intp]:
-    """For every element the size of its group of equal neighbors."""
+    """Return the size of the group of equal neighbors for every element."""
     counts = np.diff(starts(keys), append=len(keys))
     return np.repeat(counts, counts)
 
 
 def ranks(keys: NDArray) -> NDArray[np.intp]:
-    """For every element its place in its group of equal neighbors, from 0."""
+    """Return the rank of every element in its group of equal neighbors, from 0."""
     begins = starts(keys)
     return np.arange(len(keys)) - np.repeat(begins, np.diff(begins, append=len(keys)))
 
 
 def pieces(values: NDArray, keys: NDArray) -> list[NDArray]:
-    """`values` in pieces, one for each group of equal neighbors in `keys`."""
+    """Split `values` into pieces, one for each group of equal neighbors in `keys`."""
     return np.split(values, starts(keys)[1:]) if len(keys) else []
 
 
 def _repeated(keys: Keys) -> NDArray[np.intp]:
-    """Indices that hold all keys which occur twice or more, and few others: fewer to sort."""
+    """Return indices of all keys that occur twice or more, and of few others, so that there is less
+    to sort.
+    """
     slot = ((keys >> np.uint64(24)) & _SLOTS).astype(np.int64)
     return np.flatnonzero(np.bincount(slot, minlength=1)[slot] > 1)
