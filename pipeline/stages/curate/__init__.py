@@ -1,1 +1,1 @@
-"""Raw rows to clean, deduplicated, split rows, with statistics of every row."""
+"""Stage curate: raw rows become clean, deduplicated, split rows, with statistics of every row."""

@@ -51,14 +51,14 @@ ROW_RULES = (
 
 OF_NOTHING = hashlib.sha256(b"").hexdigest()
 LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
-OPTIONAL = ("transform", "pairs")  # rules that are not spoken of where they did nothing
+OPTIONAL = ("transform", "pairs")  # rules that are not mentioned if they did nothing
 
 
 @dataclass
 class FileStats:
-    """Of a file that is read: its rows, those that are accepted, and what was noted of its lines.
+    """Statistics of a file: its rows, those that are accepted, and notes on its lines.
 
-    `added` are rows that `curate.transform` made beyond one of each.
+    `added` counts the rows that `curate.transform` made beyond one of each.
     """
 
     sha256: str
@@ -68,18 +68,21 @@ class FileStats:
     readable: int = 0  # rows that have a format; a later rule may have rejected them
     rejected: Counter[str] = field(default_factory=Counter)  # reason → rows
     formats: Counter[str] = field(default_factory=Counter)
-    # of a mapping in `curate.fields`: target → rows that have its source; and how many rows were mapped
+    # Counts of a mapping in `curate.fields`: target → rows that have its source; and the number of mapped
+    # rows.
     mapped: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[str] = field(default_factory=Counter)  # columns beside a text → rows
+    left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
     notes: Counter[str] = field(default_factory=Counter)
 
     def is_unreadable(self) -> bool:
-        """Return True if the file has rows, and none can be read. Empty lines are no rows."""
+        """Return True if the file has rows, and none can be read. Empty lines are not rows."""
         return not self.readable and self.rejected.total() > self.rejected["blank"]
 
     def why_no_row(self) -> str:
-        """Say why not a single row comes from the file; "" if one does, or if none is meant to. Of a file of
-        which no row can be read the stage says it by itself.
+        """Return the reason why not a single row comes from the file; "" if one does, or if none is meant to.
+
+        The reason is also "" for a file in which no row can be read, because the stage reports that by
+        itself.
         """
         if self.rows > self.rejected["blank"]:
             return ""
@@ -88,7 +91,7 @@ class FileStats:
     def summary(self, mapping: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the report's entry of the file, for which `curate.fields` has this mapping."""
         counted = without_names(self.notes)
-        notes = Counter(counted) + Counter(mapped=self.mapped[MAPPED])  # without those that are 0
+        notes = Counter(counted) + Counter(mapped=self.mapped[MAPPED])  # Counts of 0 are left out.
         names = unread_members(self.notes).names
         unsourced = lacking(mapping, self.mapped)
         return {
@@ -106,7 +109,7 @@ class FileStats:
 
 @dataclass(frozen=True)
 class CurationReport:
-    """What `reports/data.json` holds, and the data page shows."""
+    """The content of `reports/data.json`, which the data page shows."""
 
     seed: int
     rows_read: int
@@ -116,11 +119,11 @@ class CurationReport:
     rows_repeated: int  # lines of training beyond the first of each row
     rows_dropped: int
     rows_kept: int
-    rules: list[dict[str, Any]]  # of each, in order, its rows: in, out, rejected, changed
+    rules: list[dict[str, Any]]  # row counts of each rule, in order: in, out, rejected, changed
     rejected: dict[str, int]  # reason → rows
     files_found: int
     files_rejected: dict[str, int]  # reason → files
-    files_unread: dict[str, str]  # name → why
+    files_unread: dict[str, str]  # name → reason
     changed: dict[str, int]  # rule → texts
     redactions: dict[str, int]
     length: dict[str, int]  # rows over the token budget that were split or truncated, and what they lost
@@ -138,30 +141,32 @@ class CurationReport:
     tokens: dict[str, Any]
     turns: dict[str, int]
     not_measured: list[str]
-    # of `curate.transform` the functions, their files' SHA-256 and the rows added; None where there is none
+    # Functions of `curate.transform`, their files' SHA-256 and the rows added; None if it is not set.
     transform: dict[str, Any] | None = None
-    pairs: dict[str, Any] | None = None  # None where `curate.pairs` makes none
-    sources: dict[str, dict[str, Any]] | None = None  # where data was fetched from; None if none was
-    files_without_row: dict[str, str] | None = None  # name → why; None if there are none
+    pairs: dict[str, Any] | None = None  # None if `curate.pairs` makes none
+    sources: dict[str, dict[str, Any]] | None = None  # origin of fetched data; None if none was fetched
+    files_without_row: dict[str, str] | None = None  # name → reason; None if there are none
 
     def as_dict(self) -> dict[str, Any]:
-        """The report's keys and values, in order, without pairs and sources where there are none."""
+        """Return the report's keys and values in order, without pairs and sources if there are none."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
 
 @dataclass
 class CurationStats:
-    """What reading and cleaning, line by line, came to; grows block by block, then shard by shard."""
+    """Results of reading and cleaning, line by line. They grow block by block, then shard by shard."""
 
     files: dict[str, FileStats]
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)  # name → reason, and what is wrong
     cleaning: CleaningStats = field(default_factory=CleaningStats)
-    # the first `MOST_DOMAINS` names, in order of appearance: no later shard needs more of one shard's
+    # The first `MOST_DOMAINS` names in order of appearance: no later shard needs more of one shard's.
     domains: dict[str, None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, files: Mapping[str, str], refused: Mapping[str, tuple[str, str]]) -> "CurationStats":
-        """Of no row yet: `files` has the SHA-256 of each that is read, `refused` why others are not."""
+        """Return statistics without rows. `files` has the SHA-256 of each file that is read, `refused` the
+        reason for each of the others.
+        """
         return cls({name: FileStats(sha256) for name, sha256 in files.items()}, dict(refused))
 
     def add(self, done: Cleaned) -> None:
@@ -207,7 +212,9 @@ class CurationStats:
         clusters: Clusters,
         counted: Mapping[str, Any],
     ) -> CurationReport:
-        """The report on all rows, of which `clusters` has those read; `counted`: the parts others counted."""
+        """Return the report on all rows. `clusters` covers the rows that were read; `counted` has the parts
+        that others counted.
+        """
         lines = decisions.lines()
         cleaning = self.cleaning
         repeated = len(lines) - int((decisions.outcome == KEPT).sum())
@@ -260,8 +267,9 @@ class CurationStats:
         )
 
     def _rules(self, read: int, lost: Mapping[str, int], added: Mapping[str, int]) -> list[dict[str, Any]]:
-        """How many rows every rule saw, passed on, rejected and changed, in the order of the rules; `added`:
-        by the rules that add rows.
+        """Return the rows that every rule saw, passed on, rejected and changed, in the order of the rules.
+
+        `added` has the rows that rules add, by rule.
         """
         steps, now = [], read
         for rule in (*ROW_RULES, *lost, "pairs"):
@@ -283,7 +291,9 @@ class CurationStats:
 
 
 def check_report(report: CurationReport, folder: Path, rejects: Path) -> None:
-    """Compare the counts with each other and with the files written; a difference is a bug of ours."""
+    """Compare the counts with each other and with the files written. A difference is a bug in this
+    program.
+    """
     written = {split: count_lines(folder / f"{split}.jsonl") for split in SPLITS}
     pairs = report.pairs or {"made": 0, "rows": {}, "splits": {}, "scored_rows": 0}
     lost = report.rows_rejected + report.rows_dropped
@@ -304,6 +314,6 @@ def check_report(report: CurationReport, folder: Path, rejects: Path) -> None:
 
 
 def count_lines(path: Path) -> int:
-    """Newline bytes in a file."""
+    """Return the number of newline bytes in a file."""
     with path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))

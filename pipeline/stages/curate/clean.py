@@ -1,7 +1,7 @@
-"""From a raw line to clean rows: strict reading, one canonical form, the cleaning rules, redaction, the token
-budget.
+"""Cleaning of a raw line into rows: strict reading, one canonical form, the cleaning rules, redaction, the
+token budget.
 
-Runs in worker processes, on blocks of lines; what a block gives depends on that block alone.
+Runs in worker processes, on blocks of lines. The result of a block depends only on that block.
 """
 
 from collections import Counter
@@ -39,15 +39,15 @@ from pipeline.stages.curate.rules.template import ChatTemplate
 
 KINDS: tuple[str, ...] = get_args(Kind)
 WITHHELD = "‹not shown: this row had something to redact›"
-KNOWN_FILES = 256  # whose settings are kept
-KNOWN_DOMAINS = 10_000  # names that are looked through once
-KNOWN_DETAILS = 1000  # sentences that name keys, likewise
-# reasons whose sentence may name keys or authors of the row
+KNOWN_FILES = 256  # files whose settings are cached
+KNOWN_DOMAINS = 10_000  # domain names whose redaction check is cached
+KNOWN_DETAILS = 1000  # sentences that name keys, cached likewise
+# Reasons whose sentence may name keys or authors of the row.
 NAMES_KEYS = ("bad_role", "no_assistant", "unknown_format", "unsupported_field")
-SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
-MOST_TURNS = 65535  # that are distinguished
+SCRUBBED = 1 << 16  # bytes of a rejected line that are searched for secrets
+MOST_TURNS = 65535  # numbers of turns that are distinguished
 TEXT_SHOWN = 2000  # characters of a rejected line
-MOST_COLUMNS = 50  # names that are counted one by one
+MOST_COLUMNS = 50  # column names that are counted one by one
 COLUMN_SHOWN = 40  # characters of such a name
 OTHER_COLUMNS = "others"
 
@@ -56,55 +56,55 @@ OTHER_COLUMNS = "others"
 class Block:
     """Neighboring lines of one file."""
 
-    file: str  # below data/raw
+    file: str  # path below data/raw
     lines: list[RawLine]
 
 
 @dataclass
 class CleaningStats:
-    """What reading and cleaning did, counted by name."""
+    """Counts of what reading and cleaning did, by name."""
 
     rejected: Counter[str] = field(default_factory=Counter)  # reason → lines
     rejected_by: Counter[str] = field(default_factory=Counter)  # rule → lines
     changed: Counter[str] = field(default_factory=Counter)  # rule → texts
     rows_changed: Counter[str] = field(default_factory=Counter)  # rule → rows
     redactions: Counter[str] = field(default_factory=Counter)
-    length: Counter[str] = field(default_factory=Counter)  # what was done to rows over the token budget
-    formats: Counter[str] = field(default_factory=Counter)  # of lines
-    kinds: Counter[str] = field(default_factory=Counter)  # of rows
-    # of a mapping in `curate.fields`: target → rows that have its source; and how many rows were mapped
+    length: Counter[str] = field(default_factory=Counter)  # changes of rows over the token budget
+    formats: Counter[str] = field(default_factory=Counter)  # format → lines
+    kinds: Counter[str] = field(default_factory=Counter)  # kind → rows
+    # Counts of a mapping in `curate.fields`: target → rows that have its source; and the number of mapped
+    # rows.
     mapped: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[str] = field(default_factory=Counter)  # columns beside a text → rows
+    left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
 
     def update(self, more: "CleaningStats") -> None:
-        """Add the counts of others."""
+        """Add the counts of another block."""
         for name, counts in vars(more).items():
             getattr(self, name).update(counts)
 
 
-# what the rules that compare rows need to know of one: its domain, 64 bits of its id, the hash of its
-# normalized content, its messages without the system's, its kind's place among `KINDS`, whether it has a
-# reward
+# Facts of a row for the rules that compare rows: its domain, 64 bits of its id, the hash of its normalized
+# content, its messages without the system's, its kind's index among `KINDS`, True if it has a reward.
 Facts = tuple[str, int, int, int, int, bool]
 
 
 @dataclass
 class Cleaned:
-    """The outcome of a block; the rows, rejects and changes are JSONL in the order of the lines."""
+    """Outcome of a block. The rows, rejects and changes are JSONL in the order of the lines."""
 
     file: str
     size: int  # bytes of the raw lines
-    lines: int  # each gives rows or one reject, unless `curate.transform` makes several rows of it
-    added: int = 0  # rows that it made beyond one of a line
+    lines: int  # Each line gives rows or one reject, unless `curate.transform` makes several rows of it.
+    added: int = 0  # rows that `curate.transform` made beyond one of a line
     cleaning_stats: CleaningStats = field(default_factory=CleaningStats)
     rows: list[bytes] = field(default_factory=list)
-    facts: list[Facts] = field(default_factory=list)  # of each row
+    facts: list[Facts] = field(default_factory=list)  # facts of each row
     rejects: list[bytes] = field(default_factory=list)
     changes: list[bytes] = field(default_factory=list)
 
 
 class Rejected(Exception):
-    """No row comes of a line: which rule says so, and why."""
+    """Rejection of a line that gives no row: the rule and the reason."""
 
     def __init__(self, rule: str, why: BadLine) -> None:
         super().__init__(rule, why)
@@ -114,31 +114,34 @@ class Rejected(Exception):
 class FileSettings(NamedTuple):
     """The settings for the rows of one file."""
 
-    domain: str  # of rows that name none
-    format: str  # by `curate.formats`
-    mapper: RowMapper | None  # by `curate.fields`
+    domain: str  # domain of rows that name none
+    format: str  # format set in `curate.formats`
+    mapper: RowMapper | None  # mapping set in `curate.fields`
     transform: Transform | None
 
 
 class Stated(NamedTuple):
-    """A row as a file states it, or as `curate.transform` makes it; `source` says where it is from."""
+    """A row as a file states it, or as `curate.transform` makes it. `source` is its origin."""
 
-    source: str  # FILE:LINE, and ~1, ~2 … behind it if the line gives several rows (~1~2: it made several)
+    # FILE:LINE, followed by ~1, ~2 … if the line gives several rows (~1~2 if `curate.transform` made several)
+    source: str
     value: dict[str, Any]
 
 
 class Outcome(NamedTuple):
-    """The result of a stated row: clean rows, several if it is split, and what was changed; or why none."""
+    """Result of a stated row: clean rows (several if it is split) and the changes, or the reason why there
+    are none.
+    """
 
-    source: str  # of the row, or of the line if it states none
-    stated: Stated | None  # None: the line states no row
+    source: str  # source of the row, or of the line if it states none
+    stated: Stated | None  # None if the line states no row
     rows: list[Row]
     changes: Changes
     rejected: Rejected | None = None
 
 
 class Cleaner:
-    """All rules that look at one row, made once per process from the settings."""
+    """All rules that look at one row, created once per process from the settings."""
 
     def __init__(
         self,
@@ -157,12 +160,12 @@ class Cleaner:
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
         rules = {
             "markup": Markup(added_tokens or (), takes_ends="control_tokens" in settings.repair),
-            # behind the rule that makes chats of rendered ones, before those that ask the template
+            # After the rule that makes chats of rendered ones, before those that need the template.
             "base": None if no_chats is None else OnlyTexts(no_chats),
             "calls": ReadCalls(None if base is None else self.template),
             "nulls": drop_nulls,
             "normalize": normalize,
-            "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
+            "secrets": self.redact,  # Early, so that no later rule's excerpt contains half a secret.
             "reasoning": reasoning(added_tokens or ()),
             "turns": turns("repair" if "turns" in settings.repair else "reject", self.is_shown),
             "tags": Tags(added_tokens) if added_tokens is not None else None,
@@ -175,20 +178,23 @@ class Cleaner:
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
         self.of_file = lru_cache(KNOWN_FILES)(self.settings_of)
-        self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
+        # Cached for the names of domains.
+        self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)
         self.scrubbed = lru_cache(KNOWN_DETAILS)(self.redactor.scrub)
-        self.known_column = lru_cache(KNOWN_DETAILS)(self.shown_column)  # of short names
+        self.known_column = lru_cache(KNOWN_DETAILS)(self.shown_column)  # Cached for short names.
 
     def template(self) -> ChatTemplate:
-        """The base's chat template."""
+        """Return the base's chat template."""
         return self.length.counter.template
 
     def is_shown(self, row: Row) -> bool:
-        """Return True if the base's template shows the row's turns, or if there is no base to ask."""
+        """Return True if the base's template shows the row's turns, or if there is no base."""
         return self.length.folder is None or self.template().shows_turns(row)
 
     def redact(self, row: Row, changes: Changes) -> Row:
-        """The redactor's rule; where it redacts, earlier rules' excerpts are withheld: they could hold it."""
+        """Apply the redactor's rule. If it redacts, excerpts of earlier rules are withheld because they could
+        contain the secret.
+        """
         earlier = len(changes)
         redacted = self.redactor.rule(row, changes)
         if redacted is not row:
@@ -198,7 +204,7 @@ class Cleaner:
         return redacted
 
     def settings_of(self, file: str) -> FileSettings:
-        """Return the settings for the rows of a file. `of_file` keeps them."""
+        """Return the settings for the rows of a file. `of_file` caches them."""
         given_format = by_glob(file, self.settings.formats, "auto")
         mapping = by_glob(file, self.settings.fields, None)
         mapper = None if mapping is None else RowMapper(mapping, file, given_format)
@@ -231,8 +237,8 @@ class Cleaner:
             raise BadRow(why.code, mapper.explained(str(why), stated)) from None
 
     def stated(self, file: str, line: RawLine) -> list[Stated]:
-        """The rows that a line states, or that `curate.transform` makes of it. Raises `Rejected` if there are
-        none.
+        """Return the rows that a line states, or that `curate.transform` makes of it. Raises `Rejected` if
+        there are none.
         """
         source = line.source(file)
         rule = "read"
@@ -250,7 +256,7 @@ class Cleaner:
         return [Stated(f"{source}~{number}", value) for number, value in enumerate(values, start=1)]
 
     def clean(self, file: str, row: Stated, cleaning_stats: CleaningStats, changes: Changes) -> list[Row]:
-        """The rows that one becomes. Raises `Rejected` if there are none."""
+        """Return the clean rows of one stated row. Raises `Rejected` if there are none."""
         rule = "format"
         try:
             value, kind = self.keyed(row.value, file, cleaning_stats)
@@ -271,12 +277,14 @@ class Cleaner:
             raise Rejected(rule, with_authors(why, row.value, file)) from None
 
     def shown_column(self, key: str) -> str:
-        """Return a column's name as reports may show it. `known_column` keeps those of short names."""
+        """Return a column's name as reports may show it. `known_column` caches those of short names."""
         return self.scrubbed(one_line(key, COLUMN_SHOWN))
 
     def count_left_out(self, value: dict[str, Any], left_out: Counter[str]) -> None:
         """Count the columns of a row of kind text that are not trained, by their names as far as these may be
-        shown. Rows with ever new names are counted below one.
+        shown.
+
+        Rows with ever new names are counted under one name.
         """
         for key in left_out_of_text(value):
             name = self.known_column(key) if len(key) <= COLUMN_SHOWN else self.shown_column(key)
@@ -284,7 +292,7 @@ class Cleaner:
             left_out[name if is_named else OTHER_COLUMNS] += 1
 
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
-        """Yield the outcome of each row that a line states; of a line that states none, why."""
+        """Yield the outcome of each row that a line states. A line that states none yields the reason."""
         try:
             stated = self.stated(file, line)
         except Rejected as rejected:
@@ -301,7 +309,7 @@ class Cleaner:
                 yield Outcome(row.source, row, rows, changes)
 
     def block(self, block: Block) -> Cleaned:
-        """Every line of a block, accounted for."""
+        """Return the results of all lines of a block. Every line is accounted for."""
         done = Cleaned(block.file, sum(len(line.raw) for line in block.lines), len(block.lines))
         for line in block.lines:
             done.added -= 1
@@ -316,7 +324,7 @@ class Cleaner:
         return done
 
     def accept(self, done: Cleaned, line: RawLine, outcome: Outcome) -> None:
-        """Account for a row that is clean now."""
+        """Record a row that is clean now."""
         rows = [{"id": row_id(row), **row} for row in outcome.rows]
         done.rows += map(dump_line, rows)
         for row in rows:
@@ -330,16 +338,16 @@ class Cleaner:
             self.note(done, place | several(done.file, line.number, outcome.source), outcome.changes)
 
     def reject(self, done: Cleaned, line: RawLine, source: str, rejected: Rejected) -> None:
-        """Account for a line that gives no row."""
+        """Record a line that gives no row."""
         done.cleaning_stats.rejected[rejected.why.code] += 1
         done.cleaning_stats.rejected_by[rejected.rule] += 1
         done.rejects.append(dump_line(self.entry(done.file, line, source, rejected)))
 
     def entry(self, file: str, line: RawLine, source: str, rejected: Rejected) -> dict[str, Any]:
-        """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
+        """Return a line of `data/rejects.jsonl`. Its text is scrubbed of secrets."""
         text = self.redactor.scrub(line.raw[:SCRUBBED].decode("utf-8", "replace"))
         if len(line.raw) > SCRUBBED:
-            text = text[: -SCRUBBED // 8]  # a key that was cut in two may not be known as one
+            text = text[: -SCRUBBED // 8]  # A key that was cut in two may not be recognized as one.
         if len(text) > TEXT_SHOWN or len(line.raw) > SCRUBBED:
             text = f"{text[:TEXT_SHOWN]}… ({len(line.raw)} bytes)"
         rule, why = rejected.rule, rejected.why
@@ -348,7 +356,7 @@ class Cleaner:
         return asdict(reject) | several(file, line.number, source)
 
     def note(self, done: Cleaned, place: dict[str, Any], changes: Changes) -> None:
-        """Account for what the rules changed in a row that was accepted; `place` says which it is."""
+        """Record what the rules changed in an accepted row. `place` identifies the row."""
         for change in changes:
             done.changes.append(dump_line({**place, **asdict(change)}))
             done.cleaning_stats.changed[change.rule] += 1
@@ -357,7 +365,7 @@ class Cleaner:
 
 @dataclass(frozen=True)
 class OnlyTexts:
-    """The rule for a base on which only texts can be trained; `why` says what it lacks."""
+    """Rule for a base on which only texts can be trained; `why` gives the reason."""
 
     why: str
 
@@ -373,27 +381,27 @@ class OnlyTexts:
 
 
 def of_several(rejected: Rejected, row: Stated) -> Rejected:
-    """The reason with the number of the row, of those that `curate.transform` made of a line."""
+    """Return the reason with the number of the row, among those that `curate.transform` made of a line."""
     number = row.source.rpartition("~")[2]
     why = f"row {number} that curate.transform made of this one: {rejected.why}"
     return Rejected(rejected.rule, BadLine(rejected.why.code, why))
 
 
 def chosen_reference(row: Row) -> Change:
-    """Return the note of several accepted answers: all of them, and the first, which is trained."""
+    """Return the note on several accepted answers: all of them, and the first, which is trained."""
     place = "answer" if "answer" in row else f"messages {len(row['messages'])}"
     first = completed(row)[-1]["content"]
     return Change("format", place, *excerpts("\n".join((first, *row[OTHERS])), first))
 
 
 def several(file: str, line: int, source: str) -> dict[str, str]:
-    """Return the key `source` for a row that file and line do not tell from others; else no key."""
+    """Return the key `source` for a row that file and line do not identify; otherwise no key."""
     return {"source": source} if source != f"{file}:{line}" else {}
 
 
 @dataclass(frozen=True)
 class Reject:
-    """A line of `data/rejects.jsonl`, but for the `source` of a row that is not the only one of its line."""
+    """A line of `data/rejects.jsonl`, without the `source` of a row that is not the only one of its line."""
 
     file: str
     line: int | None
@@ -405,5 +413,5 @@ class Reject:
 
 
 def file_entry(file: str, why: BadLine) -> dict[str, Any]:
-    """A line of `data/rejects.jsonl` for a file that isn't read."""
+    """Return a line of `data/rejects.jsonl` for a file that isn't read."""
     return asdict(Reject(file, None, None, "read", why.code, str(why), ""))

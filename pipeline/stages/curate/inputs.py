@@ -1,5 +1,5 @@
-"""What settings say of the files in data/raw, what the rules need from the base and data/guard, and the texts
-there that `curate.decontaminate` names: strings in rows, paragraphs of plain text.
+"""Settings for the files in data/raw, inputs of the rules from the base and data/guard, and the texts that
+`curate.decontaminate` names in data/guard: strings in rows, paragraphs of plain text.
 """
 
 import json
@@ -21,14 +21,14 @@ from pipeline.stages.curate.reading.files import PACKED_SUFFIXES, READ, opened, 
 
 Value = TypeVar("Value")
 PLAIN_SUFFIXES = (".txt", ".md")
-DOCUMENTS = "documents"  # the domain of text files that lie in no folder
-MAX_TEXT_BYTES = 1 << 28  # of one line
+DOCUMENTS = "documents"  # domain of text files that are not in a folder
+MAX_TEXT_BYTES = 1 << 28  # bytes of one line
 
 
 def cleaner_arguments(
     root: Path, settings: Curate
 ) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...], Path, str | None]:
-    """What a `Cleaner` is made from in the project below `root`. Raises `DataError`."""
+    """Return the arguments of `Cleaner` for the project below `root`. Raises `DataError`."""
     base, lineage = root / "models/base", root / "models/base.json"
     return (
         settings,
@@ -41,7 +41,9 @@ def cleaner_arguments(
 
 
 def added_tokens(lineage: Path) -> tuple[str, ...]:
-    """The tokenizer's added tokens but blank ones; no text may hold them, or they would control."""
+    """Return the tokenizer's added tokens except blank ones. No text may contain them, because they would act
+    as control tokens.
+    """
     try:
         tokens = json.loads(lineage.read_text(encoding="utf-8"))["added_tokens"]
         return tuple(token for token in tokens if token.strip())
@@ -53,18 +55,20 @@ def added_tokens(lineage: Path) -> tuple[str, ...]:
 
 
 def no_chats(lineage: Path) -> str | None:
-    """Return why only texts can be trained on the base, by its `models/base.json`; None if chats can be."""
+    """Return the reason why only texts can be trained on the base, from its `models/base.json`; None if chats
+    can be.
+    """
     reason = json.loads(lineage.read_text(encoding="utf-8")).get("no_chats")
     return None if reason is None else str(reason)
 
 
 def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
-    """The names to redact, one a line of the file that the settings name. Raises `DataError`."""
+    """Return the names to redact, one a line of the file that the settings name. Raises `DataError`."""
     if settings.names is None:
         return ()
     path = root / "data/guard" / settings.names
     try:
-        # the form of the rows when names are looked for
+        # The form that rows have when names are searched.
         text = unicodedata.normalize("NFC", path.read_text(encoding="utf-8-sig"))
         return tuple(name.strip() for name in text.splitlines() if name.strip())
     except (OSError, UnicodeDecodeError) as error:
@@ -76,19 +80,21 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
 
 
 def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:
-    """What the settings say for a file below data/raw: the first matching glob's value, or the default."""
+    """Return the setting for a file below data/raw: the first matching glob's value, or the default."""
     return next((value for glob, value in values.items() if matches(file, glob)), default)
 
 
 def matches(file: str, glob: str) -> bool:
-    """Return True if a setting's glob means this file below data/raw. One that ends in "/" means all files
-    below that folder.
+    """Return True if a setting's glob matches this file below data/raw. A glob that ends in "/" matches all
+    files below that folder.
     """
     return fnmatchcase(file, f"{glob}*" if glob.endswith("/") else glob)
 
 
 def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
-    """Raise `ConfigError` for a glob of setting `key` that decides for none of the files `names`."""
+    """Raise `ConfigError` for a glob of setting `key` that is not the first match of any of the files
+    `names`.
+    """
     before = list[str]()
     for glob in globs:
         matched = {name for name in names if matches(name, glob)}
@@ -109,9 +115,10 @@ def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
 
 
 def domain_of(file: str) -> str:
-    """The domain of rows that name none: the folder below data/raw, or the file's name without endings.
+    """Return the domain of rows that name none: the folder below data/raw, or the file's name without
+    endings.
 
-    Text files that lie in no folder are one domain, since each is a single document.
+    Text files that are not in a folder are one domain, because each is a single document.
     """
     folder, slash, _ = file.partition("/")
     if slash:
@@ -121,7 +128,9 @@ def domain_of(file: str) -> str:
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """(line or row, text): every string of a data file, every paragraph of plain text. Raises `DataError`."""
+    """Yield (line or row, text): every string of a data file, every paragraph of plain text. Raises
+    `DataError`.
+    """
     if not path.is_file():
         raise DataError(
             "Q-CURATE-006",
@@ -183,7 +192,7 @@ def _paragraphs(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, keys not."""
+    """Yield every string in a JSON value except keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -1,5 +1,5 @@
-"""Mappings in `curate.fields` that do nothing: in a file of which no row has their sources, and targets that
-get nothing. And the columns beside texts that no mapping reads.
+"""Mappings in `curate.fields` that do nothing, because no row of a file has their sources; targets that get
+nothing; and the columns next to texts that no mapping reads.
 """
 
 from collections import Counter
@@ -17,12 +17,13 @@ from pipeline.stages.curate.reading.containers import parsed, raw_lines
 from pipeline.stages.curate.reading.fields import EXCHANGE
 
 ROWS_SEEN = 50  # rows of a file whose keys are named
-KEYS_SHOWN, KEY_SHOWN = 8, 40  # and characters of each
+KEYS_SHOWN, KEY_SHOWN = 8, 40  # keys that are named, and characters of each
 
 
 def lacking(stated: Mapping[str, Any] | None, mapped: Counter[str]) -> list[str]:
-    """Return the targets of a mapping whose source none of the rows has that `mapped` counts; nothing if it
-    counts no row.
+    """Return the targets of a mapping whose source is missing in all rows that `mapped` counts.
+
+    The list is empty if no row is counted.
     """
     if stated is None or not mapped:
         return []
@@ -57,7 +58,7 @@ def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def left_out_of_texts(columns: Mapping[str, int]) -> str:
-    """Say which columns beside a text are not trained, and how to train them."""
+    """Return a sentence on the columns next to a text that are not trained, and on how to train them."""
     shown = [f"{name} ({plural(rows, 'row')})" for name, rows in most(columns)[:KEYS_SHOWN]]
     if len(columns) > KEYS_SHOWN:
         shown.append(f"{len(columns) - KEYS_SHOWN} more")
@@ -68,7 +69,9 @@ def left_out_of_texts(columns: Mapping[str, int]) -> str:
 
 
 def file_problem(path: Path, name: str, stated: Mapping[str, Any], targets: Iterable[str]) -> str:
-    """Say that a mapping's sources are missing in a file, and which keys its rows have."""
+    """Return a sentence on a mapping whose sources are missing in a file, with the keys that its
+    rows have.
+    """
     keys = keys_of_rows(path, name)
     shown = ", ".join(one_line(key, KEY_SHOWN) for key in keys[:KEYS_SHOWN])
     more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""

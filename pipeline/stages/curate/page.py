@@ -1,7 +1,7 @@
 """The statistics of the data as a page: one HTML file that shows the outcome of every row.
 
-`render_data_page` fills `templates/data.html.jinja`, which escapes everything that it prints; the numbers
-come from `reports/data.json`, the samples are redacted already.
+`render_data_page` fills `templates/data.html.jinja`, which escapes everything that it prints. The numbers
+come from `reports/data.json`. The samples are redacted already.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page_words import RULES, length_sentences, taken_out, title, verdict, warnings
 
-# what the rows are that a rule adds
+# Rule → label of the rows that it adds.
 ADDED = {
     "transform": ": by your function",
     "length": ": parts of long ones",
     "balance": ": repeated ones",
     "pairs": ": of scored ones",
 }
-SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
+SHOWN = 40  # lines of a table; the rest is in reports/data.json
 
 
 def render_data_page(stats: CurationReport, samples: Mapping[str, Any]) -> str:
-    """The page as one string of HTML."""
+    """Return the page as one string of HTML."""
     tokens = {"histogram": [], "p50": None, "p95": None, "max": None} | stats.tokens
     drawings = {
         "flow": _flow(stats, samples["rejects"]),
@@ -67,7 +67,7 @@ def _worked(rule: Mapping[str, Any]) -> bool:
 
 
 def _flow(stats: CurationReport, rejects: Sequence[Mapping[str, Any]]) -> str:
-    """The rules that did something, as a stream."""
+    """Return a diagram of the rules that did something."""
     rule_of = {line["reason"]: line["rule"] for line in rejects}
     steps: list[Step] = []
     for rule in filter(_worked, stats.rules):
@@ -146,7 +146,7 @@ def _clusters(histogram: Mapping[str, int]) -> str:
 
 
 def _grouped(entries: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[Mapping[str, Any]]]:
-    """The entries by what they have for this key."""
+    """Return the entries grouped by their value of this key."""
     return {
         name: [entry for entry in entries if entry[key] == name]
         for name in dict.fromkeys(entry[key] for entry in entries)
@@ -154,7 +154,7 @@ def _grouped(entries: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[M
 
 
 def _by_reason(stats: CurationReport, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Reasons, commonest first, each with its count and samples."""
+    """Return the reasons, commonest first, each with its count and samples."""
     samples = _grouped(lines, "reason")
     rule_of = {reason: entries[0]["rule"] for reason, entries in samples.items()}
     return [
@@ -164,7 +164,9 @@ def _by_reason(stats: CurationReport, lines: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _domains(stats: CurationReport) -> list[dict[str, Any]]:
-    """Domains, largest share of the training rows first; before and after are the balance's."""
+    """Return the domains, largest share of the training rows first. "Before" and "after" refer to
+    balancing.
+    """
     train = max(1, stats.splits["train"])
     rows = [
         {

@@ -1,4 +1,4 @@
-"""The data page's words: what the rules are called, and its sentences."""
+"""Texts of the data page: the labels of the rules, and its sentences."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from pipeline.core.text import count, listed, most, percent, plural, words
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
 
-# text that is trained more often than this teaches hardly anything more (arXiv:2305.16264)
+# Text that is trained more often than this teaches hardly anything more (arXiv:2305.16264).
 MOST_COPIES = 4
-COLUMNS_SHOWN = 8  # names of columns of a file
-# rule → (its name, what it takes out: one, many)
+COLUMNS_SHOWN = 8  # column names of a file
+# Rule → (its label, the label of what it removes: one, many).
 RULES = {
     "transform": ("Transform", "row that your function rejected", "rows that your function rejected"),
     "read": ("Read", "line that can't be read", "lines that can't be read"),
@@ -42,7 +42,7 @@ RULES = {
 
 
 def title(stats: CurationReport) -> str:
-    """How many rows are left, in a few words."""
+    """Return the number of remaining rows in a few words."""
     kept, read = stats.rows_kept, stats.rows_read
     return (
         f"{count(kept)} of {plural(read, 'row')} kept"
@@ -52,7 +52,7 @@ def title(stats: CurationReport) -> str:
 
 
 def verdict(stats: CurationReport) -> str:
-    """What was left out, by the largest causes, and where the rest went."""
+    """Return a sentence on the rows that were left out, by the largest causes, and on where the rest went."""
     lost = sorted(
         ((rule["rejected"], rule["rule"]) for rule in stats.rules if rule["rejected"]),
         key=lambda item: -item[0],
@@ -79,7 +79,7 @@ def verdict(stats: CurationReport) -> str:
 
 
 def warnings(stats: CurationReport) -> list[str]:
-    """What the user should look at before training."""
+    """Return warnings that the user should read before training."""
     sentences = []
     read, rejected, splits = stats.rows_read, stats.rows_rejected, stats.splits
     if rejected * 5 > read:
@@ -155,7 +155,9 @@ def length_sentences(length: Mapping[str, int]) -> list[str]:
 
 
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:
-    """How many pairs `curate.pairs` made of rows with a reward, and why other rows are in none."""
+    """Return a sentence on the pairs that `curate.pairs` made of rows with a reward, and on why other rows
+    are in none.
+    """
     others = [f"{count(rows)} {words(why)}" for why, rows in most(pairs["rows"]) if why != "paired"]
     made, scored = plural(pairs["made"], "pair"), plural(pairs["scored_rows"], "row")
     why = f"; rows in none: {listed(others)}" if others else ""
@@ -163,6 +165,6 @@ def pairs_sentence(pairs: Mapping[str, Any]) -> str:
 
 
 def taken_out(rule: str, rows: int) -> str:
-    """What a rule took out: 512 near duplicates."""
+    """Return a label of what a rule removed, such as "512 near duplicates"."""
     _, noun, many = RULES.get(rule, ("", f"row by {words(rule)}", f"rows by {words(rule)}"))
     return plural(rows, noun, many)

@@ -1,9 +1,10 @@
-"""Preference rows of chats that were scored: of two answers to one request the one with the higher reward is
+"""Preference rows made of scored chats: of two answers to one request the one with the higher reward is
 chosen, the other rejected (`curate.pairs`).
 
-One request is: the same messages up to the last answer, and the same tools, on the same side of the split, so
-that a pair is where its chats are. The best answer is paired with the worst, the second best with the second
-worst and so on, so that no chat is in two pairs. The chats stay: `train.method` decides what is learned.
+Two chats make one request if they have the same messages up to the last answer and the same tools, and are on
+the same side of the split, so that a pair is in the split of its chats. The best answer is paired with the
+worst, the second best with the second worst and so on, so that no chat is in two pairs. The chats stay:
+`train.method` decides what is learned.
 """
 
 from collections import Counter
@@ -27,7 +28,7 @@ from pipeline.stages.curate.spool import Rows, Spool
 
 PREFERENCE = KINDS.index("preference")
 Mask = NDArray[np.bool_]
-# an entry per candidate; of rows with the same request and split the hash is the same
+# An entry per candidate; rows with the same request and split have the same hash.
 ANSWER = np.dtype([("request", "u8"), ("reward", "f8"), ("row", "i8")])
 
 
@@ -41,15 +42,15 @@ class Pair(NamedTuple):
 
 @dataclass
 class Pairs:
-    """The pairs in the order of their chosen rows, and the outcomes of rows with a reward (reason → rows)."""
+    """Pairs in the order of their chosen rows, and the outcomes of rows with a reward (reason → rows)."""
 
     made: list[Pair]
     rows: Counter[str]
 
 
 def near_duplicates(decisions: Decisions, table: Table, settings: Curate) -> Mask:
-    """Rows that are dropped as chats, for one that is nearly the same stays, and may still be half of a pair:
-    their answers may differ in nothing but what matters.
+    """Return rows that are dropped as chats because a row that is nearly the same stays, but may still be
+    half of a pair: their answers may differ only in what matters.
     """
     if settings.pairs == "none":
         return np.zeros(len(table), np.bool_)
@@ -65,9 +66,9 @@ def make_pairs(
     settings: Curate,
     weights: Sequence[float],
 ) -> Pairs:
-    """The pairs of `curate.pairs`; `weights` is the share of each file that is used for training.
+    """Return the pairs of `curate.pairs`. `weights` is the share of each file that is used for training.
 
-    A row takes part if it is kept, or dropped only because a row that is kept is nearly the same.
+    A row is a candidate if it is kept, or dropped only because a row that is kept is nearly the same.
     """
     pairs = Pairs([], Counter())
     if settings.pairs == "none":
@@ -88,7 +89,7 @@ def make_pairs(
 
 
 def _answers(rows: Rows, candidates: NDArray[np.int64], decisions: Decisions) -> Iterator[Any]:
-    """Of each candidate an `ANSWER`, unless its last answer is not to be learned."""
+    """Yield an `ANSWER` for each candidate, unless its last answer is not to be learned."""
     for index in candidates.tolist():
         row = rows.row(index)
         if row["messages"][-1].get("train", True):
@@ -98,8 +99,9 @@ def _answers(rows: Rows, candidates: NDArray[np.int64], decisions: Decisions) ->
 
 
 def _pairs_of(candidates: NDArray, first: NDArray[np.int32], why: Counter[str]) -> Iterator[Pair]:
-    """The pairs among the answers to one request, highest reward first; equal answers (equal in `first`)
-    count once, as the one with the highest reward.
+    """Yield the pairs among the answers to one request, highest reward first.
+
+    Equal answers (equal in `first`) count once, as the one with the highest reward.
     """
     _, at = np.unique(first[candidates["row"]], return_index=True)
     why["identical_answers"] += len(candidates) - len(at)
@@ -119,8 +121,9 @@ def _pairs_of(candidates: NDArray, first: NDArray[np.int32], why: Counter[str]) 
 def add_pairs(
     rows: Rows, spool: Spool, pairs: Sequence[Pair], decisions: Decisions, table: Table
 ) -> tuple[Decisions, Table]:
-    """Append the pairs to the spool, which come after those of `rows`, each with the file, the domain,
-    the split and the copies of its chosen chat; gives what is known of all rows.
+    """Append the pairs to the spool after those of `rows`. Return the decisions and the table of all rows.
+
+    Each pair gets the file, the domain, the split and the copies of its chosen chat.
     """
     if not pairs:
         return decisions, table
@@ -134,14 +137,14 @@ def add_pairs(
         np.append(decisions.outcome, np.full(len(pairs), KEPT, np.uint8)),
         np.append(decisions.split, decisions.split[chosen]),
         np.append(decisions.duplicate_of, np.full(len(pairs), -1, np.int32)),
-        # a chosen chat that is left out as a near duplicate has no copies itself
+        # A chosen chat that is left out as a near duplicate has no copies itself.
         np.append(decisions.copies, np.maximum(decisions.copies[chosen], 1)),
     )
     return with_pairs, np.concatenate([table, more]).view(np.recarray)
 
 
 def _preference(chosen: Row, rejected: Row) -> Row:
-    """The canonical row of a pair; its source names both chats."""
+    """Return the canonical row of a pair. Its source names both chats."""
     row = {
         "source": f"{chosen['source']} > {rejected['source']}",
         "kind": "preference",
@@ -155,7 +158,9 @@ def _preference(chosen: Row, rejected: Row) -> Row:
 
 
 def pair_counts(pairs: Pairs, decisions: Decisions, table: Table) -> dict[str, Any]:
-    """What `reports/data.json` holds of the pairs: how many by split, mean gap, outcomes of scored rows."""
+    """Return the entry of the pairs in `reports/data.json`: numbers by split, mean gap, outcomes of scored
+    rows.
+    """
     split = decisions.split[[pair.chosen for pair in pairs.made]]
     gaps = [pair.gap for pair in pairs.made]
     return {

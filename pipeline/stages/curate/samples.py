@@ -1,5 +1,5 @@
-"""What the data page shows of rows: the first that were rejected for a reason or changed by a rule, near
-duplicates beside the row that is kept, texts that training shares with tests, pairs, answers to one request,
+"""Samples of rows for the data page: the first that were rejected for a reason or changed by a rule, near
+duplicates next to the row that is kept, texts that training shares with tests, pairs, answers to one request,
 and a few of those kept.
 """
 
@@ -20,7 +20,7 @@ from pipeline.stages.curate.comparing.row_parts import parts, request_and_answer
 from pipeline.stages.curate.pairs import Pairs
 from pipeline.stages.curate.spool import Rows, spread_evenly
 
-SHOWN = 8  # of each
+SHOWN = 8  # samples of each kind
 LOOKED_AT = 1000  # near-duplicates among which clusters are chosen
 ROWS_SHOWN = 3
 LINES_SHOWN = 3  # rejects of a reason, changes of a rule
@@ -28,7 +28,9 @@ TEXT = 1200  # characters of a row
 
 
 def first_lines(path: Path, key: str) -> list[dict[str, Any]]:
-    """Of a file of rejects or changes the first few of every reason or rule, which a line has as `key`."""
+    """Return the first few lines of every reason or rule in a file of rejects or changes. A line has the
+    reason or rule as `key`.
+    """
     shown: dict[str, list[dict[str, Any]]] = {}
     with path.open("rb") as lines:
         for line in lines:
@@ -47,7 +49,7 @@ def row_samples(
     clusters: Clusters,
     settings: Curate,
 ) -> dict[str, Any]:
-    """What the page shows of rows that were compared."""
+    """Return the samples of rows that were compared."""
     described = ((leak, describe(leak, rows)) for leak in islice(leaks.values(), SHOWN))
     return {
         "clusters": cluster_samples(rows, clusters) if settings.drop_duplicates == "near" else [],
@@ -63,7 +65,9 @@ def row_samples(
 
 
 def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
-    """The kept row of some clusters beside those that differ most: they tell if the threshold is right."""
+    """Return the kept row of some clusters next to those that differ most. They show if the threshold is
+    right.
+    """
     near = np.flatnonzero(clusters.similarity < 1)
     order = near[np.argsort(clusters.similarity[near], kind="stable")]
     shown: dict[int, list[int]] = {}
@@ -84,17 +88,19 @@ def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
 
 
 def _sample(rows: Rows, index: int) -> dict[str, Any]:
-    said = "\n".join(f"{part.role}: {part.text}" for part in parts(rows.row(index)))  # a turn a line
+    said = "\n".join(f"{part.role}: {part.text}" for part in parts(rows.row(index)))  # one turn a line
     return {"source": rows.source(index), "text": _cut(said)}
 
 
 def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Requests that have several answers."""
+    """Return requests that have several answers."""
     return [_answered([rows.row(row) for row in request[:4]]) for request in requests]
 
 
 def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
-    """The first pairs (chosen row, rejected row, gap of their rewards): request and both answers."""
+    """Return the request and both answers of the first pairs (chosen row, rejected row, gap of their
+    rewards).
+    """
     samples = []
     for chosen, rejected, gap in pairs[:SHOWN]:
         both = [rows.row(chosen), rows.row(rejected)]
@@ -103,7 +109,7 @@ def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[di
 
 
 def _answered(rows: Sequence[Row]) -> dict[str, Any]:
-    """The request that these rows make, and the answer of each."""
+    """Return the request that these rows make, and the answer of each."""
     said = [request_and_answer(row) for row in rows]
     return {"prompt": _cut(said[0][0]), "answers": [_cut(answer) for _, answer in said]}
 

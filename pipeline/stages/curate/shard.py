@@ -38,16 +38,16 @@ from pipeline.workflow.shards import FOLDER, PHASES, drop, key_of_inputs, parse_
 
 
 def work_of(root: Path, settings: Curate, shards: int) -> Work:
-    """The folders of a run of this many shards, made of what lies below `root` now."""
+    """Return the folders of a run of this many shards, for the present files below `root`."""
     return Work(root / FOLDER, shards, key_of_inputs(root, settings, shards))
 
 
 def run(phase: str, item: str, root: Path, settings: Curate) -> None:
-    """Run one job ("clean", "3-of-7"). Raises `QuenchError`, also if what it read has changed meanwhile."""
+    """Run one job ("clean", "3-of-7"). Raises `QuenchError`, also if its inputs have changed meanwhile."""
     shard, shards = parse_item(phase, item)
     number, work = shard or 0, work_of(root, settings, shards)
     if phase == "plan":
-        drop(root, work.shards)  # what other inputs gave
+        drop(root, work.shards)  # results of other inputs
         make_plan(root, settings, work, threads=usable_cores() or 1)
     elif phase == "clean":
         cleaner = Cleaner(*cleaner_arguments(root, settings))

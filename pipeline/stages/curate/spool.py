@@ -1,4 +1,4 @@
-"""Clean rows on disk while the rules that compare rows are at work: in order, any row by its index."""
+"""Clean rows on disk for the rules that compare rows: read in order, or any row by its index."""
 
 import os
 from bisect import bisect_right
@@ -20,7 +20,9 @@ Item = TypeVar("Item")
 
 
 class Spool:
-    """Takes rows as JSON lines in one file, and where each begins (8 bytes a row) in another beside it."""
+    """Writer of rows as JSON lines in one file, and of their offsets (8 bytes a row) in another
+    next to it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,15 +38,15 @@ class Spool:
         self.size = ends[-1]
 
     def finish(self) -> None:
-        """No row comes any more; from now on `Rows` reads them."""
+        """Close the files after the last row. `Rows` can read them from now on."""
         self.file.close()
         self.begins.close()
 
 
 class Rows:
-    """The rows of finished spools, one spool's after the other's, by their index through all of them.
+    """Rows of finished spools, one spool after the other, by their index through all of them.
 
-    Nothing of them is in memory. `bases` is the index with which each spool begins, and the number of all.
+    None of them is in memory. `bases` is the index of each spool's first row, followed by the number of rows.
     """
 
     def __init__(self, spools: Sequence[Path]) -> None:
@@ -57,7 +59,7 @@ class Rows:
         return self.bases[-1]
 
     def line(self, index: int) -> bytes:
-        """One row's line."""
+        """Return the line of one row."""
         spool = bisect_right(self.bases, index) - 1
         path = self.spools[spool]
         at = (index - self.bases[spool]) * OFFSET
@@ -65,16 +67,18 @@ class Rows:
         return self.files.read(path, end - begin, begin)
 
     def source(self, index: int) -> str:
-        """FILE:LINE of one row."""
+        """Return FILE:LINE of one row."""
         return str(self.row(index)["source"])
 
     def row(self, index: int) -> Row:
-        """One row, decoded."""
+        """Return one row, decoded."""
         row: Row = orjson.loads(self.line(index))
         return row
 
     def ranges(self, spool: int) -> Iterator[tuple[int, int]]:
-        """(offset, bytes) of neighboring rows, `BLOCK_ROWS` and `BLOCK_BYTES` at most, for `read_rows_at`."""
+        """Yield (offset, bytes) of neighboring rows, `BLOCK_ROWS` and `BLOCK_BYTES` at most, for
+        `read_rows_at`.
+        """
         offsets = np.fromfile(_offsets_path(self.spools[spool]), np.int64)
         for rows in batches(
             range(len(offsets) - 1), lambda row: int(offsets[row + 1] - offsets[row]), BLOCK_BYTES, BLOCK_ROWS
@@ -84,19 +88,19 @@ class Rows:
 
 
 class Files:
-    """Reads anywhere in any number of files, the `MOST_OPEN` used last of which stay open."""
+    """Random access to any number of files. The `MOST_OPEN` used last stay open."""
 
     def __init__(self) -> None:
         self.open: dict[Path, int] = {}
 
     def read(self, path: Path, size: int, offset: int) -> bytes:
-        """`size` bytes from `offset` on."""
+        """Return `size` bytes from `offset` on."""
         file = self.open.pop(path, None)
         if file is None:
             if len(self.open) >= MOST_OPEN:
                 os.close(self.open.pop(next(iter(self.open))))
             file = os.open(path, os.O_RDONLY)
-        self.open[path] = file  # now the last
+        self.open[path] = file  # Insert the file last, as the one most recently used.
         return os.pread(file, size, offset)
 
     def __del__(self) -> None:
@@ -109,13 +113,13 @@ def _offsets_path(path: Path) -> Path:
 
 
 def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
-    """At most `most` of the indices, spread evenly."""
+    """Return at most `most` of the indices, spread evenly."""
     places = np.unique(np.linspace(0, max(len(indices) - 1, 0), min(most, len(indices))).astype(np.int64))
     return [int(index) for index in indices[places]]
 
 
 def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:
-    """The rows in that part of a spool's file."""
+    """Return the rows in that part of a spool's file."""
     with path.open("rb") as file:
         file.seek(offset)
         return [orjson.loads(line) for line in file.read(size).split(b"\n")[:-1]]
@@ -124,7 +128,9 @@ def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:
 def batches(
     items: Iterable[Item], size: Callable[[Item], int], limit: int, most: int
 ) -> Iterator[list[Item]]:
-    """Neighboring items in lists of at most `most`, of summed size at most `limit` (or a larger one)."""
+    """Yield neighboring items in lists of at most `most`, of summed size at most `limit` (or a larger single
+    item).
+    """
     batch: list[Item] = []
     held = 0
     for item in items:

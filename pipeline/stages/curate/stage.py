@@ -36,22 +36,23 @@ from pipeline.stages.curate.shard import work_of
 from pipeline.stages.curate.workers import workers
 from pipeline.workflow.shards import FOLDER
 
-ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
+ALONE_BYTES = 2 << 20  # Below this many bytes, starting workers takes longer than the work.
 DIVIDED = (
     "no document is short enough to be held out whole, so parts of documents are in training, others of the "
     "same in test"
 )
-FILES_NAMED = 5  # of those that are not read for one reason, on the terminal
+FILES_NAMED = 5  # files that the terminal names for one reason why they are not read
 REASONS_NAMED = 5
 
 
 def curate(root: Path, settings: Curate, processes: int | None = None) -> CurationReport:
-    """Run the stage below `root`, publish its outputs, and give the report (what `reports/data.json` holds).
+    """Run the stage below `root`, publish its outputs, and return the report (the content of
+    `reports/data.json`).
 
-    Streams: docs/curation-at-scale.md says what memory grows by. `processes`: workers, by default one a core;
-    the outputs are the same bytes with any number, and with any number of shards
-    (`pipeline.stages.curate.shard`). Raises `DataError` if no row of a file can be read, no row can be
-    used or a wanted split is empty, `ConfigError` for a glob that no file matches; then nothing is published.
+    Rows are streamed; docs/curation-at-scale.md lists what memory depends on. `processes` is the number of
+    workers, by default one a core. The outputs are the same bytes with any number of workers and of shards
+    (`pipeline.stages.curate.shard`). Raises `DataError` if no row of a file can be read, no row can be used
+    or a wanted split is empty, `ConfigError` for a glob that no file matches. Nothing is published then.
     """
     with scratch_folder(root / "data/.curating") as folder:
         work = Work(folder)
@@ -69,8 +70,8 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> Curati
 
 
 def file_sentences(count: int, unread: Mapping[str, str], empty: Mapping[str, str]) -> list[str]:
-    """Say which of `count` files are not read, which give no row, and why: a sentence for each reason, with
-    the first names.
+    """Return sentences on which of `count` files are not read, which give no row, and why: one for each
+    reason, with the first names.
     """
     sentences = []
     if unread:
@@ -94,7 +95,9 @@ def _by_reason(what: str, files: Mapping[str, str]) -> list[str]:
 
 
 def link_sentences(files: Iterable[str], raw: Path) -> list[str]:
-    """The links that lead out of data/raw, in a sentence: what is there can change without a trace here."""
+    """Return a sentence on the links that lead out of data/raw, if there are any: their targets can change
+    without a trace here.
+    """
     links = [name for name in files if (raw / name).is_symlink()]
     out = [name for name in links if not (raw / name).resolve().is_relative_to(raw.resolve())]
     if not out:
@@ -108,7 +111,9 @@ def _first(names: Sequence[str]) -> str:
 
 
 def main(params: Params, root: Path, shards: int | None = None) -> None:
-    """Run the stage below `root`, or publish what jobs made of this many shards, and print the result."""
+    """Run the stage below `root`, or publish the results of jobs of this many shards, and print
+    the result.
+    """
     settings = params.curating
     report = publish(root, settings, work_of(root, settings, shards)) if shards else curate(root, settings)
     remove(root / FOLDER)

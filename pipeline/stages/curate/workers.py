@@ -17,21 +17,22 @@ from pipeline.core.errors import MachineError, QuenchError
 Block = TypeVar("Block")
 Result = TypeVar("Result")
 AHEAD = 2  # blocks in work or waiting, per process
-_state: Any = None  # what a worker made once, at its start
-_failure: QuenchError | None = None  # or why it couldn't
+_state: Any = None  # state that a worker created at its start
+_failure: QuenchError | None = None  # error that prevented it
 
 
 class Workers:
-    """Maps functions `(state, block) → result` over blocks: in the processes of `pool`, each with a state of
-    its own, or without a pool in this process with `state`.
+    """A map of functions `(state, block) → result` over blocks, in the processes of `pool` with a state each.
+    Without a pool it runs in this process with `state`.
     """
 
     def __init__(self, pool: ProcessPoolExecutor | None, processes: int, state: Any = None) -> None:
         self.pool, self.processes, self.own = pool, processes, state
 
     def map(self, work: Callable[[Any, Block], Result], blocks: Iterable[Block]) -> Iterator[Result]:
-        """Results in the order of `blocks`, which are asked for only as fast as results are taken. Raises
-        `MachineError` if a process is killed.
+        """Yield the results in the order of `blocks`, which are read only as fast as results are consumed.
+
+        Raises `MachineError` if a process is killed.
         """
         if self.pool is None:
             yield from (work(self.own, block) for block in blocks)
@@ -57,11 +58,13 @@ class Workers:
 
 @contextmanager
 def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterator[Workers]:
-    """`processes` of them, each with the state `make(*arguments)`; with 1 everything happens in this one."""
+    """Yield this many `processes`, each with the state `make(*arguments)`. With 1, everything runs in this
+    one.
+    """
     if processes <= 1:
         yield Workers(None, 1, make(*arguments))
         return
-    # forkserver: workers don't inherit this process's memory, threads and locks
+    # With forkserver, workers don't inherit this process's memory, threads and locks.
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_start, initargs=(make, arguments)
@@ -71,16 +74,16 @@ def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterat
 
 def _start(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     global _state, _failure
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the main process handles Ctrl-C.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _state = make(*arguments)
-    except QuenchError as error:  # raised here it would only break the pool
+    except QuenchError as error:  # Raised here, it would only break the pool.
         _failure = error
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone (kill -9), or it would wait for blocks forever."""
+    """Exit this process when its parent is gone (kill -9). Otherwise it would wait for blocks forever."""
     if parent := multiprocessing.parent_process():
         wait([parent.sentinel])
         os._exit(1)
