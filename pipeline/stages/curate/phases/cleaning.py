@@ -1,8 +1,8 @@
-"""Which lines each shard reads, and each line read and cleaned.
+"""The plan of the lines that each shard reads, and the reading and cleaning of each line.
 
-The raw files, one after the other, are shared out in runs of equal bytes. A file of JSON lines is cut at a
-line's start; any other (an array, a table, a packed file) is one shard's. The plan also has what only a look
-at whole files tells: their hashes, and how many lines lie before each cut.
+The raw files, one after the other, are divided into runs of equal bytes. A file of JSON lines is cut at the
+start of a line. Any other file (an array, a table, a packed file) belongs to one shard. The plan also
+contains values that need a look at whole files: their hashes, and the number of lines before each cut.
 """
 
 import hashlib
@@ -37,17 +37,18 @@ from pipeline.stages.curate.reading.files import (
 from pipeline.stages.curate.spool import Spool, batches
 from pipeline.stages.curate.workers import Workers
 
-DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
+DISK_FACTOR = 4  # Multiple of the raw bytes: clean rows, features, outputs.
 BLOCK = 1 << 20  # bytes read at a time
-BLOCK_BYTES, BLOCK_LINES = 1 << 20, 4096  # raw ones that a worker gets at a time
+BLOCK_BYTES, BLOCK_LINES = 1 << 20, 4096  # raw bytes and lines that a worker gets at a time
 PLAN, FACTS, REJECTS, CHANGES, STATS = "plan.json", "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
 
 
-Shards = list[list[tuple[str, Part | None]]]  # of each the files' names, and the part (None: all of it)
+# file names of each shard, and the part of the file (None: the entire file)
+Shards = list[list[tuple[str, Part | None]]]
 
 
 class Cut(NamedTuple):
-    """A byte of a file at which a line starts, after this many lines."""
+    """Byte of a file at which a line starts, and the number of lines before it."""
 
     at: int
     lines: int
@@ -55,23 +56,27 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The files, and what each shard reads of them."""
+    """The files, and the parts of them that each shard reads."""
 
-    files: dict[str, str]  # name below data/raw → SHA-256, of those that are read
-    refused: dict[str, tuple[str, str]]  # of the others the reason, and what is wrong
+    files: dict[str, str]  # name below data/raw → SHA-256, of the files that are read
+    refused: dict[str, tuple[str, str]]  # reason and description of the error for each of the other files
     bytes_read: int
     shards: Shards
 
 
 def raw_folder(root: Path) -> Path:
-    """data/raw; of a sub-project, in which it is a link, the user's own folder: sentences name that."""
+    """Return data/raw. In a sub-project it is a link, and the user's own folder is returned: sentences name
+    that.
+    """
     raw = root / "data/raw"
     return raw.resolve() if raw.is_symlink() else raw
 
 
 def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Plan:
-    """Check what the stage reads, and plan its shards. Raises `DataError`, `ConfigError` for a glob that no
-    file matches, `MachineError` if the disk is too small.
+    """Check the inputs of the stage, and plan its shards.
+
+    Raises `DataError` for bad files, `ConfigError` for a glob that no file matches, `MachineError` if the
+    disk is too small.
     """
     need_plain_files(root / "data/raw", root / "data/guard", recorded=(root / ".dvc").is_dir())
     files = raw_files(raw_folder(root), settings.documents)
@@ -112,12 +117,12 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Pla
 
 
 def read_plan(work: Work) -> Plan:
-    """What `make_plan` wrote."""
+    """Return the plan that `make_plan` wrote."""
     return load(work.made("plan") / PLAN, Plan)
 
 
 def stats_of(work: Work, plan: Plan) -> CurationStats:
-    """Return what all shards counted."""
+    """Return the statistics of all shards together."""
     stats = CurationStats.of(plan.files, plan.refused)
     for folder in work.each("clean"):
         stats.merge(load(folder / STATS, CurationStats))
@@ -127,8 +132,8 @@ def stats_of(work: Work, plan: Plan) -> CurationStats:
 def _targets(
     paths: dict[str, Path], sizes: dict[str, int], max_line_bytes: int, shards: int
 ) -> dict[str, list[int]]:
-    """{file: the bytes at which shards are to begin in it}, one for each shard but the first."""
-    begins = [0, *accumulate(sizes[name] + 1 for name in paths)]  # + 1 so that an empty file is assigned too
+    """Return {file: the bytes at which shards are to begin in it}, one for each shard but the first."""
+    begins = [0, *accumulate(sizes[name] + 1 for name in paths)]  # + 1 so that an empty file is assigned too.
     even_cuts = [begins[-1] * shard // shards for shard in range(1, shards)]
     targets = {}
     for (name, path), begin, end in zip(paths.items(), begins, begins[1:], strict=False):
@@ -140,8 +145,10 @@ def _targets(
 
 
 def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
-    """The file's SHA-256, and where the first line begins that does not begin before each of `targets`, which
-    are in order. Raises `DataError` for a bad disk.
+    """Return the file's SHA-256, and the first line that begins at or after each of `targets`, which are in
+    order.
+
+    Raises `DataError` for a bad disk.
     """
     digest, offset, lines = hashlib.sha256(), 0, 0
     cuts = [Cut(0, 0) for target in targets if not target]
@@ -149,7 +156,7 @@ def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
         try:
             while block := file.read(BLOCK):
                 digest.update(block)
-                # a line starts after a newline
+                # A line starts after a newline.
                 while len(cuts) < len(targets) and (
                     end := block.find(b"\n", max(targets[len(cuts)] - 1 - offset, 0)) + 1
                 ):
@@ -162,7 +169,7 @@ def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
 
 
 def _shards(sizes: dict[str, int], cuts: dict[str, list[Cut]], number: int) -> Shards:
-    """What each of `number` shards reads, given where the files are cut."""
+    """Return the parts that each of `number` shards reads, given the cuts of the files."""
     shards: Shards = [[]]
     for name, cuts_inside in cuts.items():
         begin, end = Cut(0, 0), sizes[name]
@@ -178,7 +185,9 @@ def _shards(sizes: dict[str, int], cuts: dict[str, list[Cut]], number: int) -> S
 
 
 def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool: Workers) -> None:
-    """Read and clean what the plan gives this shard (from 0); `pool` has a `Cleaner` in each process."""
+    """Read and clean the parts that the plan gives this shard (from 0). `pool` has a `Cleaner` in each
+    process.
+    """
     paths = dict(files_below(raw_folder(root)))
     parts, numbers = plan.shards[shard], {name: number for number, name in enumerate(plan.files)}
     stats = CurationStats.of(plan.files, {})
@@ -214,7 +223,7 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
             number = numbers[done.file]
             rows = [(number, hash_of(domain), *more) for domain, *more in done.facts]
             facts.write(np.array(rows, FACT).data)
-            # bytes; a compressed file yields more than its size
+            # Bytes; a compressed file yields more than its size.
             step = min(done.size, left[done.file])
             left[done.file] -= step
             advance(step)

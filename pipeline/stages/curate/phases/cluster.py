@@ -1,7 +1,7 @@
-"""The decisions on all rows together, made once from what the shards and joins found: clusters, splits,
+"""The decisions on all rows together, made once from the results of the shards and joins: clusters, splits,
 leaks, balance, pairs; and the account of them.
 
-Split, leaks, balance and pairs wait for each other, and each looks at all rows, so they are not divided.
+Split, leaks, balance and pairs depend on each other, and each looks at all rows, so they are not divided.
 """
 
 from collections import Counter
@@ -62,7 +62,7 @@ DECISION = np.dtype(
 
 
 def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
-    """Decide on every row, and write what `write` and `publish` need to know."""
+    """Decide on every row, and write the inputs of `write` and `publish`."""
     stats = stats_of(work, plan)
     rows = work.rows()
     table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
@@ -85,7 +85,8 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         samples = row_samples(everything, pairs, leaks, decisions, clusters, settings)
         requests, samples["answers"] = _answers(work, everything)
         kept = decisions.outcome == KEPT
-        turns = np.bincount(table.turns[decisions.lines()], minlength=1).tolist()  # the system's not counted
+        # System turns are not counted.
+        turns = np.bincount(table.turns[decisions.lines()], minlength=1).tolist()
         group = np.append(clusters.group, clusters.group[[pair.chosen for pair in pairs.made]])
         counted = {
             "contamination": {
@@ -122,7 +123,7 @@ def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
 
 
 def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings: Curate) -> dict[int, Leak]:
-    """The training rows that share text with the test rows or with data/guard."""
+    """Return the training rows that share text with the test rows or with data/guard."""
     tested = decisions.split == TEST
     used = (decisions.outcome == KEPT) | near_duplicates(decisions, table, settings)
     folder = work.made("sample")
@@ -132,7 +133,7 @@ def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings:
 
 
 def _answers(work: Work, rows: Rows) -> tuple[int, list[dict[str, Any]]]:
-    """How many requests have several answers, and the first of them."""
+    """Return the number of requests with several answers, and the first of them."""
     parts = [load(folder / ANSWERS, Answers) for folder in work.each("join")]
     shown = sorted(chain.from_iterable(answers.shown for answers in parts))[:SHOWN]
     return sum(answers.requests for answers in parts), answer_samples(rows, shown)
@@ -156,7 +157,7 @@ def _write_clusters(rows: Rows, clusters: Clusters, path: Path) -> None:
 
 
 def transform_account(root: Path, settings: Curate, stats: CurationStats) -> dict[str, Any]:
-    """Return the report's entry of `curate.transform`: which functions of which files made the rows."""
+    """Return the report's entry of `curate.transform`: the functions that made the rows, and their files."""
     names = dict.fromkeys(name.split(":")[1] for name in settings.transform.values())
     return {
         "functions": settings.transform,
@@ -166,7 +167,7 @@ def transform_account(root: Path, settings: Curate, stats: CurationStats) -> dic
 
 
 def not_measured(settings: Curate, base: Path) -> list[str]:
-    """The rules that are switched off, or that lack what they need."""
+    """Return the rules that are switched off, or that lack something they need."""
     off = {
         **{name: not judge.wanted(settings) for name, judge in JUDGES.items()},
         "secrets": settings.secrets == "keep",
@@ -179,14 +180,16 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
 
 
 def count_tokens(base: Path, rows: Rows, kept: NDArray[np.bool_]) -> dict[str, Any]:
-    """Quantiles and a histogram of the lengths in tokens of at most `TOKEN_ROWS` kept rows, spread evenly;
-    none if there is no tokenizer.
+    """Return quantiles and a histogram of the lengths in tokens of at most `TOKEN_ROWS` kept rows, spread
+    evenly.
+
+    They are missing if there is no tokenizer.
     """
     lengths = list[int]()
     if base.is_dir() and kept.any():
         counter = TokenCounter(base)
         for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS):
-            with suppress(BadRow):  # a template that refuses by content; preprocess counts such rows
+            with suppress(BadRow):  # A template may refuse a row by its content; preprocess counts such rows.
                 lengths.append(counter.count_row(rows.row(index)))
     if not lengths:
         return {"rows_measured": 0}

@@ -1,5 +1,6 @@
-"""What the clean rows have in common: of a sample of all, boilerplate, exact duplicates and what guards hold;
-of a shard, its rows' features; of a range of keys, pairs to unite and shared runs of words.
+"""Features that the clean rows have in common. From a sample of all rows: boilerplate, exact duplicates and
+guarded texts. From a shard: its rows' features. From a range of keys: pairs to unite and shared runs of
+words.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,15 +35,17 @@ from pipeline.stages.curate.spool import Rows, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
 
 GUARDED, BOILERPLATE = "guarded.json", "boilerplate.npz"
-FIRST = "first.npy"  # of every row the first one with the same content
+FIRST = "first.npy"  # first row with the same content, for every row
 ANSWERS = "answers.json"
 EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
-READ_EDGES = 1 << 20  # at a time
+READ_EDGES = 1 << 20  # edges read at a time
 ANSWERS_COMPARED = 16  # rows of one request
 
 
 class Answers(NamedTuple):
-    """How many requests have different answers, and the rows of the first of them, one for each answer."""
+    """Number of requests that have different answers, and the rows of the first of them, one for
+    each answer.
+    """
 
     requests: int
     shown: list[list[int]]
@@ -52,7 +55,7 @@ def sample(root: Path, settings: Curate, work: Work) -> None:
     """Find the boilerplate in a sample of all rows, exact duplicates, guarded texts.
 
     Raises `DataError`, first of all for a file of which no row can be read, and `ConfigError` for a mapping
-    that no row fits.
+    that fits no row.
     """
     check_fields(root, settings, work)
     check_files(root, settings, work)
@@ -72,18 +75,18 @@ def sample(root: Path, settings: Curate, work: Work) -> None:
 
 
 def read_facts(folder: Path) -> NDArray:
-    """The `FACT`s of a shard's clean rows."""
+    """Return the `FACT`s of a shard's clean rows."""
     return np.fromfile(folder / FACTS, FACT)
 
 
 def read_boilerplate(folder: Path) -> Boilerplate:
-    """What `sample` found."""
+    """Return the boilerplate that `sample` found."""
     with np.load(folder / BOILERPLATE) as arrays:
         return Boilerplate(**arrays)
 
 
 def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
-    """Have the workers compute the features of this shard's rows (from 0)."""
+    """Compute the features of this shard's rows (from 0) in the workers."""
     rows = work.rows()
     first, last = rows.bases[shard : shard + 2]
     features = partial(
@@ -102,15 +105,16 @@ def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
 
 
 def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) -> Features:
-    """The features of one part (offset, size) of the spool at `path` (in a worker)."""
+    """Return the features of one part (offset, size) of the spool at `path` (in a worker)."""
     return features(read_rows_at(path, *part), **settings)
 
 
 def join(settings: Curate, work: Work, shard: int) -> None:
-    """Join the keys of all shards that are this one's (from 0) to join."""
+    """Join the keys of all shards that belong to this one (from 0)."""
     rows, first = work.rows(), np.load(work.made("sample") / FIRST)
     sketched = Sketched(work.each("sketch"), rows.bases)
-    in_shard = range(256 * shard // work.shards, 256 * (shard + 1) // work.shards)  # by their first byte
+    # Keys are divided by their first byte.
+    in_shard = range(256 * shard // work.shards, 256 * (shard + 1) // work.shards)
     with work.making("join", shard) as folder:
         files = [(folder / name).open("wb") for name in EDGES]
         for same, related in joined(sketched, first, settings.near_threshold, in_shard):
@@ -119,7 +123,7 @@ def join(settings: Curate, work: Work, shard: int) -> None:
         for file in files:
             file.close()
         dump(folder / ANSWERS, several_answers(sketched.groups("asking", in_shard), first, rows))
-        # most fingerprints are of one row alone, and of no use
+        # Most fingerprints belong to only one row, and are of no use.
         shared = Spill(folder, PRINTS)
         print_spills = [*sketched.stored(PRINTS), Spill(work.made("sample"), DOCUMENTS)]
         for keys, owners in groups_of(print_spills, 2, in_shard):
@@ -128,7 +132,7 @@ def join(settings: Curate, work: Work, shard: int) -> None:
 
 
 def read_edges(folder: Path) -> Iterator[Edges]:
-    """The pairs that `join` found."""
+    """Yield the pairs that `join` found."""
     files = [(folder / name).open("rb") for name in EDGES]
     while len((columns := [np.fromfile(file, np.int32, READ_EDGES) for file in files])[0]) or len(columns[2]):
         yield (columns[0], columns[1]), (columns[2], columns[3])
@@ -139,14 +143,16 @@ def read_edges(folder: Path) -> Iterator[Edges]:
 def several_answers(
     asking: Iterable[tuple[Keys, NDArray[np.uint32]]], first: NDArray[np.int32], rows: Rows
 ) -> Answers:
-    """The requests with different answers, and the rows of the first `SHOWN`. `asking` has the rows that make
-    the same request, `first` of every row the first with its content.
+    """Return the requests with different answers, and the rows of the first `SHOWN`.
+
+    `asking` has the rows that make the same request, `first` the first row with the same content for every
+    row.
     """
     count, shown = 0, list[list[int]]()
     for keys, request_rows in asking:
         for group in pieces(first[request_rows], keys):
             different = np.unique(group)
-            if len(different) == 1:  # exact duplicates of each other: nothing has to be read
+            if len(different) == 1:  # Exact duplicates of each other; nothing has to be read.
                 continue
             answers = {
                 key_of([request_and_answer(rows.row(row))[1]]): row

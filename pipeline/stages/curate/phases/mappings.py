@@ -1,5 +1,5 @@
-"""Mappings of `curate.fields` that fit none of the rows for which they are given: a mistake in the settings,
-and the stage stops.
+"""Check of `curate.fields` for mappings that fit none of the rows for which they are given. Such a mapping is
+a mistake in the settings, and the stage stops.
 """
 
 from pathlib import Path
@@ -15,14 +15,15 @@ from pipeline.stages.curate.phases.cleaning import raw_folder, read_plan, stats_
 from pipeline.stages.curate.phases.work import Work
 from pipeline.stages.curate.reading.fields import MAPPED
 
-NAMED = 5  # files in the sentence
+NAMED = 5  # files named in the sentence
 
 
 def check_fields(root: Path, settings: Curate, work: Work) -> None:
-    """Raise `ConfigError` for a mapping that no row of a file fits, and for a target of which no file of the
-    glob has the source, after the shards have read all files.
+    """Raise `ConfigError` for a mapping that no row of a file fits, and for a target whose source is missing
+    in all files of the glob. The shards have read all files by then.
 
-    A target that only some files of a glob lack is said in the report. Files without a share are left out.
+    A target that only some files of a glob lack is mentioned in the report. Files without a share are
+    ignored.
     """
     if not settings.fields:
         return
@@ -49,7 +50,9 @@ def check_fields(root: Path, settings: Curate, work: Work) -> None:
 
 
 def _problems(stated: dict[str, Any], files: dict[str, FileStats]) -> dict[str, list[str]]:
-    """Return the files that no row fits, each with the targets, and the first file for what all lack."""
+    """Return the files that no row fits, each with the targets, and the first file for the targets that all
+    lack.
+    """
     lacks = {name: lacking(stated, file.mapped) for name, file in files.items()}
     unfit = {name: targets for name, targets in lacks.items() if targets and not files[name].mapped[MAPPED]}
     fitting = [name for name in lacks if name not in unfit]

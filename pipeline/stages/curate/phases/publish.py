@@ -1,5 +1,5 @@
-"""The clean rows of a shard, each to its split or to the rejects; and the outputs of all shards, put together
-in their order, checked and published.
+"""Writing of a shard's clean rows, each to its split or to the rejects; and publishing of the outputs of all
+shards, put together in their order and checked.
 """
 
 import shutil
@@ -34,8 +34,9 @@ DROPPED = "dropped.jsonl"
 
 
 def write(work: Work, shard: int) -> None:
-    """Write what becomes of the rows of this shard (from 0), the last one's with the pairs made of all: every
-    row to its split or to the rejects, in the order read.
+    """Write the rows of this shard (from 0): every row to its split or to the rejects, in the order read.
+
+    The last shard also writes the pairs made of all rows.
     """
     folder = work.made("cluster")
     rows = Rows([*work.rows().spools, folder / ROWS])
@@ -63,21 +64,21 @@ def write(work: Work, shard: int) -> None:
 
 
 def repeated(line: bytes, copies: int) -> Iterator[bytes]:
-    """The second and later copies of a row, each with its number behind its source: FILE:LINE*2."""
+    """Yield the second and later copies of a row, each with its number after its source: FILE:LINE*2."""
     row = orjson.loads(line)
     for number in range(2, copies + 1):
         yield dump_line(row | {"source": f"{row['source']}*{number}"})
 
 
 def _leaks(folder: Path, begin: int, end: int) -> dict[int, dict[str, Any]]:
-    """What the rejects say of the contaminated rows from `begin` to `end`."""
+    """Return the entries for data/rejects.jsonl of the contaminated rows from `begin` to `end`."""
     with (folder / LEAKS).open("rb") as lines:
         entries = ((entry.pop("row"), entry) for entry in map(orjson.loads, lines))
         return {row: entry for row, entry in entries if begin <= row < end}
 
 
 def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | None) -> dict[str, Any]:
-    """A line of `data/rejects.jsonl` for a clean row that is not used; `decision` is a `DECISION`."""
+    """Return a line of `data/rejects.jsonl` for a clean row that is not used. `decision` is a `DECISION`."""
     outcome = int(decision["outcome"])
     if outcome == EXACT:
         why = {"detail": f"the same conversation as {rows.source(int(decision['duplicate_of']))}"}
@@ -96,14 +97,15 @@ def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | No
 
 
 def shortened(line: bytes) -> str:
-    """A clean row as text, at most `TEXT_SHOWN` characters."""
+    """Return a clean row as text, at most `TEXT_SHOWN` characters."""
     text = line.decode().rstrip("\n")
     return text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}… ({len(line)} bytes)"
 
 
 def publish(root: Path, settings: Curate, work: Work) -> CurationReport:
-    """Publish the outputs below `root` and give the report. Raises `DataError` if no row can be used or a
-    wanted split is empty; then nothing is published.
+    """Publish the outputs below `root` and return the report.
+
+    Raises `DataError` if no row can be used or a wanted split is empty. Nothing is published then.
     """
     decided, data = work.made("cluster"), root / "data"
     cleaned, written = work.each("clean"), work.each("write")
@@ -153,8 +155,10 @@ def _sources(raw: Path, report: CurationReport) -> dict[str, dict[str, Any]]:
 def _check_not_empty(
     report: CurationReport, rejects: Sequence[Mapping[str, Any]], raw: Path, settings: Curate
 ) -> None:
-    """Raise `DataError` if there is nothing to train on, or nothing to measure on though `test_fraction` asks
-    for it. `rejects` has the first of each reason.
+    """Raise `DataError` if there is nothing to train on, or nothing to evaluate on although `test_fraction`
+    is set.
+
+    `rejects` has the first of each reason.
     """
     kept, splits = report.rows_kept, report.splits
     if not kept:
@@ -181,7 +185,7 @@ def _check_not_empty(
 
 
 def _join(parts: Sequence[Path], target: Path, work: Work) -> None:
-    """Write the parts one after another; a single process's only part, never read again, is moved."""
+    """Write the parts one after another. The only part of a single process, never read again, is moved."""
     if len(parts) == 1 and not work.key:
         parts[0].rename(target)
         return

@@ -1,4 +1,6 @@
-"""Files of which no row can be read: that is no bad row, but a wrong file, and the stage stops."""
+"""Check for files of which no row can be read. Such a file is not a bad row but a wrong file, and the stage
+stops.
+"""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -15,14 +17,14 @@ from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.phases.cleaning import REJECTS, raw_folder, read_plan, stats_of
 from pipeline.stages.curate.phases.work import Work
 
-NAMED = 5  # files in the sentence
+NAMED = 5  # files named in the sentence
 DETAIL = 200  # characters of a reason
 
 
 def check_files(root: Path, settings: Curate, work: Work) -> None:
     """Raise `DataError` for files of which no row can be read, after the shards have read all of them.
 
-    A file whose share in `curate.source_weights` is 0 may be so.
+    A file whose share in `curate.source_weights` is 0 is allowed to be unreadable.
     """
     files = stats_of(work, read_plan(work)).files
     unreadable = {
@@ -46,7 +48,7 @@ def check_files(root: Path, settings: Curate, work: Work) -> None:
 
 
 def _sentence(path: Path, file: FileStats, example: dict[str, Any]) -> str:
-    """Say of one file how many rows fail for which reasons, and the first of them."""
+    """Return a sentence on one file: the numbers of rows that fail for each reason, and the first of them."""
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in file.rejected.most_common(3))
     detail = one_line(example["detail"], DETAIL)
     where = f"line {example['line']}: {detail}"

@@ -1,4 +1,4 @@
-"""Where phases leave what later ones read: a folder for each phase, or for each shard of one."""
+"""Folders in which phases leave the inputs of later ones: one for each phase, or for each shard of one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from pipeline.core.publish import publishing
 from pipeline.stages.curate.spool import Rows
 from pipeline.workflow.shards import KEY
 
-ROWS = "rows.jsonl"  # the clean rows of a shard; and the pairs made of all
+ROWS = "rows.jsonl"  # clean rows of a shard; also the pairs made of all rows
 Value = TypeVar("Value")
 
 
@@ -22,8 +22,8 @@ Value = TypeVar("Value")
 class Work:
     """The folders of one run of `shards`, below `folder`.
 
-    `key` stands for all that the run reads, and each folder says which key it was made for. Without one, a
-    single process runs all phases, and its folders aren't published one by one.
+    `key` is a hash of all inputs of the run, and each folder records the key that it was made for. Without a
+    key, a single process runs all phases, and its folders aren't published one by one.
     """
 
     folder: Path
@@ -31,13 +31,13 @@ class Work:
     key: str = ""
 
     def path(self, phase: str, shard: int | None = None) -> Path:
-        """The folder of a phase, or of one shard (from 0) of it: clean-3-of-7, sample-of-7."""
+        """Return the folder of a phase, or of one shard (from 0) of it: clean-3-of-7, sample-of-7."""
         part = "" if shard is None else f"-{shard + 1}"
         return self.folder / f"{phase}{part}-of-{self.shards}"
 
     @contextmanager
     def making(self, phase: str, shard: int | None = None) -> Iterator[Path]:
-        """A folder to fill, which appears at once."""
+        """Yield a folder to fill, which appears at once."""
         target = self.path(phase, shard)
         if not self.key:
             target.mkdir(parents=True)
@@ -49,8 +49,8 @@ class Work:
             (aside / KEY).write_text(self.key, encoding="ascii")
 
     def made(self, phase: str, shard: int | None = None) -> Path:
-        """The folder that an earlier phase filled. Raises `DataError` if it is missing, `MachineError` if it
-        was made of other inputs.
+        """Return the folder that an earlier phase filled. Raises `DataError` if it is missing, `MachineError`
+        if it was made of other inputs.
         """
         folder = self.path(phase, shard)
         if not folder.is_dir():
@@ -67,19 +67,19 @@ class Work:
         return folder
 
     def each(self, phase: str) -> list[Path]:
-        """The folders of all shards."""
+        """Return the folders of all shards."""
         return [self.made(phase, shard) for shard in range(self.shards)]
 
     def rows(self) -> Rows:
-        """The clean rows of all shards."""
+        """Return the clean rows of all shards."""
         return Rows([folder / ROWS for folder in self.each("clean")])
 
 
 def dump(path: Path, value: Any) -> None:
-    """`value` as JSON, which `load` gives back with its keys in their order."""
+    """Write `value` as JSON. `load` returns it with its keys in their order."""
     path.write_bytes(to_json(value))
 
 
 def load(path: Path, kind: type[Value]) -> Value:
-    """What `dump` wrote of a value of this type."""
+    """Read a value of this type that `dump` wrote."""
     return TypeAdapter(kind).validate_json(path.read_bytes())
