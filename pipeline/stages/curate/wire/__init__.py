@@ -1,1 +1,1 @@
-"""Requests and answers of APIs as turns in OpenAI's form, also as programs log them."""
+"""Conversion of API requests and answers, also as programs log them, to turns in OpenAI's form."""

@@ -1,5 +1,4 @@
-"""Anthropic's content blocks: a call of a tool stands inside the assistant's content, its result inside the
-user's.
+"""Anthropic's content blocks: a tool call is inside the assistant's content, its result inside the user's.
 
 After the Messages API (anthropic-version 2023-06-01, blocks `text`, `thinking`, `tool_use`, `tool_result`,
 `image` and others, <https://docs.anthropic.com/en/api/messages>). Claude Code, Cline and Roo Code store the
@@ -12,17 +11,17 @@ from typing import Any
 from pipeline.chat.rows import BadRow
 
 CALL, RESULT = "tool_use", "tool_result"
-MEDIA = ("image", "document", "file")  # types of parts that are no text
+MEDIA = ("image", "document", "file")  # types of parts that are not text
 
 
 def has_blocks(content: Any) -> bool:
-    """Return True for a content of which a part is a call or the result of one."""
+    """Return True for a content with a part that is a call or the result of one."""
     return isinstance(content, list) and any(_type_of(part) in (CALL, RESULT) for part in content)
 
 
 def spread(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the turns in OpenAI's form that a message with such blocks is: the assistant's turn with its
-    calls, or a turn for each result and then the user's.
+    """Return the turns in OpenAI's form for a message with such blocks: the assistant's turn with its calls,
+    or a turn for each result and then the user's.
 
     Raises `BadRow` for a call that is not the assistant's and for a result that is.
     """

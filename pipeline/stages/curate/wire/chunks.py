@@ -1,6 +1,6 @@
-"""Answers that were streamed: the chunks of OpenAI's chat completions and Responses, of Anthropic's messages
-and of Gemini, as a list or as the text of server-sent events, joined to the body that would have come at
-once.
+"""Streamed answers: the chunks of OpenAI's chat completions and Responses, of Anthropic's messages and of
+Gemini, as a list or as the text of server-sent events. They are joined to the body of an answer that is not
+streamed.
 """
 
 from collections.abc import Iterable
@@ -75,7 +75,7 @@ def _events(text: str) -> list[Any]:
 
 
 def _of_deltas(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Join chunks of chat completions."""
+    """Join chunks of chat completions into one body."""
     message: dict[str, Any] = {"content": ""}
     calls: dict[int, dict[str, Any]] = {}
     reason = None
@@ -108,7 +108,7 @@ def _add_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def _of_blocks(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Join events of Anthropic's messages."""
+    """Join events of Anthropic's messages into one body."""
     blocks: dict[int, dict[str, Any]] = {}
     arguments: dict[int, str] = {}
     reason = None
@@ -132,7 +132,7 @@ def _of_blocks(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of_candidates(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Join chunks of Gemini's."""
+    """Join chunks of Gemini's answers into one body."""
     parts: list[Any] = []
     reason = None
     for chunk in chunks:

@@ -1,5 +1,5 @@
-"""The turns of a conversation while a log of it is read item by item: what an answer is made of (reasoning,
-text, calls) comes as several items there, and is one turn.
+"""The turns of a conversation while a log of it is read item by item. In a log the parts of an answer
+(reasoning, text, calls) are several items; in a row they are one turn.
 """
 
 import re
@@ -12,22 +12,22 @@ import orjson
 
 from pipeline.core.jsonl import CONTROL
 
-# ECMA-48's control sequences (colors, cursor), operating system commands (titles, links), other escapes
+# ECMA-48 control sequences (colors, cursor), operating system commands (titles, links), other escapes.
 TERMINAL_CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 Turn = dict[str, Any]
 Call = dict[str, Any]
 
 
 class Draft:
-    """Turns in OpenAI's form, to which a reader adds what it finds. Neighboring texts of one side are one
-    turn, their parts are divided by an empty line.
+    """Turns in OpenAI's form, to which a reader adds what it finds. Neighboring texts of one side become one
+    turn, with an empty line between its parts.
     """
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
 
     def say(self, role: str, text: str) -> None:
-        """Add what the user says, or a system text."""
+        """Add a text of the user, or a system text."""
         last = self.turns[-1] if self.turns else {}
         if last.get("role") == role:
             last["content"] = joined(last["content"], text)
@@ -35,7 +35,7 @@ class Draft:
             self.turns.append({"role": role, "content": text})
 
     def answer(self, text: str = "", reasoning: str = "", call: Call | None = None) -> None:
-        """Add a part of an answer to the last turn if this is the assistant's, else to a new one."""
+        """Add a part of an answer to the last turn if this is the assistant's, otherwise to a new one."""
         if not self.turns or self.turns[-1]["role"] != "assistant":
             self.turns.append({"role": "assistant", "content": ""})
         turn = self.turns[-1]
@@ -46,12 +46,14 @@ class Draft:
             turn.setdefault("tool_calls", []).append(call)
 
     def result(self, call_id: Any, text: str, name: Any = None) -> None:
-        """Add the result of a call, which its log names by an id or by the function's name."""
+        """Add the result of a call, which its log identifies by an id or by the function's name."""
         turn: Turn = {"role": "tool", "tool_call_id": _identity(call_id), "content": text}
         self.turns.append(turn | ({"name": name} if isinstance(name, str) else {}))
 
     def interrupt(self) -> bool:
-        """Keep the last answer out of training, since the user broke it off. Return False without one."""
+        """Keep the last answer out of training, because the user interrupted it. Return False if there is
+        none.
+        """
         for turn in reversed(self.turns):
             if turn["role"] == "assistant":
                 turn["train"] = False
@@ -62,7 +64,7 @@ class Draft:
 
 
 def joined(text: str, more: str) -> str:
-    """Return both texts with an empty line between them; if one is blank, the other."""
+    """Return both texts with an empty line between them. If one is blank, return the other."""
     if not more.strip():
         return text
     return f"{text}\n\n{more}" if text.strip() else more
@@ -79,10 +81,11 @@ def _identity(value: Any) -> str | None:
 
 
 def settled(turns: list[Turn], notes: Counter[str]) -> list[Turn]:
-    """Return the turns without what a log has broken: calls without a result, unless the conversation ends
-    with them, results without a call, calls whose arguments are no JSON object, and answers that say nothing.
+    """Return the turns without the broken parts of a log: calls without a result, unless the conversation
+    stops there, results without a call, calls whose arguments are not a JSON object, and answers without
+    content.
 
-    Terminals' codes and other control characters go from the texts. `notes` counts all of it.
+    Terminal codes and other control characters are removed from the texts. `notes` counts all of it.
     """
     kept: list[Turn] = []
     place = 0
@@ -92,7 +95,7 @@ def settled(turns: list[Turn], notes: Counter[str]) -> list[Turn]:
         while end < len(turns) and turns[end]["role"] == "tool":
             end += 1
         results = turns[place + 1 : end]
-        if turn["role"] == "tool":  # of no call
+        if turn["role"] == "tool":  # a result without a call
             notes["results_without_call"] += end - place
         else:
             kept += _exchange(turn, results, is_last=end == len(turns), notes=notes)
@@ -111,7 +114,7 @@ def _exchange(turn: Turn, results: list[Turn], *, is_last: bool, notes: Counter[
     notes["calls_unreadable"] += len(calls) - len(readable)
     answered = {result["tool_call_id"] for result in results}
     complete = [call for call in readable if call["id"] in answered]
-    if not (is_last and not results):  # else the conversation ends with its calls
+    if not (is_last and not results):  # Otherwise the conversation stops at its calls.
         notes["calls_without_result"] += len(readable) - len(complete)
         readable = complete
     called = {call["id"] for call in readable}
@@ -136,7 +139,7 @@ def _is_readable(call: Call) -> bool:
 
 
 def printable(text: str, notes: Counter[str]) -> str:
-    """Return the text without control characters, which no row may hold; `notes` counts such texts."""
+    """Return the text without control characters, which no row may contain. `notes` counts such texts."""
     if text.isprintable() or not CONTROL.search(text):
         return text
     notes["control_characters"] += 1

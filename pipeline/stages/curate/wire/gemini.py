@@ -13,13 +13,13 @@ from pipeline.stages.curate.wire.draft import Draft, call_of
 from pipeline.stages.curate.wire.shapes import need
 
 ROLES = {"user": "user", "function": "user", "model": "model", "assistant": "model"}
-# keys of a part beside its text that say nothing
+# Keys of a part without content, next to its text.
 HARMLESS = ("thought", "thoughtSignature", "thought_signature")
 TYPES = frozenset(("STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"))
 
 
 def turns_of_contents(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return the turns of `contents`. Raises `BadRow` for a part that no row can hold."""
+    """Return the turns of `contents`. Raises `BadRow` for a part that no row can contain."""
     draft = Draft()
     contents = [value] if isinstance(value, dict) else need(list, value, where, "bad_shape")
     for number, content in enumerate(contents, start=1):

@@ -1,7 +1,7 @@
 """Items of OpenAI's Responses API: messages, reasoning, calls and their results, each an item of its own.
 
 After <https://platform.openai.com/docs/api-reference/responses> (2025-03 to 2026-10). `input` is text or a
-list of items, `output` a list of them, `instructions` the system text.
+list of items, `output` is a list of items, `instructions` is the system text.
 """
 
 from typing import Any
@@ -17,7 +17,9 @@ PARTS = ("input_text", "output_text", "text")
 
 
 def is_items(value: Any) -> bool:
-    """Return True for a list with an item that no chat's message is: of another type, or with other parts."""
+    """Return True for a list with an item that is not a chat message: of another type, or with
+    other parts.
+    """
     for item in value if isinstance(value, list) else ():
         if isinstance(item, dict) and ("type" in item or _is_part(item.get("content"))):
             return True
@@ -30,7 +32,7 @@ def _is_part(content: Any) -> bool:
 
 
 def call_of_item(item: dict[str, Any]) -> Call:
-    """Return the call that an item is; the text of a custom tool's call is its argument `input`."""
+    """Return the call of an item. The text of a custom tool's call becomes its argument `input`."""
     identity = item.get("call_id") or item.get("id")
     if item.get("type") == "local_shell_call":
         action = item.get("action")
@@ -43,11 +45,11 @@ def call_of_item(item: dict[str, Any]) -> Call:
 
 
 def result_of_item(item: dict[str, Any]) -> str | list[Any]:
-    """Return the output of a tool: text, or parts. Another value becomes JSON text. Raises `BadLine` if that
-    is nested too deep.
+    """Return the output of a tool: text, or parts. Another value becomes JSON text. Raises `BadLine` if it is
+    nested too deep.
     """
     output = item.get("output")
-    if isinstance(output, dict) and isinstance(output.get("content"), str):  # as older rollouts have it
+    if isinstance(output, dict) and isinstance(output.get("content"), str):  # the form of older rollouts
         return str(output["content"])
     if output is None:
         return ""
@@ -56,7 +58,7 @@ def result_of_item(item: dict[str, Any]) -> str | list[Any]:
 
 
 def reasoning_of_item(item: dict[str, Any]) -> str:
-    """Return the reasoning of an item, else its summary."""
+    """Return the reasoning of an item, or its summary if there is none."""
     for key in ("content", "summary"):
         parts = item.get(key)
         texts = (
@@ -70,7 +72,7 @@ def reasoning_of_item(item: dict[str, Any]) -> str:
 
 def turns_of_items(value: Any, where: str) -> list[dict[str, Any]]:
     """Return the turns of `input` and `output` of the Responses API. Raises `BadRow` for an item that no row
-    can hold.
+    can contain.
     """
     draft = Draft()
     for number, item in enumerate(need(list, value, where, "bad_shape"), start=1):

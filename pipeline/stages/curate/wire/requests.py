@@ -1,12 +1,12 @@
-"""Requests to an API and its answers, as proxies and servers log them: OpenAI's chat completions and
-Responses (also llama-server's and vLLM's), Anthropic's messages, Gemini's contents.
+"""API requests and their answers, as proxies and servers log them: OpenAI's chat completions and Responses
+(also llama-server's and vLLM's), Anthropic's messages, Gemini's contents.
 
 Wire forms as of 2023-06 to 2026-10: <https://platform.openai.com/docs/api-reference>,
 <https://docs.anthropic.com/en/api/messages>, <https://ai.google.dev/api/generate-content>. An answer may be
 the list of the chunks in which it was streamed, or their text as server-sent events.
 
-A request becomes a row of `messages`; an answer that failed, was cut off or was one of
-several raises `BadRow`.
+A request becomes a row of `messages`. An answer that failed, was cut off or was one of several raises
+`BadRow`.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ from pipeline.stages.curate.wire.shapes import KINDS, need, need_flat, without_n
 
 Value = Mapping[str, Any]
 WRAPPED = ("body", "json", "params", "data")  # keys below which a log has the request itself
-# how answers end by themselves, in small letters
+# Finish reasons of complete answers, in small letters.
 FINISHED = (
-    *("stop", "tool_calls", "function_call", "eos", "eos_token"),  # OpenAI's, llama-server's, vLLM's
+    *("stop", "tool_calls", "function_call", "eos", "eos_token"),  # OpenAI, llama-server, vLLM
     *("end_turn", "tool_use", "stop_sequence", "completed", "complete"),
 )
 ANSWER = ("content", "tool_calls", "function_call", "reasoning", "reasoning_content", "thinking", "refusal")
@@ -87,7 +87,7 @@ def answered(response: Any) -> list[dict[str, Any]]:
     if "output" in body:
         _check_end(body.get("status"))
         return turns_of_items(body["output"], "output")
-    if isinstance(body.get("message"), dict):  # Ollama's
+    if isinstance(body.get("message"), dict):  # Ollama
         _check_end(body.get("done_reason"))
         body = body["message"]
     if body.get("role", "assistant") == "assistant" and ("content" in body or body.get("tool_calls")):
@@ -97,7 +97,7 @@ def answered(response: Any) -> list[dict[str, Any]]:
 
 
 def _unwrapped(value: Any, where: str) -> Any:
-    """Return a request or a response without what a log has around it: HTTP's fields, or JSON text."""
+    """Return a request or a response without its wrapping in a log: HTTP's fields, or JSON text."""
     for _ in range(3):
         if isinstance(value, str):
             with suppress(orjson.JSONDecodeError):
@@ -123,14 +123,14 @@ def _choice(choices: Any) -> dict[str, Any]:
     """Return the turn of the only choice."""
     only = _only(choices, "choices")
     _check_end(only.get("finish_reason"))
-    if isinstance(only.get("text"), str):  # of the older completions
+    if isinstance(only.get("text"), str):  # older completions
         return {"role": "assistant", "content": only["text"]}
     message = without_nulls(need(dict, only.get("message"), "choices 1 message", "bad_shape"))
     return {"role": "assistant"} | {key: message[key] for key in message if key in ANSWER}
 
 
 def _candidate(candidates: Any) -> list[dict[str, Any]]:
-    """Return the turns of the only candidate of Gemini's."""
+    """Return the turns of Gemini's only candidate."""
     only = _only(candidates, "candidates")
     _check_end(only.get("finishReason", only.get("finish_reason")))
     content = need(dict, only.get("content"), "candidates 1 content", "bad_shape")
@@ -138,7 +138,7 @@ def _candidate(candidates: Any) -> list[dict[str, Any]]:
 
 
 def _only(values: Any, where: str) -> dict[str, Any]:
-    """Return the only answer. Which of several is the right one is not known."""
+    """Return the only answer. If there are several, it is not known which is the right one."""
     given = need(list, values, where, "bad_shape")
     if len(given) != 1:
         raise BadRow(
@@ -148,6 +148,8 @@ def _only(values: Any, where: str) -> dict[str, Any]:
 
 
 def _check_end(reason: Any) -> None:
-    """Raise `BadRow` for an answer that did not end by itself: to train it teaches to stop in the middle."""
+    """Raise `BadRow` for an answer that did not finish by itself: training on it teaches to stop in the
+    middle.
+    """
     if isinstance(reason, str) and reason.lower() not in FINISHED:
         raise BadRow("unsupported_field", f"the answer did not end by itself ({reason[:40]})")

@@ -7,7 +7,7 @@ from pipeline.chat.rows import BadRow
 from pipeline.core.jsonl import CONTAINERS, MAX_DEPTH, is_deeper_than
 
 T = TypeVar("T")
-KINDS = {  # what JSON calls them
+KINDS = {  # names of the types in JSON
     dict: "an object",
     list: "a list",
     str: "text",
