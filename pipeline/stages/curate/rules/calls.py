@@ -1,8 +1,8 @@
-"""The rule that reads tool calls, their results and the tools themselves where they are written as text.
+"""The rule that parses tool calls, their results and the tools themselves if they are written as text.
 
 A text is a call if it parses as one (`pipeline.stages.curate.reading.text_calls`) and its row shows that it
-is meant as one: it is all that the turn says, a tool's result follows, or the row offers the called tool.
-So an answer that explains how calls are written stays as it is.
+is meant as one: it is the entire turn, a tool's result follows, or the row offers the called tool. So an
+answer that explains how calls are written stays as it is.
 """
 
 import json
@@ -30,37 +30,41 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.template import ChatTemplate
 
 Turn = dict[str, Any]
-# All begin with the same character, so that most texts are done with quickly.
+# All begin with the same character, so that most texts are checked quickly.
 MARKED = re.compile("|".join(re.escape(mark) for mark in (*MARKS, "<tools>") if mark.startswith("<")))
-# in the lines in which Hermes and Qwen say how to call
+# Tags in the lines in which Hermes and Qwen explain how to call.
 ABOUT_CALLS = re.compile(r"</?tools>|</?tool_call>")
 QWEN_HEADING = re.compile(r"# Tools\s+You may call one or more functions[^\n]*\s*")
 
 
 class Offer(NamedTuple):
-    """The tools of a row: those that it has in their form, and the text in which others may stand."""
+    """Tools of a row: those in its `tools`, and the text that may contain others."""
 
     names: frozenset[str]
     text: str
 
     def has(self, name: object) -> bool:
-        """True if the row offers a tool of this name."""
+        """Return True if the row offers a tool of this name."""
         return name in self.names or any(f"{quote}{name}{quote}" in self.text for quote in "\"'")
 
 
 class ReadCalls:
-    """The rule for a base with this chat template; without a base for one that shows calls."""
+    """Rule for a base with this chat template. Without a base the template is taken to show calls."""
 
     def __init__(self, template: Callable[[], ChatTemplate] | None) -> None:
         self.template = template
 
     @cached_property
     def are_shown(self) -> bool:
-        """True if the base's template shows calls and results: otherwise a call as text is all there is."""
+        """Return True if the base's template shows calls and results. Otherwise a call can only be shown as
+        text.
+        """
         return self.template is None or self.template().shows_calls()
 
     def __call__(self, row: Row, changes: Changes) -> Row:
-        """The row with calls and results as such. Raises `BadRow` (`bad_tool_call`) for a broken call."""
+        """Return the row with calls and results as structured fields. Raises `BadRow` (`bad_tool_call`) for a
+        broken call.
+        """
         if not _is_candidate(row) or not self.are_shown:
             return row
         row = read_system_tools(row, changes)
@@ -75,7 +79,7 @@ class ReadCalls:
 
 
 def _is_candidate(row: Row) -> bool:
-    """Return True if the row may hold calls as text. Most rows do not, so this is quick."""
+    """Return True if the row may contain calls as text. Most rows do not, so this is quick."""
     if "tools" in row:
         return True
     for field in TURN_LISTS:
@@ -91,7 +95,9 @@ def _is_candidate(row: Row) -> bool:
 def _read_turns(
     turns: Sequence[Turn], field: str, before: Sequence[Turn], offer: Offer, changes: Changes
 ) -> Iterator[Turn]:
-    """Yield the turns with calls and results as such; `before` has the turn in front of them, if any."""
+    """Yield the turns with calls and results as structured fields. `before` has the turn in front of them, if
+    any.
+    """
     last = next(iter(before), {})
     for number, turn in enumerate(turns, start=1):
         place = f"{field} {number}"
@@ -113,7 +119,9 @@ def _is_answered(turns: Sequence[Turn], number: int) -> bool:
 
 
 def _read_answer(turn: Turn, place: str, answered: bool, offer: Offer, changes: Changes) -> Turn:
-    """The turn with its calls as such. Raises `BadRow` for what is meant as a call and is none."""
+    """Return the turn with its calls as structured fields. Raises `BadRow` for a text that is meant as a call
+    and is invalid.
+    """
     content = turn["content"]
     try:
         found = find_calls(content)
@@ -145,7 +153,9 @@ def _name(call: dict[str, Any]) -> object:
 
 
 def _read_results(turn: Turn, place: str, changes: Changes) -> list[Turn]:
-    """The turn as results of tools, one each, and what a user says behind them; itself if it has none."""
+    """Return the turn as results of tools, one each, and the user's text after them. Without results, return
+    the turn itself.
+    """
     content = turn["content"]
     if turn["role"] not in ("tool", "user") or not is_result(content):
         return [turn]
@@ -162,10 +172,11 @@ def _read_results(turn: Turn, place: str, changes: Changes) -> list[Turn]:
 
 
 def read_system_tools(row: Row, changes: Changes) -> Row:
-    """The row with the tools that stand between `<tools>` and `</tools>` of its first turn as `tools`.
+    """Return the row with the tools between `<tools>` and `</tools>` of its first turn as `tools`.
 
-    The lines that name these tags or `<tool_call>`, or stand between two of them, go: the base's template
-    writes its own. Nothing changes if the tools can't be read, or if the row has others already.
+    The lines that name these tags or `<tool_call>`, or are between two of them, are removed because the
+    base's template writes its own. Nothing changes if the tools can't be parsed, or if the row has others
+    already.
     """
     first = next(iter(row["messages"]), None)
     if first is None or first["role"] != "system":
@@ -188,14 +199,14 @@ def read_system_tools(row: Row, changes: Changes) -> Row:
 
 
 def _tools(block: str) -> list[dict[str, Any]] | None:
-    """The tools of a list, of one object, or of an object a line; None if they are something else."""
+    """Return the tools of a list, of one object, or of an object a line; None if they are something else."""
     for words in ([block], block.splitlines()):
         try:
             values = [value_of(line.strip()) for line in words if line.strip()]
             return read_tools(
                 [tool for value in values for tool in (value if isinstance(value, list) else [value])]
             )
-        except ValueError:  # a `BadRow` is one too
+        except ValueError:  # A `BadRow` is one too.
             continue
     return None
 
@@ -205,7 +216,7 @@ def _names(tools: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _without_passage(text: str) -> str:
-    """The text without the lines that name the tags or stand between two of them."""
+    """Return the text without the lines that name the tags or are between two of them."""
     ends = {closing: text.rfind(closing) for closing in ("</tools>", "</tool_call>")}
     kept = []
     inside = ""
@@ -218,7 +229,7 @@ def _without_passage(text: str) -> str:
         for tag in tags:
             closing = tag.replace("<", "</")
             inside = closing if not tag.startswith("</") else ""
-        # a tag that is only mentioned opens nothing
+        # A tag that is only mentioned opens nothing.
         if inside and ends[inside] < place:
             inside = ""
     return QWEN_HEADING.sub("", "".join(kept)).strip()

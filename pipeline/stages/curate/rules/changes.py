@@ -1,4 +1,4 @@
-"""What a rule did to a row: a change, kept in `data/changes.jsonl`."""
+"""Changes that rules make to rows, recorded in `data/changes.jsonl`."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -11,24 +11,24 @@ EXCERPT = 160  # characters of text shown before and after
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of one text; `before` and `after` are excerpts, and never hold what was redacted."""
+    """One change of one text. `before` and `after` are excerpts, and never contain what was redacted."""
 
-    rule: str  # the rule's id
+    rule: str  # id of the rule
     place: str  # `messages 2`, as in `pipeline.chat.rows.texts`
     before: str
     after: str
 
 
 Changes = list[Change]
-# a rule gives the row (the same object where it changed nothing) and adds what it changed to the list;
-# it raises BadRow(reason, detail) to reject the row
+# A rule returns the row (the same object if it changed nothing) and appends its changes to the list. It
+# raises BadRow(reason, detail) to reject the row.
 Rule = Callable[[Row, Changes], Row]
 
 
 def excerpts(before: str, after: str) -> tuple[str, str]:
-    """Both texts around the first place where they differ, at most `EXCERPT` characters each."""
+    """Return both texts around the first place at which they differ, at most `EXCERPT` characters each."""
     ends = range(1, min(len(before), len(after)) + 1)
-    # halving: comparing slices is many times faster than comparing characters
+    # Bisection, because comparing slices is many times faster than comparing characters.
     same = bisect_left(ends, True, key=lambda end: not before.startswith(after[:end]))
     start = max(0, same - EXCERPT // 4)
     return tuple(

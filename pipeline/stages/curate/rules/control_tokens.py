@@ -1,13 +1,14 @@
-"""The base's added tokens inside text: broken up with a space, or the row rejected.
+"""The rule for the base's added tokens inside text: they are broken up with a space, or the row is rejected.
 
-`<|im_end|>` in the text of a chat ends the turn in the middle; so no text may hold a token that the
-tokenizer cuts out before anything else. Nor a spelling that becomes one on the way: characters that show
-nothing in between, and letters that NFKC makes plain (`＜｜im_end｜＞`, `ﬁ`). A space after the first
-character breaks a token for good.
+`<|im_end|>` in the text of a chat ends the turn in the middle. So no text may contain a token that the
+tokenizer splits off before anything else, nor a spelling that becomes one on the way: with invisible
+characters in between, or with letters that NFKC maps to plain ones (`＜｜im_end｜＞`, `ﬁ`). A space after the
+first character breaks a token for good.
 
-Not touched: spellings that no tokenizer takes for the token (`<|IM_END|>`, `‹│im_end│›`), tokens of white
-space, tokens of a single character (some tokenizers keep letters such as `ü` as added tokens; there is
-nothing to break up), and rows of several segments, which hold markup on purpose; a single one is raw text.
+Not touched: spellings that no tokenizer maps to the token (`<|IM_END|>`, `‹│im_end│›`), tokens of white
+space, tokens of a single character (some tokenizers keep letters such as `ü` as added tokens, and there is
+nothing to break up), and rows of several segments, which contain markup on purpose. A single segment is raw
+text.
 """
 
 import re
@@ -22,8 +23,8 @@ from ahocorasick_rs import AhoCorasick, MatchKind
 from pipeline.chat.rows import BadRow, Row, edit_texts, is_one_text
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
-# first and last of each range of Default_Ignorable_Code_Point (Unicode's DerivedCoreProperties.txt), and of
-# interlinear annotation marks
+# First and last of each range of Default_Ignorable_Code_Point (Unicode's DerivedCoreProperties.txt), and of
+# interlinear annotation marks.
 HIDDEN = (
     (0xAD, 0xAD),
     (0x34F, 0x34F),
@@ -44,16 +45,16 @@ HIDDEN = (
     (0xE0000, 0xE0FFF),
 )
 IGNORABLE = frozenset(point for first, last in HIDDEN for point in range(first, last + 1))
-PASSES = 8  # breaking one token up can't bring many others to light
-Match = tuple[int, int, int]  # the token's number, first character, the one after the last
+PASSES = 8  # Most passes; breaking one token up can't expose many others.
+Match = tuple[int, int, int]  # number of the token, first character, the one after the last
 
 
 class ControlTokens:
-    """The rule: `tokens` are the added tokens, `mode` says what happens to a text that holds one."""
+    """Rule for the added tokens `tokens`. `mode` decides what happens to a text that contains one."""
 
     def __init__(self, tokens: Iterable[str], mode: Literal["neutralize", "reject"]) -> None:
         self.mode = mode
-        cores = [token.strip("▁ \t\r\n\v\f") for token in tokens]  # sentencepiece's ▁ stands for a space
+        cores = [token.strip("▁ \t\r\n\v\f") for token in tokens]  # The ▁ of sentencepiece is a space.
         words = {_fold(core): core for core in cores if len(core) > 1}
         words = {word: core for word, core in words.items() if len("".join(word.split())) > 1}
         self.spellings = list(words.values())
@@ -61,7 +62,9 @@ class ControlTokens:
         self.matcher = AhoCorasick(list(words), matchkind=MatchKind.LeftmostLongest)
 
     def __call__(self, row: Row, changes: Changes) -> Row:
-        """The row with every control token broken up. Raises `BadRow` for one where `mode` is reject."""
+        """Return the row with every control token broken up. Raises `BadRow` for a row with one if `mode` is
+        reject.
+        """
         if row["kind"] == "text" and not is_one_text(row):
             return row
 
@@ -79,12 +82,14 @@ class ControlTokens:
         return edit_texts(row, edit)
 
     def find(self, text: str) -> str | None:
-        """The first token that the text holds, as the tokenizer spells it."""
+        """Return the first token that the text contains, as the tokenizer spells it."""
         matches = self.matcher.find_matches_as_indexes(self._folded(text))
         return self.spellings[matches[0][0]] if matches else None
 
     def neutralize(self, text: str) -> str:
-        """The text with every token written `< |im_end| >`. Raises `BadRow` if tokens keep coming up."""
+        """Return the text with every token written as `< |im_end| >`. Raises `BadRow` if new tokens keep
+        appearing.
+        """
         for _ in range(PASSES):
             folded = self._folded(text)
             matches = self.matcher.find_matches_as_indexes(folded)
@@ -96,20 +101,20 @@ class ControlTokens:
         )
 
     def _folded(self, text: str) -> str:
-        """The text as a tokenizer may come to see it; as it is where no token can begin."""
+        """Return the text as a tokenizer may transform it, or unchanged if no token can begin in it."""
         return text if text.isascii() or not self.opening.search(text) else _fold(text)
 
     def _broken(self, text: str, folded: str, matches: Iterable[Match]) -> str:
-        # where each character of `folded` comes from
+        # Origin of each character of `folded` in the text.
         origin: Sequence[int] = range(len(text))
         if folded != text:
             origin = [place for place, char in enumerate(text) for _ in _folds()[0].get(char, char)]
         pieces, done = [], 0
         for number, start, end in matches:
-            # a character that folds to several is taken whole; what of it is not part of the token stays
+            # A character that folds to several is included whole; the part that is not in the token stays.
             first, last = bisect_left(origin, origin[start]), bisect_right(origin, origin[end - 1])
             if origin[first] < done:
-                continue  # shares a character with the one before: the next pass finds it
+                continue  # It shares a character with the one before, so the next pass finds it.
             token = self.spellings[number]
             spaced = f"{token[0]} {token[1:-1]} {token[-1]}" if len(token) > 2 else " ".join(token)
             pieces += [text[done : origin[first]], folded[first:start], spaced, folded[end:last]]
@@ -118,7 +123,7 @@ class ControlTokens:
 
 
 def _opening(firsts: set[str]) -> re.Pattern[str]:
-    """Any character that is, or folds to something with, one of `firsts`."""
+    """Return a pattern for any character that is one of `firsts`, or folds to something with one of them."""
     chars = firsts | {char for char, shown in _folds()[0].items() if not firsts.isdisjoint(shown)}
     return re.compile(f"[{''.join(map(re.escape, sorted(chars)))}]" if chars else "(?!)")
 
@@ -130,17 +135,18 @@ def _fold(text: str) -> str:
 
 @cache
 def _folds() -> tuple[dict[str, str], re.Pattern[str]]:
-    """What characters count as, by NFKC, and "" where they show nothing; and a pattern for them, which is
-    faster than `str.translate` where few are in a text.
+    """Return the NFKC form of characters ("" for invisible ones), and a pattern for them.
+
+    The pattern is faster than `str.translate` if a text has few of them.
     """
     folds = {chr(point): "" for point in IGNORABLE}
-    for point in range(0x80, 0x20000):  # above are ideographs only
+    for point in range(0x80, 0x20000):  # Above are ideographs only.
         char = chr(point)
         if point in IGNORABLE or not unicodedata.decomposition(char):
             continue
         shown = "".join(part for part in unicodedata.normalize("NFKC", char) if ord(part) not in IGNORABLE)
         if shown != char:
             folds[char] = shown
-    # all above U+FFFF: `re` compares characters with these one by one
+    # All above U+FFFF: `re` compares characters with the listed ones one by one.
     listed = "".join(re.escape(char) for char in sorted(folds) if char <= "\uffff")
     return folds, re.compile(f"[{listed}\U00010000-\U0010ffff]")

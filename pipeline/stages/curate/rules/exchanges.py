@@ -1,23 +1,23 @@
-"""The exchanges of a conversation: what the user asks, up to the next question."""
+"""Exchanges of a conversation: a question of the user and everything up to the next question."""
 
 from pipeline.chat.rows import Message
 from pipeline.core.jsonl import dump_line
 
 Turns = list[Message]
 
-MARKUP = 24  # characters that a template adds to a turn, about
+MARKUP = 24  # approximate characters that a template adds to a turn
 
 
 def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
-    """The leading system turns, and the rest cut in front of each user's turn that follows an answer.
+    """Return the leading system turns, and the rest cut in front of each user's turn that follows an answer.
 
-    A system turn in the middle stays with the user's turn behind it, a greeting with the first one.
+    A system turn in the middle stays with the user's turn after it, a greeting with the first one.
     """
     start = next((i for i, turn in enumerate(messages) if turn["role"] != "system"), len(messages))
     exchanges: list[Turns] = [[]]
-    waiting: Turns = []  # system turns of which it is open to which exchange they belong
+    waiting: Turns = []  # system turns that are not assigned to an exchange yet
     has_asked = False
-    said = ""  # the role of the last turn that is not a system turn
+    said = ""  # role of the last turn that is not a system turn
     for turn in messages[start:]:
         if turn["role"] == "system":
             waiting.append(turn)
@@ -34,7 +34,7 @@ def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
 
 
 def text_of(turn: Message) -> str:
-    """All that a template may show of a turn."""
+    """Return all text that a template may show of a turn."""
     content = turn["content"]
     if len(turn) == 2:
         return content
@@ -43,5 +43,5 @@ def text_of(turn: Message) -> str:
 
 
 def weight_of(turn: Message) -> int:
-    """What a turn costs, in characters."""
+    """Return the cost of a turn in characters."""
     return len(text_of(turn)) + MARKUP

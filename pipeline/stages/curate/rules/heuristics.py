@@ -1,4 +1,4 @@
-"""Rules that judge what a row says, listed in `JUDGES`: refusals, the answers' language, garbage."""
+"""Rules that judge the text of a row, listed in `JUDGES`: refusals, the answers' language, garbage."""
 
 import re
 from collections import Counter
@@ -37,20 +37,21 @@ def refusals(row: Row, changes: Changes) -> Row:
 
 # --- language ---
 
-FEWEST_LETTERS = 40  # below, a language is a guess
-# probability from which on another language counts as found (py3langid's, which are calibrated)
+FEWEST_LETTERS = 40  # Below this number of letters, a language is a guess.
+# Probability from which on another language counts as detected (py3langid's, which are calibrated).
 SUREST_DOUBT = 0.6
 CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]+`|https?://\S+", re.DOTALL)
 NO_LANGUAGE = "zxx"  # ISO 639: no linguistic content
 
 
 def languages(wanted: tuple[str, ...]) -> Rule:
-    """The rule that rejects rows with an answer surely in none of the languages `wanted` (ISO 639-1 codes).
+    """Return the rule that rejects rows with an answer that is surely in none of the languages `wanted` (ISO
+    639-1 codes).
 
-    Short texts and code pass. Raises `ToolError` if py3langid is missing, `ConfigError` for a language it
-    doesn't know.
+    Short texts and code pass. Raises `ToolError` if py3langid is missing, `ConfigError` for a language that
+    it doesn't know.
     """
-    # 97 languages and code in one file of 5 MB that comes with it, numpy alone below it
+    # py3langid ships 97 languages and code in one file of 5 MB, and needs only numpy.
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
     except ImportError as error:
@@ -82,7 +83,9 @@ def languages(wanted: tuple[str, ...]) -> Rule:
 
 
 def answers(row: Row) -> Iterator[tuple[str, str]]:
-    """(place, text) of what is to be learned: trained assistant turns, chosen answers, trained segments."""
+    """Yield (place, text) of the texts to learn: trained assistant turns, chosen answers, trained
+    segments.
+    """
     field = "chosen" if "chosen" in row else "messages"
     for number, turn in enumerate(row[field], start=1):
         if turn["role"] == "assistant" and turn.get("train", True):
@@ -94,10 +97,10 @@ def answers(row: Row) -> Iterator[tuple[str, str]]:
 
 # --- garbage ---
 
-SHORTEST_JUDGED = 100  # characters; a shorter text can be a table's row or a smile
+SHORTEST_JUDGED = 100  # characters; a shorter text can be a table's row or a smiley
 RUN = 10  # words, or characters of scripts without spaces
-# UTF-8 that was read as Windows-1252 or Latin-1: "Ã©", "â€™", "ðŸ˜€", "Ð¿Ñ€", "Â " (the no-break space that
-# French sets is left out elsewhere)
+# UTF-8 that was decoded as Windows-1252 or Latin-1: "Ã©", "â€™", "ðŸ˜€", "Ð¿Ñ€", "Â ". The no-break space
+# that French sets is left out elsewhere.
 _TRAIL = "[\u0080-\u009f¡-ª¬-º¼-¿ŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]"
 MOJIBAKE = re.compile(f"[ÂÃÄÅÎÏÐÑØÙ]{_TRAIL}|Â[\u00a0«»]|[à-ï]{_TRAIL}{_TRAIL}|ð[Ÿ\u009f]..")
 FEWEST_BROKEN = 3  # places; one or two may be “café…”
@@ -105,7 +108,7 @@ MOST_REPEATED, FEWEST_READABLE, MOST_BROKEN = 0.6, 0.25, 0.01  # shares of a tex
 
 
 def garbage(row: Row, changes: Changes) -> Row:
-    """Reject a row in which a user's or assistant's text, or a segment, is garbage."""
+    """Reject a row if a user's or assistant's text, or a segment, is garbage."""
     for field in (*TURN_LISTS, "segments"):
         for number, part in enumerate(row.get(field, ()), start=1):
             if part.get("role") not in ("system", "tool") and (
@@ -116,11 +119,11 @@ def garbage(row: Row, changes: Changes) -> Row:
 
 
 def garbage_in(text: str) -> str | None:
-    """What makes a text garbage, with the figure and its limit; None if nothing does.
+    """Return the reason why a text is garbage, with the figure and its limit; None if it is not.
 
     After the rules that MassiveText was filtered by (Rae et al. 2021, arXiv:2112.11446, table A1): the share
-    of words with letters, and of n-grams that come again. The limits are far looser: theirs are for long
-    prose, and chats hold code, tables and songs. Broken encoding is our own.
+    of words with letters, and of repeated n-grams. The limits are far looser, because theirs are for long
+    prose, and chats contain code, tables and songs. The check for broken encoding is our own.
     """
     long = len(text) >= SHORTEST_JUDGED
     shares = (
@@ -147,13 +150,18 @@ def _broken(text: str) -> float:
 
 
 def _readable(text: str) -> float:
-    """Letters, digits and their marks (to Python Indic marks are not letters) among all but white space."""
+    """Return the share of letters, digits and their marks among all characters but white space.
+
+    Indic marks are not letters to Python.
+    """
     shown = "".join(text.split())
     return sum(map(str.isalnum, shown)) / len(shown) if shown else 0.0
 
 
 def _repeated(text: str) -> float:
-    """The share of words (of long ones, characters) in runs of `RUN` that occur three times or more."""
+    """Return the share of words (of characters in long words) in runs of `RUN` that occur three times or
+    more.
+    """
     units: Sequence[str] = text.split()
     if len(text) > 20 * len(units):
         units = text
@@ -171,13 +179,15 @@ def _repeated(text: str) -> float:
 
 
 class Judge(NamedTuple):
-    """A rule that judges what a row says: whether the settings ask for it, and the rule that they make."""
+    """Rule that judges the text of a row: a check that the settings enable it, and its constructor
+    from them.
+    """
 
     wanted: Callable[["Curate"], bool]
     rule: Callable[["Curate"], Rule]
 
 
-JUDGES = {  # in the order in which they are applied; the name is the rule's in every report
+JUDGES = {  # Order in which they are applied; the name is the rule's in every report.
     "refusals": Judge(lambda given: "refusals" in given.reject, lambda given: refusals),
     "languages": Judge(lambda given: bool(given.languages), lambda given: languages(tuple(given.languages))),
     "garbage": Judge(lambda given: "garbage" in given.reject, lambda given: garbage),

@@ -1,4 +1,4 @@
-"""The formats of keys and tokens that vendors publish: detect-secrets' rules, and a table of its gaps."""
+"""Formats of keys and tokens that vendors publish: the rules of detect-secrets, and a table of their gaps."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,29 +17,32 @@ from detect_secrets.plugins.stripe import StripeDetector
 from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
 from detect_secrets.plugins.twilio import TwilioKeyDetector
 
-# two scanners whose tables of formats are public and kept: gitleaks.toml, and pkg/detectors
+# Two scanners whose tables of formats are public and maintained: gitleaks.toml, and pkg/detectors.
 GITLEAKS, TRUFFLEHOG = "github.com/gitleaks/gitleaks", "github.com/trufflesecurity/trufflehog"
 
 
 def mixed(value: str) -> bool:
-    """Neither `xxxxxxxx` nor an example from a vendor's documentation?"""
+    """Return True if the value is neither `xxxxxxxx` nor an example from a vendor's documentation."""
     return len(set(value)) > 7 and "EXAMPLE" not in value
 
 
 class Format(NamedTuple):
-    """What a kind of secret looks like."""
+    """Format of a kind of secret."""
 
     kind: str
-    needles: tuple[str, ...]  # no such secret without one of these in the text
-    pattern: re.Pattern[str]  # its group `value` is the secret where there is one, else the entire match
-    source: str  # where the format is published
-    before: tuple[int, ...] = (0,)  # characters that a match may begin before its needle
+    needles: tuple[str, ...]  # strings of which a text with such a secret contains at least one
+    # pattern whose group `value` is the secret, or the entire match if there is no group
+    pattern: re.Pattern[str]
+    source: str  # place at which the format is published
+    before: tuple[int, ...] = (0,)  # numbers of characters by which a match may begin before its needle
     valid: Callable[[str], bool] = mixed
     rank: int = 2
 
 
 def key(kind: str, prefixes: str, tail: str, source: str) -> Format:
-    """A key that is one of the prefixes, then `tail`; it ends with its run of letters and digits."""
+    """Return the format of a key that is one of the prefixes, then `tail`. The key ends with its run of
+    letters and digits.
+    """
     needles = tuple(prefixes.split())
     return Format(
         kind,
@@ -54,8 +57,8 @@ def key(kind: str, prefixes: str, tail: str, source: str) -> Format:
 def library(
     kind: str, needles: str, rules: Iterable[re.Pattern[str]], before: tuple[int, ...] = (0,)
 ) -> Format:
-    """A key by rules of detect-secrets, with a bound on the left and its entire run on the right: some of the
-    rules stop within the key.
+    """Return the format of a key by rules of detect-secrets, with a bound on the left and its entire run on
+    the right: some of the rules stop within the key.
     """
     either = "|".join(
         f"(?{'i' * bool(rule.flags & re.I)}{'x' * bool(rule.flags & re.X)}:{rule.pattern})" for rule in rules
@@ -72,7 +75,7 @@ def library(
 KEY_FORMATS = (
     library("aws_access_key", "AKIA ASIA ABIA ACCA A3T", AWSKeyDetector.denylist[:1]),
     library("azure_storage_key", "AccountKey=", AzureStorageKeyDetector.denylist),
-    # base64 of a digit and the next
+    # Base64 of a digit and the next one.
     library("discord_token", "MT Mj Mz ND NT Nj Nz OD OT", DiscordBotTokenDetector.denylist),
     library("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", GitHubTokenDetector.denylist),
     library("mailchimp_key", "-us", MailchimpDetector.denylist, before=(32,)),

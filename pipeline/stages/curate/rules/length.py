@@ -1,4 +1,4 @@
-"""The token budget: longer rows are split between exchanges, cut or rejected; nothing is lost silently."""
+"""The token budget: longer rows are split between exchanges, cut or rejected. Nothing is lost silently."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,18 +16,19 @@ from pipeline.stages.curate.rules.text_parts import Size, Span, Unbreakable, spa
 from pipeline.stages.curate.rules.token_counter import MOST_COST, TokenCounter
 from pipeline.stages.curate.rules.truncation import End, Truncation
 
-EXACT = 4  # a row of more than this many budgets is not counted to its end
-MOST_TURNS = 20_000  # of a row that is split
-MOST_PARTS = 2000  # of one row, with those that are lost
+EXACT = 4  # Counting stops at this multiple of the budget.
+MOST_TURNS = 20_000  # turns of a row that is split
+MOST_PARTS = 2000  # parts of one row, including those that are lost
 LISTED = 20  # parts whose sizes are listed
-# what splitting may cost, in characters counted: for a row of ordinary turns three quarters of it are enough
+# Limit of the work of splitting, in characters counted. A row of ordinary turns needs three quarters of it.
 WORK, WORK_PER_CHARACTER = 1 << 20, 4
 REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat, above their own length
-CUT = "#cut"  # behind the source of a row of which something was cut off
+CUT = "#cut"  # suffix of the source of a row of which something was cut off
 
 
 class Length:
-    """The rule: `max_tokens` by the files in `tokenizer_folder`; without a folder everything passes.
+    """Rule that limits rows to `max_tokens`, by the files in `tokenizer_folder`. Without a folder all rows
+    pass.
 
     `cut` is the end that answers and texts lose if `mode` is truncate.
     """
@@ -47,38 +48,38 @@ class Length:
 
     @cached_property
     def counter(self) -> TokenCounter:
-        """Loaded with the first row: 0.2 s and 40 MB (measured)."""
+        """Return the token counter. It is loaded with the first row: 0.2 s and 40 MB (measured)."""
         assert self.folder is not None
         return TokenCounter(self.folder)
 
     @cached_property
     def truncation(self) -> Truncation:
-        """The cutter of rows if `mode` is truncate."""
+        """Return the object that cuts rows if `mode` is truncate."""
         return Truncation(self.counter, self.max_tokens, self.cut)
 
     def take_counts(self) -> Counter[str]:
-        """Return the counts since the last call: `split` and `truncated` rows, `exchanges_left_out` of them,
+        """Return the counts since the last call: `split` and `truncated` rows, their `exchanges_left_out`,
         and `texts_cut`.
         """
         counts, self.counts = self.counts, Counter()
         return counts
 
     def parts(self, row: Row, changes: Changes) -> list[Row]:
-        """The row itself where it fits, else its parts, all within the budget; their sources end in `#1`,
-        `#2` …
+        """Return the row itself if it fits, otherwise its parts, all within the budget. Their sources end in
+        `#1`, `#2` …
 
-        A chat is split in front of a user's turn only. Each part starts with the chat's system turn and takes
-        as many exchanges as fit; so what is asked and answered stays together, but a part doesn't see
-        the parts before it. An exchange that is too long by itself, or a part in which nothing is trained, is
-        left out, counted, and goes to `changes`. A text is split where `text_parts` says; of its parts only
-        the last one ends in an end of text that is learned. If `mode` is truncate, one row comes of each
-        (`pipeline.stages.curate.rules.truncation`), with `#cut` behind its source.
+        A chat is split only in front of a user's turn. Each part starts with the chat's system turn and
+        contains as many exchanges as fit. So a question stays with its answer, but a part doesn't see the
+        parts before it. An exchange that is too long by itself, or a part in which nothing is trained, is
+        left out, counted, and written to `changes`. A text is split at the places that `text_parts` gives;
+        only the last of its parts ends in an end of text that is learned. If `mode` is truncate, each row
+        gives one row (`pipeline.stages.curate.rules.truncation`), with `#cut` after its source.
 
-        Raises `BadRow` (`over_budget`) if no part is left, if a text has a stretch that can't be cut, if
-        `mode` is reject, and, unless it is truncate, for all rows that only make sense as a whole:
-        preferences, feedback, prompts, chats with a reward or several accepted answers, text in several
-        segments. Also where counting or splitting would take seconds (`MOST_COST`, `MOST_TURNS`,
-        `MOST_PARTS`, `WORK`) or would mainly repeat the system turn (`REPEATED`).
+        Raises `BadRow` (`over_budget`) if no part is left, if a text has a stretch that can't be cut, or if
+        `mode` is reject. It is also raised, unless `mode` is truncate, for all rows that only make sense as a
+        whole: preferences, feedback, prompts, chats with a reward or several accepted answers, text in
+        several segments. And it is raised if counting or splitting would take seconds (`MOST_COST`,
+        `MOST_TURNS`, `MOST_PARTS`, `WORK`) or would mainly repeat the system turn (`REPEATED`).
         """
         if self.folder is None:
             return [row]
@@ -96,14 +97,14 @@ class Length:
                 return [row]
             if tokens <= EXACT * self.max_tokens:
                 described = f"{tokens:,} tokens"
-        elif splits:  # there is no need to count: a turn has at least one token
+        elif splits:  # No need to count: a turn has at least one token.
             self._check_cost([" ".join(map(text_of, row["messages"]))])
         if not splits:
             raise BadRow("over_budget", f"{described}, the budget is {self.max_tokens:,}")
         return self._split(row, described, changes)
 
     def _truncated(self, row: Row, changes: Changes) -> Row:
-        has_room = len(row["messages"]) <= self.max_tokens  # a turn has at least one token
+        has_room = len(row["messages"]) <= self.max_tokens  # A turn has at least one token.
         if (has_room and self._is_short(row)) or self.truncation.fits(row):
             return row
         done = self.truncation.truncated(row, changes)
@@ -117,7 +118,7 @@ class Length:
         return bound is not None and bound <= self.max_tokens
 
     def _count(self, row: Row, splits: bool) -> int:
-        """The row's tokens; above `EXACT` times the budget some number there. Raises `BadRow`."""
+        """Return the row's tokens, or some larger number above `EXACT` times the budget. Raises `BadRow`."""
         texts = self.counter.template.rendered(row)
         most = EXACT * self.max_tokens
         least = max(map(self.counter.at_least, texts), default=0)
@@ -142,7 +143,7 @@ class Length:
 
         def part(start: int, end: int) -> Row:
             segments = [row["segments"][0] | {"text": text[start:end]}]
-            # without an end of text, which the tokenizer puts after a last segment that is trained
+            # Without an end of text, which the tokenizer puts after a last segment that is trained.
             goes_on = end < len(text) or len(row["segments"]) > 1
             return row | {"segments": [*segments, {"text": "", "train": False}] if goes_on else segments}
 
@@ -171,7 +172,7 @@ class Length:
             raise BadRow("over_budget", f"{described}: too long to split, {MOST_TURNS:,} turns are the most")
         if sum(self.counter.count(turn["content"], self.max_tokens) for turn in system) >= self.max_tokens:
             raise BadRow("over_budget", f"{none_fits} after the system turn")
-        starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
+        starts = [*accumulate(map(len, exchanges), initial=len(system))]  # indices in the row's messages
         weights = [*accumulate((sum(map(weight_of, exchange)) for exchange in exchanges), initial=0)]
         repeated = sum(map(weight_of, system)) + len(dump_line({"tools": row.get("tools")}))
 
@@ -209,7 +210,9 @@ class Length:
     def _limited_size(
         self, part: Callable[[int, int], Row], weight: Callable[[int, int], int], total: int, described: str
     ) -> Size:
-        """Counts a part's tokens. Raises `BadRow` once parts weigh far more than `total`, the row."""
+        """Return a function that counts a part's tokens. It raises `BadRow` once parts weigh far more than
+        `total`, the weight of the row.
+        """
         left = WORK + WORK_PER_CHARACTER * total
 
         def size(first: int, end: int) -> int:
@@ -223,7 +226,7 @@ class Length:
 
 
 def _not_too_many(spans: Iterable[Span], described: str) -> Iterator[Span]:
-    """The spans, as long as they are at most `MOST_PARTS`."""
+    """Yield the spans. Raises `BadRow` if there are more than `MOST_PARTS`."""
     for number, span in enumerate(spans):
         if number >= MOST_PARTS:
             raise BadRow(
@@ -236,7 +239,7 @@ def _not_too_many(spans: Iterable[Span], described: str) -> Iterator[Span]:
 def _numbered(
     row: Row, parts: list[tuple[Row, int]], place: str, described: str, changes: Changes
 ) -> list[Row]:
-    """The parts (each with its tokens) with sources and ids of their own, and a note of the change."""
+    """Return the parts (each with its tokens) with sources and ids of their own, and note the change."""
     sizes = [f"{tokens:,}" for _, tokens in parts]
     more = f" … {sizes[-1]} ({len(sizes):,} of them)" if len(sizes) > LISTED else ""
     after = f"in parts of {', '.join(sizes[:LISTED])}{more} tokens"

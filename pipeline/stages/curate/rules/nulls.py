@@ -1,8 +1,9 @@
-"""Nulls that nobody wrote: tables give every row the keys of all rows, with null where a row has none.
+"""The rule for nulls that come from tables: tables give every row the keys of all rows, with null if a row
+lacks one.
 
-So do exports of tables as JSON. In a tool's schema a null goes wherever JSON Schema has none. In a call's
-arguments a null stays if the called tool's schema takes null there, and goes if it doesn't or if the row
-declares no such argument.
+Exports of tables as JSON do the same. In a tool's schema a null is removed wherever JSON Schema does not
+allow it. In a call's arguments a null stays if the called tool's schema allows it there. It is removed if the
+schema doesn't, or if the row declares no such argument.
 """
 
 import json
@@ -17,13 +18,13 @@ Schema = Mapping[str, Any]
 BY_NAME = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
 VALUES = frozenset(
     ("default", "const", "example", "examples", "enum")
-)  # keywords that hold data, not schemas
-NULLABLE = frozenset(("default", "const", "example"))  # of these, those that may be null
+)  # Keywords whose values are data, not schemas.
+NULLABLE = frozenset(("default", "const", "example"))  # those of them that may be null
 BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
 def drop_nulls(row: Row, changes: Changes) -> Row:
-    """The row without nulls that its tools' schemas can't hold or don't declare."""
+    """Return the row without nulls that its tools' schemas don't allow or don't declare."""
     cleaned = row
     if "tools" in row and _has_null(row["tools"]):
         tools = [_in_schema(tool) for tool in row["tools"]]
@@ -45,7 +46,7 @@ def drop_nulls(row: Row, changes: Changes) -> Row:
 
 
 class Declared:
-    """A tool's word on a value: the schemas that may describe it, none if it is not declared."""
+    """Declaration of a value in a tool: the schemas that may describe it, none if it is not declared."""
 
     def __init__(self, schemas: Sequence[Any], root: Schema) -> None:
         self.root = root
@@ -53,12 +54,12 @@ class Declared:
 
     @cached_property
     def takes_null(self) -> bool:
-        """True if null is a value by one of the schemas."""
+        """Return True if null is a value by one of the schemas."""
         return any(map(_takes_null, self.schemas))
 
     @cached_property
     def properties(self) -> dict[str, "Declared"]:
-        """The properties of an object, by name."""
+        """Return the properties of an object by name."""
         found: dict[str, list[Any]] = {}
         for schema in self.schemas:
             properties = schema.get("properties")
@@ -68,12 +69,12 @@ class Declared:
 
     @cached_property
     def others(self) -> "Declared":
-        """The properties that have no name in the schema."""
+        """Return the declaration of the properties that have no name in the schema."""
         return self._below("additionalProperties")
 
     @cached_property
     def items(self) -> "Declared":
-        """The elements of a list."""
+        """Return the declaration of the elements of a list."""
         return self._below("items")
 
     def _below(self, keyword: str) -> "Declared":
@@ -81,7 +82,7 @@ class Declared:
         return Declared(parts, self.root)
 
     def without_nulls(self, value: Any) -> Any:
-        """A value without the nulls of its objects that are not declared; those in lists stay."""
+        """Return a value without the nulls of its objects that are not declared. Nulls in lists stay."""
         if isinstance(value, list):
             return [self.items.without_nulls(item) for item in value]
         if not isinstance(value, dict):
@@ -97,7 +98,9 @@ class Declared:
 def _changed(
     owner: dict[str, Any], key: str, values: list[dict[str, Any]], place: str, changes: Changes
 ) -> dict[str, Any]:
-    """The owner with other values below its key, and a change for each; the owner itself if none differs."""
+    """Return the owner with other values below its key, and note a change for each. Return the owner itself
+    if none differs.
+    """
     if values == owner[key]:
         return owner
     for before, after in zip(owner[key], values, strict=True):
@@ -132,13 +135,13 @@ def _declared(tools: Sequence[dict[str, Any]]) -> dict[str, Declared]:
         if not isinstance(schema, dict):
             continue
         if not schema.keys() & {"type", "properties", "$ref", *BRANCHES}:
-            schema = {"properties": schema}  # xlam's tools have the arguments' schemas by name
+            schema = {"properties": schema}  # xlam's tools have the arguments' schemas by name.
         found[function["name"]] = Declared([schema], schema)
     return found
 
 
 def _in_schema(value: Any) -> Any:
-    """A tool, or a part of it, without the nulls that its schema can't hold."""
+    """Return a tool, or a part of it, without the nulls that its schema does not allow."""
     if isinstance(value, list):
         return [_in_schema(item) for item in value]
     if not isinstance(value, dict):
@@ -146,7 +149,7 @@ def _in_schema(value: Any) -> Any:
     kept: dict[str, Any] = {}
     for key, item in value.items():
         if item is None:
-            # a default that the type excludes is a table's, not the user's
+            # A default that the type excludes comes from a table, not from the user.
             if key in NULLABLE and Declared([value], {}).takes_null:
                 kept[key] = None
         elif key in BY_NAME and isinstance(item, dict):
@@ -159,7 +162,7 @@ def _in_schema(value: Any) -> Any:
 
 
 def _alternatives(schemas: Sequence[Any], root: Schema) -> list[Schema]:
-    """The schemas with those that they refer to and branch into, each once."""
+    """Return the schemas together with those that they refer to and branch into, each once."""
     found: list[Schema] = []
     waiting = [schema for schema in schemas if isinstance(schema, dict)]
     references = set[str]()
@@ -178,7 +181,7 @@ def _alternatives(schemas: Sequence[Any], root: Schema) -> list[Schema]:
 
 
 def _referred(reference: str, root: Schema) -> Any:
-    """The part of a schema that a reference such as `#/$defs/place` names; None if there is none."""
+    """Return the part of a schema that a reference such as `#/$defs/place` names; None if there is none."""
     part: Any = root
     for name in reference.removeprefix("#/").split("/"):
         part = part.get(name) if isinstance(part, dict) else None
@@ -186,7 +189,7 @@ def _referred(reference: str, root: Schema) -> Any:
 
 
 def _takes_null(schema: Schema) -> bool:
-    """Return True if null is a value by this schema alone, its branches and references aside."""
+    """Return True if null is a value by this schema, without its branches and references."""
     if schema.get("nullable") is True:
         return True
     kind = schema.get("type")
@@ -194,12 +197,12 @@ def _takes_null(schema: Schema) -> bool:
     if kind is not None:
         return any(_is_nullable(name) for name in kinds)
     if any(schema.get(key) is not None for key in (*BRANCHES, "$ref", "const")):
-        return False  # the branches are asked for themselves
+        return False  # The branches are checked separately.
     values = schema.get("enum")
     return values is None or (isinstance(values, list) and None in values)
 
 
 def _is_nullable(name: Any) -> bool:
-    """Return True for a type that has null: JSON Schema's, or Python's (xlam)."""
+    """Return True for a type that includes null: JSON Schema's, or Python's (xlam)."""
     words = name.lower() if isinstance(name, str) else ""
     return words in ("null", "any", "none") or "optional[" in words or "none" in words.split()

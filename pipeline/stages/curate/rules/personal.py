@@ -1,8 +1,8 @@
-"""Finds personal data in a text: e-mail addresses, phone numbers, IP addresses, IBANs and payment card
+"""Detection of personal data in a text: e-mail addresses, phone numbers, IP addresses, IBANs and payment card
 numbers.
 
 A regular expression proposes, a library decides: `phonenumbers`, `ipaddress`, and the checksums of `stdnum`.
-What identifies no person stays: private, loopback, link-local and documentation addresses (RFC 6890),
+Values that identify no person stay: private, loopback, link-local and documentation addresses (RFC 6890),
 public resolvers, mail to a reserved domain (RFC 2606), `user@host` of ssh, scp and git.
 """
 
@@ -17,10 +17,10 @@ from stdnum import iban, luhn, numdb
 from pipeline.stages.curate.rules.secrets import Span
 
 KINDS = ("email", "phone", "ip", "iban", "card")
-# phone numbers checked in one text, 50 µs each; what looks like one after these counts as one
+# Phone numbers checked in one text, 50 µs each. Any later match of the pattern counts as one.
 ENOUGH = 10_000
 
-_ALNUM = "A-Za-z0-9À-ɏ"  # not \w: Chinese has no space before an address
+_ALNUM = "A-Za-z0-9À-ɏ"  # \w is not used, because Chinese has no space before an address.
 _EMAIL = re.compile(
     rf"(?<![{_ALNUM}.%+_-])[{_ALNUM}.%+_-]{{1,64}}@((?:[{_ALNUM}](?:[{_ALNUM}-]{{0,61}}[{_ALNUM}])?\.){{1,8}}[A-Za-zÀ-ɏ]{{2,24}})(?![{_ALNUM}_])"
 )
@@ -29,15 +29,15 @@ _RESERVED = re.compile(
     re.I,
 )  # icon@2x.png
 _LOGIN = re.compile(r"\b(?:ssh|scp|sftp|rsync|ssh-copy-id|mosh)\b[^\n|;]*$")
-# these begin with a character that `re` can look for, and look back from there: twice as fast as a lookbehind
-# that comes first
+# These begin with a character that `re` can search for, and look back from there. That is twice as fast as a
+# lookbehind that comes first.
 _INTERNATIONAL = re.compile(r"\+(?<![\w+.-]\+)[1-9](?:[ \u00a0().\-/]{0,3}\d){6,14}(?![.,]?\d)", re.A)
 _AMERICAN = re.compile(r"(?<![\w+.$-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[.-])\d{3}[.-]\d{4}(?![\w-]|\.\d)", re.A)
 _LAST_GROUP = re.compile(r"[ \u00a0()/]+\d[\d.\-]*$")
 _IPV4 = re.compile(r"\d(?<![\w.]\d)\d{0,2}(?:\.\d{1,3}){3}(?!\w|\.\d|-[A-Za-z])", re.A)
-# 2000::/3: global unicast
+# 2000::/3: global unicast.
 _IPV6 = re.compile(r"[23][0-9A-Fa-f]{3}(?<![\w:.]....)(?::[0-9A-Fa-f]{0,4}){1,7}(?!\w)", re.A)
-# what stands before other dotted numbers
+# Text in front of other dotted numbers.
 _NO_ADDRESS = re.compile(r"(?:[A-Za-z][/-]|[=<>~!]=|\bv|version|ver\.?|release|section)[\s:=]*$", re.I)
 _X500 = ("2.5.4.", "2.5.29.")  # object identifiers of certificates
 _RESOLVERS = (
@@ -59,14 +59,14 @@ _CARD = re.compile(
     r"-])\d{6}\2\d{4,5})(?![\w-]|[.,]\d)",
     re.A,
 )
-# digits that issuers begin with (ISO/IEC 7812), and their numbers' lengths: Visa, Mastercard, Amex, Diners,
-# Discover, JCB, UnionPay
+# First digits of each issuer (ISO/IEC 7812), and the lengths of their numbers: Visa, Mastercard, Amex,
+# Diners, Discover, JCB, UnionPay.
 _ISSUED = re.compile(
     r"4(?:\d{15}|\d{18})|(?:5[1-5]|2[2-7])\d{14}|3[47]\d{13}|3(?:0[0-5]|[68]\d)\d{11}|(?:6011|64[4-9]\d|65\d\d|35\d\d|62\d\d)\d{12,15}"
 )
 
-# Most texts hold nothing. These say so in a microsecond: `re` looks for their first character as fast as
-# memchr.
+# Most texts contain no such number. These patterns find that out in a microsecond: `re` searches for their
+# first character as fast as memchr.
 _MAYBE_AMERICAN = tuple(re.compile(rf"{mark}\d{{4}}(?<=\d{{3}}{mark}\d{{4}})", re.A) for mark in ("-", r"\."))
 _MAYBE_IPV4 = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.A)
 _MAYBE_IPV6 = re.compile(r":[0-9A-Fa-f]{0,4}:")
@@ -74,14 +74,14 @@ _DIGITS_TO_0 = bytes(ord("0") if byte in b"0123456789" else byte for byte in ran
 
 
 def find_personal(text: str, kinds: tuple[str, ...] = KINDS) -> Iterator[Span]:
-    """The personal data of these kinds in a text (without lone surrogates), which may overlap."""
+    """Yield the personal data of these kinds in a text (without lone surrogates). They may overlap."""
     for kind, possible, find in FINDERS:
         if kind in kinds and possible(text):
             yield from find(text)
 
 
 def identity(kind: str, value: str) -> str:
-    """One spelling for all spellings of the same value: they get the same placeholder."""
+    """Return one spelling for all spellings of the same value, so that they get the same placeholder."""
     match kind:
         case "email" | "name":
             return value.casefold()
@@ -117,7 +117,7 @@ def _phones(text: str, pattern: re.Pattern[str], region: str | None) -> Iterator
             if checks > ENOUGH or _is_phone(value, region):
                 yield Span(match.start(), match.start() + len(value), "phone", 0)
                 break
-            shorter = _LAST_GROUP.sub("", value)  # perhaps it ran into the next number
+            shorter = _LAST_GROUP.sub("", value)  # The match may have continued into the next number.
             value = shorter if shorter != value and region is None else ""
 
 
@@ -168,7 +168,9 @@ def _ibans(text: str) -> Iterator[Span]:
 
 @lru_cache
 def _iban_length(country: str) -> int:
-    """Characters of an IBAN of this country, from stdnum's copy of SWIFT's registry; 0 if there are none."""
+    """Return the length of an IBAN of this country in characters, from stdnum's copy of SWIFT's registry; 0
+    if the country has none.
+    """
     pattern = numdb.get("iban").info(country)[0][1].get("bban", "")
     return 4 + sum(map(int, re.findall(r"(\d+)!", pattern))) if pattern else 0
 
@@ -181,11 +183,11 @@ def _cards(text: str) -> Iterator[Span]:
 
 
 def _many_digits(text: str) -> bool:
-    """Whether ten digits have nothing but blanks and hyphens between them: no IBAN and no card has fewer."""
+    """Return True if ten digits have only blanks and hyphens between them: no IBAN and no card has fewer."""
     return b"0000000000" in text.encode().translate(_DIGITS_TO_0, b" -")
 
 
-# (kind, whether a text may hold it, which takes a microsecond, and where it is)
+# (kind, check that a text may contain it, which takes a microsecond, search for its places)
 FINDERS: tuple[tuple[str, Callable[[str], object], Callable[[str], Iterator[Span]]], ...] = (
     ("email", lambda text: "@" in text, _emails),
     ("phone", lambda text: "+" in text, partial(_phones, pattern=_INTERNATIONAL, region=None)),

@@ -1,8 +1,8 @@
-"""Puts typed placeholders such as `[EMAIL_1]` in the place of secrets and personal data.
+"""Replacement of secrets and personal data by typed placeholders such as `[EMAIL_1]`.
 
-The same value gets the same placeholder everywhere in its row; numbers count per kind, in order of
+The same value gets the same placeholder everywhere in its row. Numbers count per kind, in order of
 appearance. A redacted row has nothing left to redact: the search is repeated on its result until it finds
-nothing. Escapes of JSON, URLs and HTML are blanked or decoded, so that what they hide is found.
+nothing. Escapes of JSON, URLs and HTML are blanked or decoded, so that values hidden by them are found.
 """
 
 import re
@@ -21,24 +21,24 @@ from pipeline.stages.curate.rules.changes import Change, Changes
 from pipeline.stages.curate.rules.personal import KINDS, find_personal, identity
 from pipeline.stages.curate.rules.secrets import Span, blanked, find_private_keys, find_secrets, repeats_of
 
-PASSES = 10  # a placeholder can lay bare what its neighbor hid; two passes are the rule
-SHOWN = 5  # finds that the change of one text names
+PASSES = 10  # A placeholder can expose a value that its neighbor hid; two passes are usual.
+SHOWN = 5  # matches that the change of one text names
 _NUMBERED = re.compile(r"\[([A-Z][A-Z0-9_]*)_(\d{1,9})\]")
 Namer = Callable[[str, str], str]  # (kind, value) → placeholder
-# `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`);
-# surrogate pairs are one character
+# `\u0040` and `\/`, with all the backslashes that double escaping puts before them (`\\u0040`,
+# `\u005cu0040`). Surrogate pairs are one character.
 _SLASHES = r"\\++(?:u005[cC])*"
 _JSON = re.compile(
     rf"(?<!\\){_SLASHES}(?:(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{{2}}){_SLASHES}(?=u[dD][c-fC-F]))?u(?P<unit>[0-9a-fA-F]{{4}})|/)"
 )
-_JSON_URL_HTML = re.compile(  # `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml;` as well
+_JSON_URL_HTML = re.compile(  # also `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml;`
     rf"{_JSON.pattern}|%(?:[0-7][0-9a-fA-F]|[c-fC-F][0-9a-fA-F](?:%[89abAB][0-9a-fA-F]){{1,3}})"
     r"|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}[0-9]{0,2});"
 )
 
 
 class Redactor:
-    """Redacts rows by its settings and counts the occurrences per kind."""
+    """Rule that redacts rows by its settings and counts the occurrences per kind."""
 
     def __init__(
         self,
@@ -52,12 +52,14 @@ class Redactor:
         self.counts: Counter[str] = Counter()
 
     def take_counts(self) -> Counter[str]:
-        """Occurrences replaced per kind since the last call."""
+        """Return the occurrences replaced per kind since the last call."""
         counts, self.counts = self.counts, Counter()
         return counts
 
     def rule(self, row: Row, changes: Changes) -> Row:
-        """The row with placeholders, and a change per text and rule; `BadRow` where settings say reject."""
+        """Return the row with placeholders, and note a change per text and rule. Raises `BadRow` if settings
+        say reject.
+        """
         secrets = self._secrets != "keep"
         pairs = list(_argument_pairs(row)) if secrets else []
         content = [text for _, text in texts(row)] + pairs
@@ -86,13 +88,13 @@ class Redactor:
         raise BadRow("unredactable", f"something is left to redact after {PASSES} passes")
 
     def scrub(self, text: str) -> str:
-        """A text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal data,
-        by the settings.
+        """Return a text fit for any report: `[KIND]` for its secrets, whatever the settings, and for personal
+        data according to the settings.
 
-        Values are known in their escaped forms too (`bob\\u0040acme.dev`), whether or not the text is JSON;
-        what is left stays as written.
+        Values are recognized in their escaped forms too (`bob\\u0040acme.dev`), whether or not the text is
+        JSON. The rest stays as written.
         """
-        text = text.encode("utf-8", "replace").decode()  # without halves of surrogate pairs
+        text = text.encode("utf-8", "replace").decode()  # Halves of surrogate pairs are replaced.
         for _ in range(PASSES):
             if not (spans := list(self._found_escaped(text))):
                 return text
@@ -102,11 +104,13 @@ class Redactor:
         return "[REDACTED]"
 
     def is_clean(self, text: str) -> bool:
-        """Would `scrub` change nothing? For labels and file names, which have no row to be redacted in."""
+        """Return True if `scrub` would change nothing. Used for labels and file names, which have no row to
+        be redacted in.
+        """
         return self.scrub(text) == text
 
     def _found_escaped(self, text: str) -> Iterator[Span]:
-        """What is to be scrubbed: found in the text as it is, and with its escapes decoded."""
+        """Yield the spans to scrub, found in the text as it is, and with its escapes decoded."""
         for shown, origin in [(text, range(len(text) + 1)), *decodings(text)]:
             for span in chain(self._found(shown, secrets=True), find_private_keys(shown)):
                 yield span._replace(start=origin[span.start], end=origin[span.end])
@@ -118,7 +122,7 @@ class Redactor:
         yield from find_personal(text, self._personal)
         if self._names:
             for _, start, end in self._names.find_matches_as_indexes(text, overlapping=True):
-                # perhaps a placeholder
+                # It may be a placeholder.
                 bracketed = text[start - 1 : start] == "[" and text[end : end + 1] == "]"
                 if not (
                     bracketed
@@ -134,12 +138,16 @@ class Redactor:
 
 
 def _one_word(edge: str, beyond: str) -> bool:
-    """Whether a name's last character joins the next; from U+2E80 on, without spaces, never."""
+    """Return True if a name's last character joins the next one. From U+2E80 on, in scripts without spaces,
+    it never does.
+    """
     return edge < "\u2e80" and (edge.isalnum() or edge == "_") and (beyond.isalnum() or beyond == "_")
 
 
 def _argument_pairs(row: Row) -> Iterator[str]:
-    """`"key": "value"` of the strings in tool calls' arguments: the key alone may tell of a secret."""
+    """Yield `"key": "value"` of the strings in tool calls' arguments, because only the key may reveal a
+    secret.
+    """
     pending = [
         turn["tool_calls"] for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn
     ]
@@ -153,7 +161,9 @@ def _argument_pairs(row: Row) -> Iterator[str]:
 
 
 def _disjoint(spans: Iterable[Span]) -> list[Span]:
-    """The spans in order; of those that overlap, the one of higher rank, then the longer one."""
+    """Return the spans in order. Of those that overlap, the one of higher rank is kept, then the
+    longer one.
+    """
     kept: list[Span] = []
     for span in sorted(spans, key=lambda each: (each.start, -each.end, -each.rank)):
         if kept and span.start < kept[-1].end:
@@ -169,7 +179,9 @@ def _precedence(span: Span) -> tuple[bool, int, int]:
 
 
 def _namer(text: str) -> Namer:
-    """Numbers a row's values per kind, from 1 or after the highest number that its text holds."""
+    """Return a function that numbers a row's values per kind, from 1 or after the highest number in
+    its text.
+    """
     last: Counter[str] = Counter()
     for kind, number in _NUMBERED.findall(text):
         last[kind] = max(last[kind], int(number))
@@ -183,7 +195,7 @@ def _namer(text: str) -> Namer:
 
 
 def _replaced(text: str, spans: list[Span], name: Namer) -> str:
-    """The text with placeholders; `spans` are in order and apart."""
+    """Return the text with placeholders. `spans` are in order and disjoint."""
     pieces, end = [], 0
     for span in spans:
         pieces += [text[end : span.start], name(span.kind, text[span.start : span.end])]
@@ -192,7 +204,9 @@ def _replaced(text: str, spans: list[Span], name: Namer) -> str:
 
 
 def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[Change]:
-    """The changes of one text, per rule: kinds and lengths before, placeholders after, never the text."""
+    """Yield the changes of one text, per rule: kinds and lengths before, placeholders after, never
+    the text.
+    """
     for rule in ("secrets", "personal"):
         hits = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
         if hits:
@@ -203,9 +217,10 @@ def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[
 
 
 def decodings(text: str) -> Iterator[tuple[str, list[int]]]:
-    """The text with JSON's escapes decoded, and with those of URLs and HTML as well; nothing if it has none.
+    """Yield the text with JSON's escapes decoded, and with those of URLs and HTML as well; nothing if it has
+    none.
 
-    Each with the place in `text` where each of its characters, and its end, began.
+    Each comes with the place in `text` at which each of its characters, and its end, began.
     """
     for pattern in (_JSON, _JSON_URL_HTML) if "%" in text or "&" in text else (_JSON,):
         if pattern.search(text):
@@ -213,7 +228,9 @@ def decodings(text: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _decoded(text: str, pattern: re.Pattern[str]) -> tuple[str, list[int]]:
-    """The text with one character for each escape, and where in `text` each character and the end began."""
+    """Return the text with one character for each escape, and the place in `text` of each character and the
+    end.
+    """
     pieces: list[str] = []
     origin: list[int] = []
     end = 0

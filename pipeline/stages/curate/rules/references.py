@@ -1,4 +1,4 @@
-"""Answers that are compared with the model's: what rules change in `answer` and `other_references`."""
+"""Edits of the answers that the model's are compared with: `answer` and `other_references`."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 def edit_references(row: Row, edit: Callable[[str], str], rule: str, changes: Changes) -> Row:
     """Return the row with these answers edited, and note a change of `rule` for each key that differs."""
-    if "answer" not in row and OTHERS not in row:  # the usual case
+    if "answer" not in row and OTHERS not in row:  # The usual case.
         return row
     edited = row
     for key in ("answer", OTHERS):

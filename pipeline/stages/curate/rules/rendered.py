@@ -1,8 +1,8 @@
-"""The rule that reads chats that were rendered before: a turn whose text is such a chat becomes its turns.
+"""The rule for chats that were rendered before: a turn whose text is such a chat becomes its turns.
 
-What stands in a column `text` comes here as the only turn of the assistant. A prompt may end with the header
-of the answer, an answer with the token that ends a turn: the base's own template writes both. Excerpts show
-each turn with its role.
+The content of a column `text` arrives here as the only turn of the assistant. A prompt may end with the
+header of the answer, an answer with the token that ends a turn: the base's own template writes both. Excerpts
+show each turn with its role.
 """
 
 import re
@@ -23,18 +23,18 @@ from pipeline.stages.curate.reading.turns import Turn, shared_prompt
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.references import edit_references
 
-# how markers look, also those that no dialect here has: no word, and no tag of HTML, which Gemma's tokenizer
-# has as tokens too
+# Form of markers, also of those that no dialect here has: neither a word nor a tag of HTML, which Gemma's
+# tokenizer has as tokens too.
 MARKER = re.compile(r"\s*<[|｜][^\s<>|｜]+[|｜]>")
 OWN_MARKER = re.compile(r"[<\[〈][^\s<>]*[|｜_:][^\s<>]*[>\]〉]")
-LONGEST_TAIL = 64  # characters in which the end of a turn is looked for
+LONGEST_TAIL = 64  # characters in which the end of a turn is searched
 LAST_CHARACTERS = frozenset(end[-1] for end in ENDS)
-THINKS = "<think>"  # some templates end a prompt with it
+THINKS = "<think>"  # Some templates end a prompt with it.
 
 
 class Markup:
-    """The rule; of the added tokens some may be markers of the base's own template. Ends of turns or texts in
-    rows that were not rendered otherwise are taken off only if `takes_ends`.
+    """Rule for rendered chats. Some of the added tokens may be markers of the base's own template. Ends of
+    turns or texts in rows that were not rendered otherwise are removed only if `takes_ends`.
     """
 
     def __init__(self, added_tokens: Iterable[str], *, takes_ends: bool = True) -> None:
@@ -42,7 +42,7 @@ class Markup:
         self.takes_ends = takes_ends
 
     def __call__(self, row: Row, changes: Changes) -> Row:
-        """Return the row with the turns of rendered chats. Raises `BadRow` if one is not understood."""
+        """Return the row with the turns of rendered chats. Raises `BadRow` if one cannot be parsed."""
         if row["kind"] == "text":
             segments = row["segments"]
             if len(segments) != 1 or not segments[0]["train"] or not is_rendered(segments[0]["text"]):
@@ -68,7 +68,7 @@ class Markup:
         return read
 
     def _text(self, row: Row, changes: Changes) -> Row:
-        """Return a text without the tokens around it; of several segments all is markup on purpose."""
+        """Return a text without the tokens around it. In several segments all markup is there on purpose."""
         if len(row["segments"]) != 1:
             return row
         segment = row["segments"][0]
@@ -82,7 +82,7 @@ class Markup:
 
 
 def _is_candidate(row: Row) -> bool:
-    """Return True if the row may hold a rendered chat or the end of one. Most do not, so this is quick."""
+    """Return True if the row may contain a rendered chat or the end of one. Most do not, so this is quick."""
     for field in TURN_LISTS:
         for turn in row.get(field, ()):
             content = turn["content"]
@@ -96,7 +96,7 @@ def _is_candidate(row: Row) -> bool:
 
 
 def _side(row: Row, field: str, begun: str | None, changes: Changes) -> list[Turn]:
-    """Return the turns of one side of a pair, of which the prompt may have begun the first."""
+    """Return the turns of one side of a pair. The prompt may have begun the first of them."""
     turns, rest = _expanded(row[field], field, begun, changes)
     if rest:
         raise BadRow("markup", f"{field} ends in the beginning of an answer: {REMEDY}")
@@ -106,8 +106,10 @@ def _side(row: Row, field: str, begun: str | None, changes: Changes) -> list[Tur
 def _expanded(
     turns: list[Turn], field: str, begun: str | None, changes: Changes
 ) -> tuple[list[Turn], str | None]:
-    """Return the turns, each rendered chat as its own turns, and what the last prompt has of an answer that
-    is not among them. `begun` is the beginning of the first answer.
+    """Return the turns, each rendered chat as its own turns, and the beginning of an answer in the last
+    prompt that is not among them.
+
+    `begun` is the beginning of the first answer.
     """
     expanded: list[Turn] = []
     for number, turn in enumerate(turns, start=1):
@@ -148,7 +150,7 @@ def _prompt(turn: Turn, place: str) -> tuple[list[Turn], str | None]:
 
 
 def _answer(turn: Turn, place: str, before: list[Turn], *, alone: bool) -> list[Turn]:
-    """Return the turns of an assistant's turn: its own, or those of a whole chat if it stands alone."""
+    """Return the turns of an assistant's turn: its own, or those of a whole chat if it is the only turn."""
     content = turn["content"]
     rendered = parse(content, place) if alone else parse_part(content, place)
     if rendered is None:
@@ -158,7 +160,7 @@ def _answer(turn: Turn, place: str, before: list[Turn], *, alone: bool) -> list[
     if alone and not any(said["role"] == "assistant" for said in inner):
         raise BadRow("markup", f"{place} begins like a rendered chat, but has no answer: {REMEDY}")
     if not alone:
-        # an answer that repeats its prompt
+        # An answer may repeat its prompt.
         inner = inner[len(before) :] if inner[: len(before)] == before else inner
         if not inner or any(said["role"] in ("user", "system") for said in inner):
             raise BadRow("markup", f"{place} holds other turns than its own: {REMEDY}")
@@ -174,7 +176,7 @@ def _without_open_header(rendered: Rendered) -> list[Turn]:
 
 
 def _with_keys_of(turn: Turn, inner: list[Turn], place: str) -> list[Turn]:
-    """Return the turns with what else the turn says of itself, which only one turn can take over."""
+    """Return the turns with the other keys of the turn, which only one turn can take over."""
     more = {key: turn[key] for key in turn if key not in ("role", "content")}
     if more and len(inner) != 1:
         raise BadRow("markup", f"{place} holds several turns, and {next(iter(more))} is of one: {REMEDY}")

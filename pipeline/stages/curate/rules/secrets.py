@@ -1,7 +1,8 @@
-"""Finds keys, tokens and passwords in a text: keys of a known format, and secrets by their surroundings.
+"""Detection of keys, tokens and passwords in a text: keys of a known format, and secrets by their context.
 
-One pass of Aho-Corasick looks for the needles of all formats (`ghp_`, `-----BEGIN` …); a regular expression
-is tried only at a needle, so a text without any costs microseconds and no text takes more than linear time.
+One pass of Aho-Corasick searches for the needles of all formats (`ghp_`, `-----BEGIN` …). A regular
+expression is tried only at a needle, so a text without any costs microseconds and no text takes more than
+linear time.
 """
 
 import re
@@ -14,22 +15,24 @@ from ahocorasick_rs import AhoCorasick, Implementation
 
 from pipeline.stages.curate.rules.key_formats import KEY_FORMATS, Format, mixed
 
-PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*\]")  # what redaction leaves: no part of a secret
+PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*\]")  # Placeholders of redaction are not part of a secret.
 _SWITCH = re.compile(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])")
 
 
 def random_looking(value: str) -> bool:
-    """Is this a generated key rather than a word, a path or a variable's name?"""
+    """Return True if the value looks like a generated key rather than a word, a path or a variable's name."""
     return mixed(value) and len(_SWITCH.findall(value)) > 2
 
 
-_NO_PASSWORD = re.compile(  # a word, a hole of a template, a variable
+_NO_PASSWORD = re.compile(  # a word, a placeholder of a template, a variable
     r"(?i:pass(?:w(?:or)?d)?\d*|change_?me\w*|test\d*|\w*secret|example\w*|[*x.]+|[<{$%].*)|(?:my|your)[a-z_-]*|(?:MY|YOUR)[A-Z_-]*|(?:My|Your)[A-Za-z]*"
 )
 
 
 def password_looking(value: str) -> bool:
-    """Is this a real password, not a word, a template's hole, a variable, or a call?"""
+    """Return True if the value looks like a real password, not a word, a template's placeholder, a variable,
+    or a call.
+    """
     various = re.search(r"[A-Za-z]", value) and re.search(r"[0-9!@#^&*+?]", value)
     return bool(various and len(set(value)) > 4 and url_password(value))
 
@@ -45,7 +48,9 @@ def real_pem(value: str) -> bool:
 def context(
     kind: str, needles: str, pattern: str, valid: Callable[[str], bool] = random_looking, rank: int = 1
 ) -> Format:
-    """A secret that only its surroundings give away; the pattern begins at the needle."""
+    """Return the format of a secret that can be recognized only by its context. The pattern begins at the
+    needle.
+    """
     return Format(
         kind,
         tuple(needles.split("|")),
@@ -58,7 +63,7 @@ def context(
 
 
 class Span(NamedTuple):
-    """A find: text[start:end]; of two that overlap the higher rank wins, then the longer one."""
+    """Match text[start:end]. Of two that overlap the higher rank wins, then the longer one."""
 
     start: int
     end: int
@@ -66,7 +71,7 @@ class Span(NamedTuple):
     rank: int  # 2: a key of a known format · 1: a secret by its surroundings · 0: personal data
 
 
-# after a telling name: what may follow in the name, then `=`, `:` or `=>`; no `token_type=`, `password_file:`
+# Text after a telling name: the rest of the name, then `=`, `:` or `=>`; not `token_type=`, `password_file:`
 # …
 _ASSIGNED = (
     r"(?>(?:s\b|[A-Z0-9_-][\w-]{0,30}+)?)(?<!(?i:id))(?<!(?i:url|uri|dir|len|ids|arn))(?<!(?i:type|name|path|file|size))"
@@ -139,15 +144,15 @@ _OWNERS = tuple(
 _NEEDLES = AhoCorasick(_WORDS, implementation=Implementation.DFA)
 _LONGEST = max(map(len, _WORDS))
 _IN_WORD = frozenset(string.ascii_letters + string.digits + "_")
-_BEFORE = _IN_WORD | {"["}  # perhaps a placeholder
-# in JSON and code: the `n` of `\nghp_…` is not a letter before the key
+_BEFORE = _IN_WORD | {"["}  # The bracket may open a placeholder.
+# In JSON and code the `n` of `\nghp_…` is not a letter before the key.
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
-BLOCK = 1 << 18  # characters searched for needles at a time: bounds the list of hits
+BLOCK = 1 << 18  # characters searched for needles at a time, which bounds the list of hits
 
 
 def find_secrets(text: str) -> Iterator[Span]:
-    """The secrets in a text (without lone surrogates), which may overlap; linear in its length."""
-    searched = [0] * len(FORMATS)  # where the last match of each ended
+    """Yield the secrets in a text (without lone surrogates), in linear time. They may overlap."""
+    searched = [0] * len(FORMATS)  # end of the last match of each format
     for base in range(0, len(text) or 1, BLOCK):
         block = text if len(text) <= BLOCK else text[base : base + BLOCK + _LONGEST - 1]
         for index, start, _ in _NEEDLES.find_matches_as_indexes(block, overlapping=True):
@@ -166,7 +171,9 @@ def find_secrets(text: str) -> Iterator[Span]:
 
 
 def find_private_keys(text: str) -> Iterator[Span]:
-    """The PEM private keys in a text that may be cut: one without an end extends to the next or the end."""
+    """Yield the PEM private keys in a text that may be cut. A key without an end extends to the next one or
+    to the end of the text.
+    """
     edges = list(_PEM_EDGE.finditer(text)) if "-----BEGIN " in text else []
     for edge, following in zip_longest(edges, edges[1:]):
         if edge["begin"]:
@@ -177,12 +184,14 @@ def find_private_keys(text: str) -> Iterator[Span]:
 
 
 def blanked(text: str) -> str:
-    """The text with blanks for escapes: as long as before."""
+    """Return the text with blanks for escapes, as long as before."""
     return _ESCAPE.sub(lambda match: " " * len(match[0]), text) if "\\" in text else text
 
 
 def repeats_of(content: Iterable[str]) -> Callable[[str], list[Span]]:
-    """Finds, as whole words, those secrets that can't be words, and so are secrets wherever repeated."""
+    """Return a function that finds, as whole words, those secrets that can't be words. They are secrets
+    wherever they are repeated.
+    """
     secrets = {
         text[span.start : span.end]: span.kind for text in content for span in find_secrets(blanked(text))
     }

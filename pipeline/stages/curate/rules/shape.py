@@ -1,11 +1,11 @@
-"""The rules that bring a row into shape: composed Unicode, reasoning in its own field, and turns in the order
-that a chat template expects.
+"""Rules for the form of a row: composed Unicode, reasoning in its own field, and turns in the order that a
+chat template expects.
 
-Reasoning inside the answer, `<think>…</think>` at its beginning, goes to where templates look for it; so does
-all that stands before `</think>` alone, since many templates write the opening tag themselves, so that logs
-do not have it. Only for a base whose tokenizer has these tokens: there they would be control tokens inside
-text, and its template writes them itself around `reasoning_content`. For other bases they are plain text and
-stay.
+Reasoning inside the answer, `<think>…</think>` at its beginning, moves to the field that templates read. So
+does all text before a single `</think>`, because many templates write the opening tag themselves, so that
+logs do not have it. This applies only to a base whose tokenizer has these tokens: there they would be control
+tokens inside text, and its template writes them itself around `reasoning_content`. For other bases they are
+plain text and stay.
 """
 
 import json
@@ -19,17 +19,17 @@ from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 from pipeline.stages.curate.rules.references import edit_references
 
-MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format)
+MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format).
 OPENING, CLOSING = "<think>", "</think>"
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
-ENDED_THOUGHT = re.compile(r"(.*?)(?<![`'\"])</think>(?![`'\"])\s*", re.DOTALL)  # in quotes it is a word
-MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
+ENDED_THOUGHT = re.compile(r"(.*?)(?<![`'\"])</think>(?![`'\"])\s*", re.DOTALL)  # In quotes it is a word.
+MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # characters of class 0 that are composed of marks
 Turn = dict[str, Any]
 Turns = list[Turn]
 Followers = Mapping[str, tuple[str, ...]]
 
-# what may follow what; a "call" is an assistant's turn with `tool_calls`. The last one named is the one an
-# error asks for.
+# Followers of each kind of turn. A "call" is an assistant's turn with `tool_calls`. An error names the last
+# of them.
 FOLLOWERS = {
     "start": ("system", "user"),
     "system": ("user",),
@@ -38,23 +38,23 @@ FOLLOWERS = {
     "call": ("tool",),
     "tool": ("tool", "assistant"),
 }
-# what may follow besides where the base's template shows it: a greeting before the user says anything, and
-# the user after a tool's result; a system turn may stand in front of whatever is due
+# Followers that are also allowed if the base's template shows them: a greeting before the user's first turn,
+# and the user after a tool's result. A system turn may precede whatever is due.
 LOOSE_FOLLOWERS = FOLLOWERS | {
     "start": ("system", "assistant", "user"),
     "system": ("assistant", "user"),
     "greeting": ("user",),
     "tool": ("tool", "user", "assistant"),
 }
-SAID = ("assistant", "call")  # how a conversation to learn from ends
-ASKED = ("user", "tool")  # how a prompt ends
+SAID = ("assistant", "call")  # last turns of a conversation to learn from
+ASKED = ("user", "tool")  # last turns of a prompt
 
 
 def normalize(row: Row, changes: Changes) -> Row:
-    """Every text in Unicode's composed form (NFC).
+    """Return the row with every text in Unicode's composed form (NFC).
 
-    Raises `BadRow` if that makes two keys of an object equal, and where a character carries `MOST_MARKS`
-    marks or more: Python sorts a run of marks in quadratic time.
+    Raises `BadRow` if that makes two keys of an object equal, and if a character has `MOST_MARKS` marks or
+    more: Python sorts a run of marks in quadratic time.
     """
 
     def compose(place: str, text: str) -> str:
@@ -74,7 +74,9 @@ def normalize(row: Row, changes: Changes) -> Row:
 
 
 def has_endless_marks(text: str) -> bool:
-    """Whether `MOST_MARKS` combining marks follow each other; such a run covers a multiple of that number."""
+    """Return True if `MOST_MARKS` combining marks follow each other. Such a run covers a multiple of that
+    number.
+    """
     for hit in range(0, len(text), MOST_MARKS):
         if not _is_mark(text[hit]):
             continue
@@ -93,13 +95,14 @@ def _is_mark(character: str) -> bool:
 
 
 def reasoning(added_tokens: Iterable[str]) -> Rule | None:
-    """The rule for a tokenizer with these added tokens; None if it has no `<think>`."""
+    """Return the rule for a tokenizer with these added tokens; None if it has no `<think>`."""
     return move_reasoning if {OPENING, CLOSING} <= set(added_tokens) else None
 
 
 def move_reasoning(row: Row, changes: Changes) -> Row:
-    """The row with each assistant turn's thoughts in its `reasoning_content`, without their tags, and without
-    those of answers that are only compared with.
+    """Return the row with each assistant turn's thoughts in its `reasoning_content`, without their tags.
+
+    The thoughts of answers that are only compared with are removed.
     """
     moved = row
     for field in TURN_LISTS:
@@ -120,21 +123,21 @@ def move_reasoning(row: Row, changes: Changes) -> Row:
 
 
 def _without_thought(answer: str) -> str:
-    """The answer behind its thought; all of it if nothing else is said."""
+    """Return the answer after its thought, or the entire answer if there is no other text."""
     thought = _thought(answer)
     return answer if thought is None else answer[thought.end() :] or answer
 
 
 def _with_reasoning_apart(turn: Turn) -> Turn:
-    """The turn with its thought apart; itself if nothing is to be done. A thought beside another one stays
-    where it is, unless it is the same.
+    """Return the turn with its thought apart, or the turn itself if nothing is to be done. A second thought
+    stays in the text, unless it is the same.
     """
     reasoning = turn.get("reasoning_content")
     stated = _without_tags(reasoning) if reasoning else ""
     new = turn
     if reasoning and stated != reasoning:
         new = {key: turn[key] for key in turn if key != "reasoning_content"}
-        # templates say "none" by an empty thought
+        # Templates write an empty thought if there is none.
         new |= {"reasoning_content": stated} if stated else {}
     thought = _thought(turn["content"])
     if thought is None or (stated and thought[1].strip() != stated):
@@ -145,7 +148,7 @@ def _with_reasoning_apart(turn: Turn) -> Turn:
 
 
 def _thought(content: str) -> re.Match[str] | None:
-    """The thought with which an answer begins; its opening tag may be missing."""
+    """Return the thought at the beginning of an answer. Its opening tag may be missing."""
     if CLOSING not in content:
         return None
     if OPENING in content or content.count(CLOSING) > 1:
@@ -154,17 +157,18 @@ def _thought(content: str) -> re.Match[str] | None:
 
 
 def _without_tags(reasoning: str) -> str:
-    """A thought without the tags around it."""
+    """Return a thought without the tags around it."""
     if not reasoning.lstrip().startswith(OPENING) and not reasoning.rstrip().endswith(CLOSING):
         return reasoning
     return reasoning.strip().removeprefix(OPENING).removesuffix(CLOSING).strip()
 
 
 def turns(mode: Literal["repair", "reject"], is_shown: Callable[[Row], bool] | None = None) -> Rule:
-    """The rule that gives turns the canonical order of `check_turns`, after the repairs of `repair_turns`.
+    """Return the rule that brings turns into the canonical order of `check_turns`, after the repairs of
+    `repair_turns`.
 
-    With `repair`, turns in one of the orders of `LOOSE_FOLLOWERS` stay as well if `is_shown` says that the
-    base's template shows them.
+    With `repair`, turns in one of the orders of `LOOSE_FOLLOWERS` stay as well if `is_shown` returns True:
+    the base's template shows them.
     """
 
     def rule(row: Row, changes: Changes) -> Row:
@@ -191,9 +195,9 @@ def turns(mode: Literal["repair", "reject"], is_shown: Callable[[Row], bool] | N
 
 
 def check_turns(row: Row, followers: Followers = FOLLOWERS) -> None:
-    """Raise `BadRow` unless the turns are in order and something is said in each of them.
+    """Raise `BadRow` unless the turns are in order and each of them has content.
 
-    In order: at most one system turn, first; then user and assistant in turn; after an assistant's
+    The order is: at most one system turn, first; then user and assistant in turn; after an assistant's
     `tool_calls` one or more tool turns, then the assistant. A chat ends with the assistant, a prompt with the
     user (or a tool), and an answer of a preference continues its prompt as in a chat. By then, rules may have
     made two answers of a preference the same.
@@ -223,11 +227,11 @@ def _check_answer(turns: Turns, field: str, before: str, followers: Followers) -
 
 
 def _walk(turns: Turns, field: str, state: str, followers: Followers) -> str:
-    """Return the state (a key of `followers`) in which a walk along the turns ends. Raises `BadRow`."""
+    """Return the state (a key of `followers`) at the end of a walk along the turns. Raises `BadRow`."""
     for number, turn in enumerate(turns, start=1):
         role = turn["role"]
         if role == "system" and followers is LOOSE_FOLLOWERS and _may_stand(turns, number, state):
-            continue  # what is due stays due
+            continue  # The expected follower stays the same.
         if role not in followers[state]:
             raise BadRow("bad_order", f"{field} {number} is {role}, where {followers[state][-1]} is due")
         calls = role == "assistant" and bool(turn.get("tool_calls"))
@@ -245,12 +249,12 @@ def _walk(turns: Turns, field: str, state: str, followers: Followers) -> str:
 
 
 def _may_stand(turns: Turns, number: int, state: str) -> bool:
-    """Return True if the system turn of this number stands in the middle, but not between call and result."""
+    """Return True if the system turn of this number is in the middle, but not between call and result."""
     return state not in ("start", "call") and number < len(turns)
 
 
 def _without_greeting(row: Row, changes: Changes) -> Row:
-    """The row with an answer to nobody, before the user's first turn, kept out of training."""
+    """Return the row with an answer before the user's first turn kept out of training."""
     messages = row["messages"]
     place = next((place for place, turn in enumerate(messages) if turn["role"] != "system"), 0)
     greeting = messages[place]
@@ -269,11 +273,11 @@ def _check_segments(segments: list[dict[str, Any]]) -> None:
 
 
 def repair_turns(row: Row, changes: Changes) -> Row:
-    """The row without what follows its last answer, and with neighboring turns of one side joined by an empty
-    line.
+    """Return the row without the turns after its last answer, and with neighboring turns of one side joined
+    by an empty line.
 
-    Nothing is put in and nothing reordered; whatever is joined or dropped goes to `changes`, by its place in
-    the row as it came.
+    Nothing is added and nothing reordered. All that is joined or dropped is noted in `changes`, by its place
+    in the original row.
     """
     answers = ("messages",) if row["kind"] in ANSWERED else SIDES
     repaired = dict(row)
@@ -284,7 +288,7 @@ def repair_turns(row: Row, changes: Changes) -> Row:
 
 
 def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns up to the last in which the assistant says or calls something; all if there is none."""
+    """Return the turns up to the last one with text or calls of the assistant; all if there is none."""
     end = next(
         (
             i
@@ -299,7 +303,9 @@ def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
 
 
 def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns with each run of one side's as one; a run gives one note, at its first turn's place."""
+    """Return the turns with each run of one side's joined. A run gives one note, at the place of its first
+    turn.
+    """
     runs: list[tuple[int, Turns]] = []
     for number, turn in enumerate(turns, start=1):
         if runs and _is_joined(runs[-1][1][-1], turn):
@@ -322,10 +328,10 @@ def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
 
 
 def _is_joined(turn: Turn, follower: Turn) -> bool:
-    """Return True if two neighboring turns are one: they have all in common but what they say.
+    """Return True if two neighboring turns are one: they differ only in their text or calls.
 
-    A tool's turn is joined to no other, and a call only to what is said or called before it: an answer's
-    order is reasoning, text, calls.
+    A tool's turn is joined to no other, and a call only to text or calls before it: the order in an answer is
+    reasoning, text, calls.
     """
     if turn["role"] == "tool" or follower.get("reasoning_content") or _rest(turn) != _rest(follower):
         return False
@@ -335,13 +341,13 @@ def _is_joined(turn: Turn, follower: Turn) -> bool:
 
 
 def _rest(turn: Turn) -> Turn:
-    """Return the keys that neighboring turns must have in common: all but what they say."""
+    """Return the keys that neighboring turns must have in common: all but their text or calls."""
     return {
         key: value for key, value in turn.items() if key not in ("content", "tool_calls", "reasoning_content")
     }
 
 
 def _text_of(turn: Turn) -> str:
-    """What a turn says: its text, or its calls."""
+    """Return the content of a turn: its text, or its calls."""
     calls = turn.get("tool_calls")
     return str(turn["content"]) or (json.dumps(calls, ensure_ascii=False) if calls else "")

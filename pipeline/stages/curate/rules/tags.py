@@ -1,11 +1,12 @@
-"""Pairs of tags around a part of an answer: half a pair means that the answer was cut, or cut out.
+"""The rule for pairs of tags around a part of an answer: half a pair means that the answer was cut, or that
+something was cut out of it.
 
-`<think>` without `</think>` would be trained as text, as control tokens inside text are broken up. So an
-answer with half a pair is rejected, for any base; and one with a thought in its middle, which no template
-can show, for a base that has the tokens. Pairs are `<think>`, and those among the base's added tokens:
-`<box>` and `</box>`, `[BOX]` and `[/BOX]`, `<|box_start|>` and `<|box_end|>`. Tags in code, in backticks, are
-words. Calls that are cut off are for the rule `calls`, tokens that begin and end turns or texts for
-`control_tokens`.
+`<think>` without `</think>` would be trained as text, because control tokens inside text are broken up. So an
+answer with half a pair is rejected for any base. An answer with a thought in its middle, which no template
+can show, is rejected for a base that has the tokens. Pairs are `<think>`, and those among the base's added
+tokens: `<box>` and `</box>`, `[BOX]` and `[/BOX]`, `<|box_start|>` and `<|box_end|>`. Tags in code, in
+backticks, are words. The rule `calls` handles calls that are cut off. The rule `control_tokens` handles
+tokens that begin and end turns or texts.
 """
 
 import re
@@ -23,7 +24,7 @@ CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
 
 class Tags:
-    """The rule for a tokenizer with these added tokens."""
+    """Rule for a tokenizer with these added tokens."""
 
     def __init__(self, added_tokens: Iterable[str]) -> None:
         tokens = list(added_tokens)
@@ -45,8 +46,8 @@ class Tags:
         return row
 
     def check(self, text: str, place: str) -> None:
-        """Raise `BadRow` unless each tag has its other half, and none is left of a thought."""
-        open_tags: dict[str, bool] = {}  # by closing tag
+        """Raise `BadRow` unless each tag has its other half, and no tag of a thought is left."""
+        open_tags: dict[str, bool] = {}  # open tags by closing tag
         for tag in self.tag.findall(CODE.sub("", text)):
             if self.thinks and tag in FOR_ANY_BASE:
                 raise BadRow(
@@ -61,7 +62,7 @@ class Tags:
 
 
 def pairs_of(tokens: Iterable[str]) -> dict[str, str]:
-    """Return the closing token by its opening one, of the pairs among the tokens."""
+    """Return the pairs among the tokens: opening token → closing token."""
     names = {token for token in tokens if not OF_TURNS.fullmatch(token)}
     found = {}
     for token in sorted(names):

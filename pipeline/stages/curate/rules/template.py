@@ -1,7 +1,7 @@
 """A model's chat template without transformers, which takes a second and 110 MB to load in every worker
 process.
 
-What compiles it is `pipeline.chat.template`.
+`pipeline.chat.template` compiles it.
 """
 
 import json
@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.publish import read_if_there
 from pipeline.core.text import shortened
 
-# a conversation with a call, of which a template shows all or not
+# A conversation with a call, for checking that a template shows all of it.
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
 CALLING: list[dict[str, Any]] = [
     {"role": "user", "content": "q"},
@@ -37,7 +37,7 @@ class ChatTemplate:
     """The template in a Hugging Face folder. Raises `ValueError`, `OSError` or jinja2's errors if it is
     broken.
 
-    There may be none, for texts need none: then rendering raises `DataError`.
+    It may be missing, because texts don't need one. Rendering then raises `DataError`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +54,9 @@ class ChatTemplate:
         }
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None, *, prompt: bool = False) -> str:
-        """A conversation's text, with an answer's opening if `prompt`. Raises `BadRow` if refused."""
+        """Return the text of a conversation, with the opening of an answer if `prompt`. Raises `BadRow` if
+        the template refuses it.
+        """
         from jinja2 import TemplateError
 
         if not self.templates:
@@ -76,13 +78,15 @@ class ChatTemplate:
             )
         except TemplateError as error:
             raise BadRow("template_refuses", f"the chat template says: {shortened(error)}") from error
-        except Exception as error:  # a template is a program, which can stumble over anything
+        except Exception as error:  # A template is a program, which can raise anything.
             raise BadRow(
                 "template_refuses", f"the chat template fails on it ({type(error).__name__})"
             ) from error
 
     def rendered(self, row: Row) -> list[str]:
-        """The texts a row is trained as: one, of a preference two, of segments each. Raises `BadRow`."""
+        """Return the texts that a row is trained as: one, two for a preference, one for each segment. Raises
+        `BadRow`.
+        """
         if row["kind"] == "text":
             return [segment["text"] for segment in row["segments"]]
         tools = row.get("tools")
@@ -98,7 +102,7 @@ class ChatTemplate:
         return all(stand_in in text for _, stand_in in shown(messages, tools))
 
     def shows_turns(self, row: Row) -> bool:
-        """Return True if the template shows what every turn says, in the row's order."""
+        """Return True if the template shows the content of every turn, in the row's order."""
         for turns in conversations(row):
             bare, tools = probe(turns, row.get("tools"))
             try:
@@ -114,8 +118,8 @@ class ChatTemplate:
 
 
 def _sources(folder: Path, named: object) -> dict[str, str]:
-    """The folder's chat templates by name, found where transformers finds them; `named` is what
-    tokenizer_config.json has of them.
+    """Return the folder's chat templates by name, from the places where transformers finds them. `named` is
+    the entry of tokenizer_config.json.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():

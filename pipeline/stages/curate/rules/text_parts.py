@@ -1,8 +1,9 @@
-"""A text over the token budget, cut as a reader would cut it: between paragraphs, else sentences, else lines,
-else words; in any script. A word that is too long by itself (data in base 64, say) is cut between characters.
+"""Splitting of a text over the token budget as a reader would split it: between paragraphs, otherwise
+sentences, otherwise lines, otherwise words; in any script. A word that is too long by itself (data in base
+64, for example) is cut between characters.
 
-Joined in order, the parts are the text itself, to the character: the white space at a cut stays at the end of
-the part before it (a new line's indentation begins the part after it).
+Joined in order, the parts are exactly the text: the white space at a cut stays at the end of the part before
+it (a new line's indentation begins the part after it).
 """
 
 import math
@@ -15,23 +16,25 @@ from itertools import chain
 from typing import Any
 
 CHARACTERS_PER_TOKEN = 4.0  # the first guess
-GUESSES = 6  # of where a part ends, before the rest is halved
-SLOWER = 0.9  # how a guess that was too high lowers the next one
-FULL = 0.9  # of the budget: a stretch of text that fills so much is looked through for a place to cut
-BEYOND = 64  # characters after a place that are looked at, to judge it
+GUESSES = 6  # guesses of the end of a part, before the rest is bisected
+SLOWER = 0.9  # factor that lowers the next guess after one that was too high
+FULL = 0.9  # share of the budget; a stretch of text of this size is searched for a place to cut
+BEYOND = 64  # characters after a place that are read to judge it
 PARAGRAPH, SENTENCE, LINE = range(3)  # places to cut, the best first
-LONGEST_WORD = 256  # characters before a place in which a word's end is looked for
+LONGEST_WORD = 256  # characters before a place that are searched for the end of a word
 LONGEST_MARK = 128  # characters of an added token
-REGIONAL = "\U0001f1e6", "\U0001f1ff"  # the first and the last of the letters that make flags
-JOINER = "\u200d"  # of the parts of one picture
-SPACED = ".!?…"  # these end a sentence only in front of white space: 3.14, example.org
+REGIONAL = "\U0001f1e6", "\U0001f1ff"  # first and last of the letters that make flags
+JOINER = "\u200d"  # character between the parts of one picture
+SPACED = ".!?…"  # These end a sentence only in front of white space: 3.14, example.org.
 
 Size = Callable[[int, int], int]  # tokens of text[start:end] as a part
 Span = tuple[int, int, int]  # start, end and tokens of a part
 
 
 class Unbreakable(Exception):
-    """A character with its marks, or space alone, is longer than the budget, at the text's `place`."""
+    """Error: a character with its marks, or white space without text, is longer than the budget, at the
+    text's `place`.
+    """
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -39,7 +42,9 @@ class Unbreakable(Exception):
 
 
 def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
-    """(start, end, tokens) of each part, in order, at most `most` tokens by `size`. Raises `Unbreakable`."""
+    """Yield (start, end, tokens) of each part, in order, at most `most` tokens by `size`. Raises
+    `Unbreakable`.
+    """
     places, start, rate = range(len(text) + 1), 0, CHARACTERS_PER_TOKEN
     while start < len(text):
         end, tokens, rate = farthest(places, size, most, start, rate, enough=FULL * most)
@@ -55,11 +60,11 @@ def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
 
 
 def _cut(text: str, size: Size, most: int, start: int, reach: int, rate: float) -> tuple[int, int]:
-    """(end, tokens) of the part from `start` to the best place up to `reach`. Raises `Unbreakable`."""
+    """Return (end, tokens) of the part from `start` to the best place up to `reach`. Raises `Unbreakable`."""
     while (cut := last_cut(text, start, reach)) is not None:
         if (tokens := size(start, cut)) <= most:
             return cut, tokens
-        reach = cut - 1  # the beginning of a text can have more tokens than a longer part of it
+        reach = cut - 1  # The beginning of a text can have more tokens than a longer part of it.
     reach, _, _ = farthest(range(len(text) + 1), size, most, start, rate, enough=math.inf)
     first = min(
         chain((place for _, place in cuts(text, start, reach)), word_ends(text, start, reach)), default=None
@@ -77,11 +82,12 @@ def _cut(text: str, size: Size, most: int, start: int, reach: int, rate: float) 
 def farthest(
     weights: Sequence[int], size: Size, most: int, first: int, rate: float, enough: float
 ) -> tuple[int, int, float]:
-    """(end, tokens, rate): how far from item `first` on `size` finds no more than `most` tokens.
+    """Return (end, tokens, rate) of the longest range from item `first` with no more than `most` tokens by
+    `size`.
 
-    Exactly, or at least `enough` tokens far. `size` is slow, so the end is guessed from the running sum of
-    the items' `weights` (one more than there are items) and the weight that a token had so far, `rate`, and
-    then closed in from both sides.
+    The range is the longest, or has at least `enough` tokens. `size` is slow, so the end is guessed from the
+    running sum of the items' `weights` (one more than there are items) and the weight of a token so far,
+    `rate`. Then it is bracketed from both sides.
     """
     fits, fails, tokens, tries = first, len(weights), 0, 0
     while fails - fits > 1 and tokens < enough:
@@ -98,8 +104,10 @@ def farthest(
 
 
 def spans(weights: Sequence[int], size: Size, most: int) -> Iterator[Span]:
-    """(first, one past the last, tokens) of neighboring items, in each as many as `size` finds within `most`
-    tokens; an item that doesn't fit comes alone. `weights`: their running sum (see `farthest`).
+    """Yield (first, one past the last, tokens) of neighboring items, as many as fit in `most` tokens by
+    `size`.
+
+    An item that doesn't fit comes by itself. `weights` is their running sum (see `farthest`).
     """
     items, first, rate = len(weights) - 1, 0, CHARACTERS_PER_TOKEN
     while first < items:
@@ -109,12 +117,12 @@ def spans(weights: Sequence[int], size: Size, most: int) -> Iterator[Span]:
 
 
 def last_cut(text: str, start: int, reach: int) -> int | None:
-    """The best place to cut after `start`, at most at `reach`: no sentence is torn if one ends there, and no
-    word if there is space.
+    """Return the best place to cut after `start`, at most at `reach`. No sentence is cut if one ends there,
+    and no word if there is space.
 
     A paragraph's end and mere space count only if they leave a part that is half full.
     """
-    best: dict[int, int] = dict(cuts(text, start, reach))  # of each kind the last
+    best: dict[int, int] = dict(cuts(text, start, reach))  # the last place of each kind
     ends = [best[kind] for kind in (PARAGRAPH, SENTENCE, LINE) if kind in best]
     half = (start + reach) // 2
     if ends:
@@ -128,8 +136,8 @@ def last_cut(text: str, start: int, reach: int) -> int | None:
 
 
 def kept_beginning(text: str, limit: int, marks: re.Pattern[str]) -> str:
-    """The text's beginning in at most `limit` characters, cut as parts are if that leaves half of them, and
-    not within a word, a character with its marks, or one of `marks`.
+    """Return the text's beginning in at most `limit` characters, cut as parts are if that leaves half of
+    them, and not within a word, a character with its marks, or one of `marks`.
     """
     place = _tidy_place(text, limit // 2, limit, last=True)
     place = max((at for at in _characters(text, place) if at <= place), default=place)
@@ -137,7 +145,7 @@ def kept_beginning(text: str, limit: int, marks: re.Pattern[str]) -> str:
 
 
 def kept_end(text: str, limit: int, marks: re.Pattern[str]) -> str:
-    """The same of the text's end."""
+    """Return the text's end in at most `limit` characters, cut like `kept_beginning`."""
     start = len(text) - limit
     place = _tidy_place(text, start, start + limit // 2, last=False)
     place = min((at for at in _characters(text, place) if at >= place), default=place)
@@ -145,7 +153,7 @@ def kept_end(text: str, limit: int, marks: re.Pattern[str]) -> str:
 
 
 def _tidy_place(text: str, start: int, reach: int, *, last: bool) -> int:
-    """The last (or first) of the best places to cut after `start`, at most at `reach`."""
+    """Return the last (or first) of the best places to cut after `start`, at most at `reach`."""
     found: dict[int, int] = {}
     for kind, place in cuts(text, start, reach):
         if last or kind not in found:
@@ -159,11 +167,13 @@ def _tidy_place(text: str, start: int, reach: int, *, last: bool) -> int:
 
 
 def _characters(text: str, place: int) -> Iterator[int]:
-    """The ends of characters with all their marks, from one before `place` to the first at or after it."""
+    """Yield the ends of characters with all their marks, from one before `place` to the first at or
+    after it.
+    """
     start = max(place - LONGEST_WORD, 0)
     start = max(start, *(text.rfind(space, start, place) for space in " \n"))
     while start > 0 and (REGIONAL[0] <= text[start - 1] <= REGIONAL[1] or text[start - 1] == "\r"):
-        start -= 1  # flags are pairs of letters, and a line's end may be a pair too
+        start -= 1  # Flags are pairs of letters, and a line's end may be a pair too.
     yield start
     for character in _patterns()[2].finditer(text, start):
         yield character.end()
@@ -172,14 +182,14 @@ def _characters(text: str, place: int) -> Iterator[int]:
 
 
 def _across(marks: re.Pattern[str], text: str, place: int) -> Iterator[re.Match[str]]:
-    """The one of `marks` that begins before `place` and ends after it, if there is one."""
+    """Yield the one of `marks` that begins before `place` and ends after it, if there is one."""
     near = marks.finditer(text, max(place - LONGEST_MARK, 0), place + LONGEST_MARK)
     return (mark for mark in near if mark.start() < place < mark.end())
 
 
 def last_character(text: str, start: int, reach: int) -> int | None:
-    """The last place after `start`, at most at `reach`, where a character ends with all its marks, and more
-    than space is before it.
+    """Return the last place after `start`, at most at `reach`, at which a character ends with all its marks,
+    and which has more than white space before it.
     """
     for place in range(min(reach, len(text) - 1), start, -1):
         joined = unicodedata.category(text[place])[0] == "M" or JOINER in text[place - 1 : place + 1]
@@ -189,9 +199,11 @@ def last_character(text: str, start: int, reach: int) -> int | None:
 
 
 def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
-    """(kind, place) of ends of paragraphs, sentences and lines from `start` to `reach`, after line breaks."""
+    """Yield (kind, place) of ends of paragraphs, sentences and lines from `start` to `reach`, after line
+    breaks.
+    """
     stretch = text[start : reach + BEYOND]
-    first = len(stretch) - len(stretch.lstrip())  # before that there is nothing but space
+    first = len(stretch) - len(stretch.lstrip())  # Before that there is only white space.
     for match in _patterns()[0].finditer(stretch):
         space, end = match["space"], match.end()
         lines = space.count("\n")
@@ -207,7 +219,9 @@ def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
 
 
 def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
-    """The places after `start` up to `reach` where a word ends (UAX 29): without spaces, any character."""
+    """Yield the places after `start` up to `reach` at which a word ends (UAX 29); any character in scripts
+    without spaces.
+    """
     stretch = text[start : reach + BEYOND]
     first = len(stretch) - len(stretch.lstrip())
     for match in _patterns()[1].finditer(stretch):
@@ -216,7 +230,7 @@ def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
 
 
 def _ends_sentence(ends: str, space: str, following: str) -> bool:
-    """Whether `ends` (marks, then quotes, brackets) ends a sentence before `space` and `following`."""
+    """Return True if `ends` (marks, then quotes, brackets) ends a sentence before `space` and `following`."""
     if any(mark in SPACED for mark in ends):
         return bool(space) and not following.islower()
     return bool(space) or not unicodedata.category(following).startswith("M")
@@ -224,8 +238,8 @@ def _ends_sentence(ends: str, space: str, following: str) -> bool:
 
 @cache
 def _patterns() -> tuple[Any, Any, Any]:
-    """(ends of sentences and lines, with the space after; ends of words; characters with all their marks);
-    compiled at the first use.
+    """Return patterns, compiled at the first use: ends of sentences and lines with the space after; ends of
+    words; characters with all their marks.
     """
     import regex  # type: ignore[import-untyped]
 

@@ -1,6 +1,7 @@
-"""A row's tokens, counted exactly, or shown to be few without counting.
+"""Counting of a row's tokens, exactly, or bounding them without counting.
 
-A tokenizer is asked once what it allows: words that are counted once, a bound by a text's bytes.
+The properties of a tokenizer are determined once: if words can be counted separately, and a bound by a text's
+bytes.
 """
 
 import json
@@ -20,19 +21,20 @@ from pipeline.core.text import shortened
 from pipeline.stages.curate.rules.shape import has_endless_marks
 from pipeline.stages.curate.rules.template import ChatTemplate
 
-Shape = tuple[tuple[str, str], ...]  # roles, each with a letter where the turn says something
+Shape = tuple[tuple[str, str], ...]  # Roles, each with a letter if the turn has text.
 
-LONE_SPACE = re.compile(r" (?<=\S )(?=\S)")  # what is looked for first is a character: the fastest way
-NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
-NFC_SHRINKS = 4  # this many characters can become one (Greek letters with three marks)
-# words whose tokens are remembered, and their length together
+# The pattern starts with a character, which is the fastest search.
+LONE_SPACE = re.compile(r" (?<=\S )(?=\S)")
+NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html).
+NFC_SHRINKS = 4  # This many characters can become one (Greek letters with three marks).
+# Words whose tokens are cached, and their length together.
 CACHED_WORDS, CACHED_CHARACTERS = 1 << 17, 1 << 20
-# units of what counting a row may cost, and what a word costs above its characters
+# Limit of the cost of counting a row, and the cost of a word in addition to its characters.
 MOST_COST, NEW_WORD = 1 << 19, 4
-# turns of the longest order of roles that is remembered, and how many are
+# Turns of the longest order of roles that is cached, and the number of cached orders.
 CACHED_SHAPE, CACHED_SHAPES = 64, 1 << 13
-STRETCH = 4096  # words between two looks at whether it is enough
-# one of each kind of character that the rules before merging treat differently
+STRETCH = 4096  # words between two checks of the limit
+# One of each kind of character that the rules before merging treat differently.
 KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\ufe0f"
 
 
@@ -43,7 +45,7 @@ class TokenCounter:
         try:
             self.tokenizer = plain_tokenizer(folder)
             self.template = ChatTemplate(folder)
-        except Exception as error:  # tokenizers raises bare Exception on a broken file
+        except Exception as error:  # tokenizers raises a bare Exception on a broken file.
             why = shortened(error)
             raise DataError(
                 "Q-CURATE-004",
@@ -52,7 +54,7 @@ class TokenCounter:
             ) from error
         self.added = list(self.tokenizer.get_added_tokens_decoder().values())
         longest_first = sorted((token.content for token in self.added), key=len, reverse=True)
-        # what is cut out first, one token each
+        # Tokens that are split off first, one token each.
         self.marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self.normalized = _state(self.tokenizer.normalizer).get("type")
         self.bounded = self._is_bounded()
@@ -65,12 +67,14 @@ class TokenCounter:
         self.overhead = lru_cache(CACHED_SHAPES)(self._overhead)
 
     def count(self, text: str, most: int | None = None) -> int:
-        """The number of tokens; of a text with more than `most`, some number above it, at less cost."""
+        """Return the number of tokens. For a text with more than `most`, return some number above it, at less
+        cost.
+        """
         if most is not None and (least := self.at_least(text)) > most:
             return least
         if self.words is None:
             return self.count_by_tokenizer(text)
-        # words repeat, and looking them up is many times faster than merging them again
+        # Words repeat, and looking them up is many times faster than merging them again.
         sections = self.marks.split(text)
         tokens = len(sections) - 1
         for section in filter(None, sections):
@@ -83,17 +87,17 @@ class TokenCounter:
         return tokens
 
     def at_least(self, text: str) -> int:
-        """A number of tokens that the text can't go below, by its length alone; 0 where none is known."""
+        """Return a lower bound of the number of tokens by the text's length; 0 if none is known."""
         if self.longest is None:
             return 0
         shrinks = NFC_SHRINKS if self.normalized and not text.isascii() else 1
         return len(text) // (self.longest * shrinks)
 
     def counting_cost(self, text: str) -> int:
-        """What counting costs, in microseconds, about: one for each character, but `NEW_WORD` more and only
-        once for each word; two for each character where words are not a short cut.
+        """Return the approximate cost of counting in microseconds.
 
-        Not above `MOST_COST` means: a second at most.
+        It is one for each character, and `NEW_WORD` more for each word, counted only once. It is two for each
+        character if words can't be counted separately. A cost up to `MOST_COST` means a second at most.
         """
         if self.words is None:
             return 2 * len(text)
@@ -103,11 +107,12 @@ class TokenCounter:
         return sum(map(len, words)) + NEW_WORD * len(words)
 
     def count_by_tokenizer(self, text: str) -> int:
-        """The number of tokens, by the tokenizer alone."""
+        """Return the number of tokens by the tokenizer, without the cache of words."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def count_row(self, row: Row, most: int | None = None) -> int:
-        """Tokens of the row as it is trained; of a preference, those of the prompt with its longer answer.
+        """Return the tokens of the row as it is trained; for a preference, those of the prompt with its
+        longer answer.
 
         With `most`, as in `count`. Raises `BadRow` as the template does.
         """
@@ -116,8 +121,8 @@ class TokenCounter:
         return max(self.count(text, most) for text in self.template.rendered(row))
 
     def _count_segments(self, segments: list[dict[str, Any]], most: int | None) -> int:
-        """One by one, with a beginning and an end of text where the text has none, as
-        `pipeline.chat.tokens.encode_segments` makes them.
+        """Return the tokens of segments, counted one by one. A beginning and an end of text are added if the
+        text has none, as in `pipeline.chat.tokens.encode_segments`.
         """
         bos, eos = (self.template.special.get(f"{end}_token", "") for end in ("bos", "eos"))
         begins = (
@@ -134,13 +139,13 @@ class TokenCounter:
         return tokens
 
     def bound(self, row: Row, most: float = math.inf) -> int | None:
-        """A number of tokens that a plain chat can't exceed, at a hundredth of the cost of counting.
+        """Return an upper bound of the tokens of a plain chat, at a hundredth of the cost of counting.
 
-        None if there is no such short cut, or where the texts alone go over `most`.
+        None if there is no such bound, or if the texts without the template exceed `most`.
 
-        A byte-level tokenizer makes at most one token of a byte; what the template adds is measured for each
-        order of roles, blank turns apart: a template can put its own words where a system turn says nothing.
-        Raises `BadRow` as the template does.
+        A byte-level tokenizer makes at most one token of a byte. The tokens that the template adds are
+        measured for each order of roles. Blank turns are distinguished, because a template can put its own
+        words in place of an empty system turn. Raises `BadRow` as the template does.
         """
         if not self.bounded or "tools" in row or row["kind"] not in ANSWERED:
             return None
@@ -157,7 +162,9 @@ class TokenCounter:
         return size + overhead(tuple(shape))
 
     def _overhead(self, shape: Shape) -> int:
-        """The most tokens that the template can add: one for each added token, else one for each byte."""
+        """Return the most tokens that the template can add: one for each added token, otherwise one for each
+        byte.
+        """
         rendered = self.template.render([{"role": role, "content": content} for role, content in shape])
         markup, marks = self.marks.subn("", rendered)
         return marks + len(markup.encode())
@@ -169,7 +176,9 @@ class TokenCounter:
         return len(text.encode()) * (NFC_GROWTH if grows else 1)
 
     def _is_bounded(self) -> bool:
-        """Whether no byte can become two tokens: byte-level BPE on text that is at most normalized to NFC."""
+        """Return True if no byte can become two tokens: byte-level BPE on text that is at most normalized to
+        NFC.
+        """
         from tokenizers.models import BPE
 
         byte_level = any(
@@ -183,7 +192,7 @@ class TokenCounter:
         return list(before.get("pretokenizers", [before]))
 
     def _longest(self) -> int | None:
-        """The most characters that one token can stand for; None if that is not known."""
+        """Return the most characters that one token can cover; None if that is not known."""
         from tokenizers.pre_tokenizers import ByteLevel
 
         words = self.tokenizer.get_vocab()
@@ -196,7 +205,9 @@ class TokenCounter:
         return max(map(len, words)) if words.keys() >= set(ByteLevel.alphabet()) else None
 
     def _cuts_at_spaces(self) -> bool:
-        """Whether a space between other characters always starts a piece, so that pieces add up."""
+        """Return True if a space between other characters always starts a piece, so that counts of pieces add
+        up.
+        """
         if not self.bounded or any(
             token.lstrip
             or token.rstrip
@@ -212,7 +223,7 @@ class TokenCounter:
 
 
 class _Words(dict[str, int]):
-    """Tokens of each word after `before`, counted once."""
+    """Cache of the tokens of each word after `before`."""
 
     def __init__(self, before: str, count: Callable[[str], int]) -> None:
         self.before, self.count, self.characters = before, count, 0
@@ -227,5 +238,5 @@ class _Words(dict[str, int]):
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """A normalizer or pre-tokenizer as `tokenizer.json` describes it; empty if there is none."""
+    """Return a normalizer or pre-tokenizer as `tokenizer.json` describes it; empty if there is none."""
     return dict(json.loads(part.__getstate__())) if part is not None else {}

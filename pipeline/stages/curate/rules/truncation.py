@@ -1,8 +1,9 @@
-"""Rows over the token budget, cut until they fit (`curate.overlong: truncate`).
+"""Truncation of rows over the token budget until they fit (`curate.overlong: truncate`).
 
-Whole exchanges go first, the oldest first. If the newest one is too long by itself, its long texts are cut,
-all to the same length: what is only read loses its beginning, an answer or a text what `curate.cut` says.
-System turns, tools, calls, reasoning and the answer that a checker expects stay whole.
+Whole exchanges are removed first, the oldest first. If the newest one is too long by itself, its long texts
+are cut, all to the same length. Text that is only read loses its beginning. An answer or a text loses the end
+that `curate.cut` sets. System turns, tools, calls, reasoning and the answer that a checker expects stay
+whole.
 """
 
 import math
@@ -28,14 +29,14 @@ from pipeline.stages.curate.rules.token_counter import MOST_COST, TokenCounter
 End = Literal["end", "beginning"]
 
 LEAST = 32  # characters that are left of a text that is cut, at least
-FULL = 0.95  # of the budget: a row that fills so much of it is not cut less
+FULL = 0.95  # share of the budget; a row of this size is not cut less
 TRIES = 12  # lengths that are tried once texts end between words
-# half a call or half a thought would teach to write one
+# Half a call or half a thought would teach the model to write one.
 WHOLE = re.compile("|".join(map(re.escape, (*MARKS, "<think>", "</think>"))))
 
 
 class Pieces(NamedTuple):
-    """A row's turns or segments. The first `head` always stay; behind them exchanges begin at `starts`."""
+    """Turns or segments of a row. The first `head` always stay; after them exchanges begin at `starts`."""
 
     field: Literal["messages", "segments"]
     head: int
@@ -44,42 +45,43 @@ class Pieces(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A text that may be cut: the turn or segment in which it is, and which end of it goes."""
+    """A text that may be cut: its turn or segment, and the end of it that is removed."""
 
     field: str
-    number: int  # from 0
+    number: int  # index from 0
     key: Literal["content", "text"]
     text: str
     cut: End
 
 
 class Truncated(NamedTuple):
-    """A row that fits, and what it took."""
+    """A row that fits, and the counts of what was removed."""
 
     row: Row
-    exchanges: int  # that went
-    texts: int  # that were cut
+    exchanges: int  # exchanges that were removed
+    texts: int  # texts that were cut
 
 
 class Truncation:
-    """Cuts rows to `max_tokens` by this counter; `cut` is the end that an answer or a text loses."""
+    """Truncation of rows to `max_tokens` by this counter. `cut` is the end that an answer or a text loses."""
 
     def __init__(self, counter: TokenCounter, max_tokens: int, cut: End) -> None:
         self.counter, self.max_tokens, self.cut = counter, max_tokens, cut
 
     def fits(self, row: Row) -> bool:
-        """True if the row is within the budget. Raises `BadRow` as the template does."""
-        # a turn has at least one token
+        """Return True if the row is within the budget. Raises `BadRow` as the template does."""
+        # A turn has at least one token.
         return len(row["messages"]) <= self.max_tokens and self.tokens(row) <= self.max_tokens
 
     def tokens(self, row: Row) -> int:
-        """The row's tokens as stage preprocess limits them, or some number above the budget: of a pair both
-        answers with their prompts, of a prompt with the answer that is expected.
+        """Return the row's tokens as stage preprocess limits them, or some number above the budget.
+
+        For a pair both answers count with their prompts, for a prompt the expected answer counts too.
         """
         texts = self._rendered(row)
         if sum(map(self.counter.at_least, texts)) > self.max_tokens:
             return self.max_tokens + 1
-        if sum(map(self.counter.counting_cost, texts)) > MOST_COST:  # far longer than any budget
+        if sum(map(self.counter.counting_cost, texts)) > MOST_COST:  # Far longer than any budget.
             return self.max_tokens + 1
         if row["kind"] == "text":
             return self.counter.count_row(row, self.max_tokens)
@@ -91,8 +93,10 @@ class Truncation:
         return self.counter.template.rendered(row)
 
     def truncated(self, row: Row, changes: Changes) -> Truncated:
-        """The row within the budget, with every cut in `changes`. Raises `BadRow` (`over_budget`) if nothing
-        of it that can be trained fits, and `no_preference` if both answers are the same once they are cut.
+        """Return the row within the budget, with every cut noted in `changes`.
+
+        Raises `BadRow` (`over_budget`) if no part of it that can be trained fits, and `no_preference` if both
+        answers are the same once they are cut.
         """
         pieces = pieces_of(row)
         total = len(pieces.starts)
@@ -120,13 +124,13 @@ class Truncation:
         return Truncated(fitting, total - max(kept, 1) if total else 0, texts)
 
     def _newest(self, row: Row, pieces: Pieces) -> int:
-        """Count the newest exchanges that fit together."""
+        """Return the number of newest exchanges that fit together."""
         newest_first = [*accumulate(reversed(pieces.weights), initial=0)]
 
         def size(_: int, count: int) -> int:
             start = pieces.starts[-count]
             kept = row[pieces.field][: pieces.head] + row[pieces.field][start:]
-            if len(kept) > self.max_tokens:  # a turn has at least one token
+            if len(kept) > self.max_tokens:  # A turn has at least one token.
                 return self.max_tokens + 1
             return self.tokens(row | {pieces.field: kept})
 
@@ -134,7 +138,9 @@ class Truncation:
         return fits
 
     def _shortened(self, row: Row, head: int, went: int, changes: Changes) -> tuple[Row, int]:
-        """The row with its long texts cut to one length, and how many are. `went` turns were before it."""
+        """Return the row with its long texts cut to one length, and the number of cut texts. `went` turns
+        were before it.
+        """
         texts = list(self._texts(row, head))
         longest = max((len(text.text) for text in texts), default=0)
         too_long = f"the newest exchange is longer than the budget of {self.max_tokens:,} tokens"
@@ -181,7 +187,7 @@ class Truncation:
         return shorter, cut
 
     def _texts(self, row: Row, head: int) -> Iterator[Text]:
-        """The texts that may be cut, in the row's order."""
+        """Yield the texts that may be cut, in the row's order."""
         for number, segment in enumerate(row.get("segments", ())):
             yield Text(
                 "segments", number, "text", segment["text"], self.cut if segment["train"] else "beginning"
@@ -197,7 +203,7 @@ class Truncation:
                 yield Text(field, number, "content", turn["content"], self.cut if is_answer else "beginning")
 
     def _replaced(self, row: Row, texts: list[Text], limit: int, shorten: Callable[[Text, int], str]) -> Row:
-        """The row with texts longer than `limit` characters shortened to it."""
+        """Return the row with texts longer than `limit` characters shortened to it."""
         changed: Row = {field: list(row[field]) for field in {text.field for text in texts}}
         for text in texts:
             if len(text.text) <= limit:
@@ -207,12 +213,12 @@ class Truncation:
         last = texts[-1]
         is_cut_off = last.field == "segments" and last.cut == "end" and len(last.text) > limit
         if is_cut_off and last.number + 1 == len(row["segments"]):
-            # without an end of text, which the tokenizer puts after a last segment that is trained
+            # Without an end of text, which the tokenizer puts after a last segment that is trained.
             changed["segments"].append({"text": "", "train": False})
         return row | changed
 
     def _neat(self, text: Text, limit: int) -> str:
-        """The text in at most `limit` characters, cut where a reader would cut it."""
+        """Return the text in at most `limit` characters, cut as a reader would cut it."""
         shorten = kept_beginning if text.cut == "end" else kept_end
         kept = shorten(text.text, limit, self.counter.marks)
         return kept.strip() if text.key == "content" else kept
@@ -227,7 +233,7 @@ def _said(row: Row, side: str) -> list[dict[str, Any]]:
 
 
 def pieces_of(row: Row) -> Pieces:
-    """The row's exchanges; those of a text end behind each segment that is trained."""
+    """Return the row's exchanges. In a text each exchange ends after a segment that is trained."""
     if row["kind"] == "text":
         return _pieces_of_segments(row["segments"])
     system, exchanges = exchanges_of(row["messages"])
@@ -247,7 +253,7 @@ def _pieces_of_segments(segments: list[dict[str, Any]]) -> Pieces:
 
 
 def is_trained(row: Row) -> bool:
-    """True if some method may learn something of the row."""
+    """Return True if some method may learn something from the row."""
     if row["kind"] == "text":
         return any(segment["train"] and segment["text"] for segment in row["segments"])
     answers = [turn for turn in row["messages"] if turn["role"] == "assistant"]
