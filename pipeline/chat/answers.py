@@ -1,8 +1,8 @@
-"""Rows as the sequences that a method of training learns from: chats and text as they are, pairs of answers,
-single answers with a thumb up or down.
+"""Encoding of rows as the sequences that a training method learns from: chats and text as they are, pairs of
+answers, single answers with a thumb up or down.
 
-An answer to be compared is a chat that ends with it and trains nothing else, so it is rendered, labeled and
-proven like any other (`pipeline.chat.tokens`).
+An answer to be compared is a chat that ends with it and trains nothing else. So it is rendered, labeled and
+checked like any other (`pipeline.chat.tokens`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,17 +18,17 @@ from pipeline.config.methods import METHODS, Method
 
 CHOSEN, REJECTED, LEARNED = 1, -1, 0  # roles of a sequence
 NAMES = {CHOSEN: "chosen", REJECTED: "rejected"}
-CUT = "cut_answer"  # the reason of a chat of which a reference would be needed, and only a part is there
-EQUAL = "equal_answers"  # the reason of a pair whose answers are one and the same to the model
+CUT = "cut_answer"  # reason of a chat that needs a reference, but has only a part of it
+EQUAL = "equal_answers"  # reason of a pair whose answers are identical to the model
 
 
 def encode_rows(
     tokenizer: Any, rows: Iterable[Row], method: Method
 ) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
-    """Each row with the sequences that `method` learns from it, or with the reason why it has none.
+    """Yield each row with the sequences that `method` learns from it, or with the reason why it has none.
 
-    Of a preference these are the chosen and the rejected answer, of feedback it is the last answer; each has
-    its `role`; of a prompt it is the expected answer. All are rows of `pipeline.chat.rows`.
+    For a preference these are the chosen and the rejected answer, for feedback the last answer; each has its
+    `role`. For a prompt it is the expected answer. All rows are those of `pipeline.chat.rows`.
     """
     if not METHODS[method].answers:
         for row, plain in encode(tokenizer, rows):
@@ -50,8 +50,8 @@ def encode_rows(
 
 
 def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:
-    """(role, name in the row, chat that trains nothing but the answer) of each answer that the row compares
-    or judges, and of a prompt or chat the expected one.
+    """Yield (role, name in the row, chat that trains only the answer) of each answer that the row compares or
+    judges, and of the expected answer of a prompt or chat.
     """
     if row.get("kind", "chat") in ("prompt", "chat"):
         yield LEARNED, None, as_chat(row)
@@ -69,7 +69,7 @@ def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:
 
 
 def _sequences(parts: list[tuple[int, str | None, Any]]) -> list[Encoded] | Unrenderable:
-    """The answers as one sequence each, or why they aren't."""
+    """Return the answers as one sequence each, or the reason why they can't be encoded."""
     sequences: list[Encoded] = []
     for role, name, encoded in parts:
         if isinstance(encoded, Unrenderable):

@@ -1,8 +1,8 @@
-"""Chat templates without a clock: one that prints today's date is rewritten to print a fixed one.
+"""Chat templates without a clock: a template that prints today's date is rewritten to print a fixed one.
 
-Tokens would otherwise depend on the day and the time zone in which they are made, and a model would be
-served with another date than it was trained with. The date is written into the template itself, so that
-transformers, our own renderer and llama-server, which all have a clock of their own, print the same.
+Tokens would otherwise depend on the day and the time zone in which they are made, and a model would be served
+with another date than it was trained with. The date is written into the template itself. So transformers, our
+own renderer and llama-server, which all have a clock of their own, print the same.
 """
 
 import re
@@ -10,25 +10,25 @@ from datetime import date, datetime
 
 from pipeline.chat.template import environment
 
-# what llama-server tells every template of its clock, as it writes it (common_chat_extra_context in
-# common/chat.cpp); transformers tells nothing
+# Variables that llama-server sets from its clock in every template, in its format (common_chat_extra_context
+# in common/chat.cpp). transformers sets none.
 SERVER_VARIABLES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 CALL = "strftime_now"
-CLOCKS = (CALL, *SERVER_VARIABLES)  # words of which one is in every template that asks for the date
-# a call whose only argument is a text: its quote, and the format between the quotes
+CLOCKS = (CALL, *SERVER_VARIABLES)  # strings of which one is in every template that reads the date
+# A call whose only argument is a text: its quote, and the format between the quotes.
 LITERAL_CALL = re.compile(
     rf"""\b{CALL}\s*\(\s*(?:format\s*=\s*)?(["'])((?:\\.|(?!\1)[^\\])*)\1\s*,?\s*\)""", re.DOTALL
 )
 
 
 class NotFixed(ValueError):
-    """A template asks for the time in a way that can't be replaced by a text."""
+    """Error for a template that reads the time in a way that can't be replaced by a text."""
 
 
 def without_clock(template: str, day: date) -> str:
-    """Return the template with `day` wherever it asks for today's date; the same text if it asks nowhere.
+    """Return the template with `day` wherever it reads today's date, or the same text if it reads none.
 
-    A format that is written as a text becomes the date; the variables in which llama-server gives its date
+    A format that is written as a text becomes the date. The variables in which llama-server passes its date
     are set first of all. Raises `NotFixed` for a format that is computed.
     """
     moment = datetime(day.year, day.month, day.day)
@@ -39,7 +39,7 @@ def without_clock(template: str, day: date) -> str:
             f"{CALL} is called with a format that is computed, so its date can't be fixed: write the format "
             "as a text into the call"
         )
-    # each on a line of its own, whose line break belongs to the tag: the template begins as it did
+    # Each is on a line of its own, and the line break belongs to the tag: the template begins as it did.
     lines = [
         f'{{%- set {name} = "{moment.strftime(form)}" %}}\n'
         for name, form in SERVER_VARIABLES.items()
@@ -49,7 +49,7 @@ def without_clock(template: str, day: date) -> str:
 
 
 def _asked_for(template: str) -> tuple[set[str], bool]:
-    """Return the variables that the template reads before it sets them, and whether it calls the clock."""
+    """Return the variables that the template reads before it sets them, and True if it calls the clock."""
     from jinja2 import meta, nodes
 
     tree = environment().parse(template)

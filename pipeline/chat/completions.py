@@ -1,14 +1,13 @@
-"""Read a choice of a chat completion, as servers of OpenAI's protocol give it."""
+"""Reader of a choice of a chat completion, as servers of OpenAI's protocol return it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def answer_of(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the assistant's `turn` in a choice, whether it `stopped` by itself, and whether it `calls` a
-    tool.
+    """Return the assistant's `turn` in a choice, and if it `stopped` by itself and `calls` a tool.
 
-    Raises `LookupError`, `TypeError`, `AttributeError` or `ValueError` for what is no choice.
+    Raises `LookupError`, `TypeError`, `AttributeError` or `ValueError` if the value is not a choice.
     """
     message = choice["message"]
     content = message.get("content") or ""

@@ -1,4 +1,6 @@
-"""What data/tokens was made of, by content: hashes, limits, counts and versions; and whether it still is."""
+"""The manifest of data/tokens: hashes, limits, counts and versions of its inputs, and the check that it is
+still up to date.
+"""
 
 import hashlib
 import json
@@ -16,14 +18,16 @@ LIBRARIES = (
     "transformers",
     "jinja2",
     "pyarrow",
-)  # what ids, texts and the files' bytes depend on
+)  # packages that ids, texts and the files' bytes depend on
 AGAIN = "run `snakemake preprocess`"
 
 
 def manifest(
     tokens: Path, rows: list[Path], base: Path, tokenizer: Any, stats: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest of the Parquet files in `tokens`, made of `rows` with `base`'s tokenizer and template."""
+    """Return the manifest of the Parquet files in `tokens`, made of `rows` with `base`'s tokenizer and
+    template.
+    """
     return {
         "rows": {path.name: file_hash(path) for path in rows},
         "files": {
@@ -43,10 +47,10 @@ def manifest(
 
 
 def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
-    """The manifest in `tokens`, proven to be about the files beside it and about the base in `base`, whose
-    tokenizer is given.
+    """Return the manifest in `tokens`, after checking it against the files next to it and the base in `base`,
+    whose tokenizer is given.
 
-    Raises `DataError`, which names what differs, where the tokens are stale or not those that preprocess
+    Raises `DataError`, which names the difference, if the tokens are stale or not those that preprocess
     wrote.
     """
     path = tokens / NAME

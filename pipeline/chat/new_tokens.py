@@ -1,15 +1,15 @@
-"""Tokens that `base.new_tokens` adds to a base's tokenizer: which of them are text, and which control.
+"""Tokens that `base.new_tokens` adds to a base's tokenizer: text tokens and control tokens.
 
-A token that is spelled as llama.cpp's converter takes for control (`<|…|>`), or that ends a turn, is control:
-no text may hold it, and no answer shows it. All others are text: chats may hold them, and an answer that has
-one shows it. The folder of a tokenizer says so in its tokenizer_config.json.
+A token is a control token if llama.cpp's converter treats its spelling so (`<|…|>`), or if it ends a turn. No
+text may contain it, and no answer shows it. All others are text: chats may contain them, and an answer shows
+them. The tokenizer_config.json in the tokenizer's folder lists them.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 TEXT_TOKENS = "text_tokens"  # key of tokenizer_config.json
-# as `does_token_look_special` of llama.cpp's converter has them
+# Spellings in `does_token_look_special` of llama.cpp's converter.
 CONTROL_SPELLINGS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
 CONTROL_BORDERS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 
@@ -22,8 +22,8 @@ def is_control(token: str) -> bool:
 
 
 def added(tokens: Iterable[str], end_of_turn: str | None) -> list[Any]:
-    """Return the tokens as the library tokenizers adds them: each is found before anything else is cut, and
-    the control ones are special.
+    """Return the tokens as the library tokenizers adds them: each is split off before anything else, and
+    control tokens are special.
     """
     from tokenizers import AddedToken
 

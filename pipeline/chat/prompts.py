@@ -1,15 +1,15 @@
-"""What stands before an answer: prompts for a model to answer by itself, and labels on what is asked too
+"""The text before an answer: prompts that a model answers by itself, and labels on the prompt too
 (`train.train_on_prompt`).
 
-A prompt is a row's conversation up to the answer, and what a scorer gets to know of it. A row of kind prompt
-ends with the user and brings the expected answer; of a chat the last turn of the assistant is the reference.
-Both are encoded as the chat that ends with it and trains nothing else, so all that is proven of a trained row
-(nothing dropped, no control token from what is said) is proven of a prompt: it is what stands before the
-first label.
+A prompt is a row's conversation up to the answer, and the data that a scorer gets on it. A row of kind prompt
+ends with the user and contains the expected answer. In a chat the last turn of the assistant is the
+reference. Both are encoded as a chat that ends with that answer and trains nothing else. So everything
+checked for a trained row (nothing dropped, no control token from the text) is checked for a prompt: it is the
+part before the first label.
 
-With labels on prompts every token is trained, but for assistant turns with `train: false`. Of a conversation
-that the template unfolds (`pipeline.chat.rendering`) only the first part learns its prompt: those of the
-later parts repeat it.
+With labels on prompts every token is trained, except assistant turns with `train: false`. If the template
+unfolds a conversation (`pipeline.chat.rendering`), only the first part learns its prompt, because the prompts
+of the later parts repeat it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,13 +20,15 @@ from pipeline.chat.rows import completed, is_unended, other_references
 from pipeline.chat.template_probe import Message
 from pipeline.chat.tokens import IGNORED, Encoded, Row, chat_request, encode
 
-QUESTIONS = "questions"  # of the files in data/tokens with a line per prompt: questions-train.jsonl
-REWARDS = "rewards"  # folder in data/tokens with the user's functions that reward, as they were
-UNKNOWN = "unknown"  # the domain of a row without one
+QUESTIONS = "questions"  # prefix of the files in data/tokens with a line per prompt: questions-train.jsonl
+REWARDS = "rewards"  # folder in data/tokens with an unchanged copy of the user's reward functions
+UNKNOWN = "unknown"  # domain of a row without one
 
 
 def as_chat(row: Row) -> Row:
-    """A row of kind prompt or chat as a chat that ends with the expected answer, of which alone it is."""
+    """Return a row of kind prompt or chat as a chat that ends with the expected answer. Only this answer is
+    trained.
+    """
     turns = completed(row)
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
     context = [read_only(turn) for turn in turns[: max(last, 0)]]
@@ -37,18 +39,22 @@ def as_chat(row: Row) -> Row:
 
 
 def read_only(turn: Message) -> Message:
-    """The turn, not trained if it is the assistant's."""
+    """Return the turn, not trained if it is the assistant's."""
     return turn | {"train": False} if turn["role"] == "assistant" else turn
 
 
 def prompt_ids(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
-    """The ids of a sequence (T,) before its first label, with the template's generation prompt."""
+    """Return the ids of a sequence (T,) before its first label, including the template's
+    generation prompt.
+    """
     return list(ids[: next(place for place, label in enumerate(labels) if label != IGNORED)])
 
 
 def question(name: str, row: Row) -> dict[str, Any]:
-    """What a scorer gets to know of a row, as in stage evaluate: id, domain, the last turn before the answer
-    (`prompt`) and all turns up to there (`messages`), the reference and others that are accepted.
+    """Return the data on a row that a scorer gets, as in stage evaluate.
+
+    These are id, domain, the last turn before the answer (`prompt`) and all turns up to there (`messages`),
+    the reference and others that are accepted.
     """
     *prompt, last = as_chat(row)["messages"]
     domain = row.get("domain")
@@ -65,7 +71,7 @@ def question(name: str, row: Row) -> dict[str, Any]:
 def with_prompts(
     tokenizer: Any, encoded: Iterable[tuple[Row, list[Encoded] | Unrenderable]]
 ) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
-    """`encode`'s rows with their prompts labeled too."""
+    """Yield the rows of `encode` with their prompts labeled too."""
     for row, encodings in encoded:
         if isinstance(encodings, Unrenderable):
             yield row, encodings
@@ -96,15 +102,15 @@ def _with_prompt(tokenizer: Any, row: Row, encoded: Encoded) -> Encoded:
 
 
 def _without_ends_cut_off(tokenizer: Any, row: Row, encoded: Encoded, labels: list[int]) -> list[int]:
-    """The labels without those from the end of an answer whose end was cut off to the end of its turn.
+    """Return the labels without those from the end of a truncated answer to the end of its turn.
 
-    `encoded` has labels on the answers alone; each is followed by one that is not labeled.
+    `encoded` has labels only on the answers. Each answer is followed by a token that is not labeled.
     """
     turns = [row["messages"][turn] for turn in trained_turns(row.get("messages", []))]
     if not any(map(is_unended, turns)):
         return labels
     answer = -1
-    is_after = False  # True behind an answer whose end was cut off, up to the end of its turn
+    is_after = False  # True after a truncated answer, up to the end of its turn
     before = IGNORED
     for place, label in enumerate(encoded.labels):
         if label != IGNORED and before == IGNORED:
@@ -119,7 +125,7 @@ def _without_ends_cut_off(tokenizer: Any, row: Row, encoded: Encoded, labels: li
 
 
 def _only_held(tokenizer: Any, row: Row) -> Encoded:
-    """The row with labels on the very turns that are read only."""
+    """Return the row with labels on exactly those turns that are only read."""
     other = [
         message | {"train": message.get("train") is False} if message["role"] == "assistant" else message
         for message in row["messages"]

@@ -1,10 +1,10 @@
-"""Conversations as the base's own template shows them, and which ranges of that text are trained.
+"""Conversations as the base's own template renders them, and the ranges of that text that are trained.
 
-The ranges come from rendering, not from looking for markers: the text up to an assistant turn (with the
-generation prompt) must be a prefix of the text with that turn; what the turn adds, up to and including its
-end-of-turn token, is what is trained; of an answer whose end was cut off, up to its last character. Where the
-template shows earlier turns differently once more turns follow (Qwen3 takes their reasoning out), a
-conversation is unfolded: one text for each trained turn, ending with it, so that each is learned after the
+The ranges come from rendering, not from searching for markers. The text up to an assistant turn (with the
+generation prompt) must be a prefix of the text with that turn. The text that the turn adds, up to and
+including its end-of-turn token, is trained. For a truncated answer it is the text up to its last character.
+Some templates render earlier turns differently once more turns follow (Qwen3 removes their reasoning). Such a
+conversation is unfolded: one text for each trained turn, ending with it. So each turn is learned after the
 exact text that a server shows the model at that point.
 """
 
@@ -21,11 +21,13 @@ from pipeline.chat.template_probe import Message, Tools, probe, shown
 UNFOLDED = (
     "template_rewrites",
     "template_drops",
-)  # what may be cured by ending the conversation with the trained turn
+)  # reasons that may disappear if the conversation ends with the trained turn
 
 
 class Unrenderable(ValueError):
-    """A conversation that can't become a training row; `code` is the stable reason, the text says more."""
+    """Error for a conversation that can't become a training row. `code` is the stable reason, the text gives
+    details.
+    """
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -34,10 +36,10 @@ class Unrenderable(ValueError):
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as text; `spans` are the character ranges [start, end) that are trained.
+    """A conversation as text. `spans` are the character ranges [start, end) that are trained.
 
-    `messages` are the turns that are in it. Of the turns before `since` the template may have taken the
-    reasoning out. `part` counts the texts of an unfolded conversation, from 1.
+    `messages` are the turns in the text. The template may have removed the reasoning of the turns before
+    `since`. `part` counts the texts of an unfolded conversation, from 1.
     """
 
     text: str
@@ -55,8 +57,10 @@ def render(
     add_generation_prompt: bool = False,
     **recorded: Any,
 ) -> str:
-    """The conversation as text by the model's own template, which is `recorded` what else it asks for. Raises
-    `Unrenderable` if it refuses.
+    """Return the conversation as text by the model's own template. `recorded` are other variables of the
+    template.
+
+    Raises `Unrenderable` if the template refuses the conversation.
     """
     from jinja2 import TemplateError
 
@@ -68,7 +72,7 @@ def render(
                 messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt, **recorded
             )
         )
-    except (  # a template is a program
+    except (  # A template is a program.
         TemplateError,
         ArithmeticError,
         AttributeError,
@@ -84,7 +88,7 @@ def render(
 
 
 def trained_turns(messages: list[Message]) -> list[int]:
-    """The places of the assistant turns that are to be trained: all but those with `train: false`."""
+    """Return the indices of the assistant turns to train: all but those with `train: false`."""
     return [
         turn
         for turn, message in enumerate(messages)
@@ -93,11 +97,12 @@ def trained_turns(messages: list[Message]) -> list[int]:
 
 
 def renderings(tokenizer: Any, messages: list[Message], tools: Tools = None) -> list[Rendered]:
-    """The conversation as one text where its trained turns stand in one, else unfolded: a text for each
-    trained turn.
+    """Return the conversation as one text if it contains all trained turns, otherwise unfolded: a text for
+    each trained turn.
 
-    Raises `Unrenderable` if there is nothing to train, if the template refuses the turns, drops what is said
-    or rewrites it even in the text that ends with it, and if a turn doesn't end in the end-of-turn token.
+    Raises `Unrenderable` if there is nothing to train, or if the template refuses the turns. It is also
+    raised if the template drops or rewrites content even in the text that ends with it, or if a turn doesn't
+    end in the end-of-turn token.
     """
     trained = trained_turns(messages)
     if not trained:
@@ -137,7 +142,7 @@ def _rendered(
                 "template_rewrites",
                 f"the template renders turn {turn + 1} differently once more turns follow",
             )
-        # An answer whose end was cut off must not teach the model to stop there.
+        # A truncated answer must not teach the model to stop there.
         last = messages[turn]["content"].strip() if is_unended(messages[turn]) else tokenizer.eos_token
         end = after.rfind(last)
         if end < len(before):
@@ -147,12 +152,13 @@ def _rendered(
 
 
 def _check_nothing_dropped(text: str, messages: list[Message], since: int) -> None:
-    """Raise `Unrenderable` unless `text` shows all that is said, turn after turn (trimmed or as a JSON
-    string, if the template likes).
+    """Raise `Unrenderable` unless `text` shows all content, turn after turn.
+
+    The template may trim it or write it as a JSON string.
     """
     position = 0
     for number, message in enumerate(messages, start=1):
-        in_order = message["role"] != "system"  # templates move system turns
+        in_order = message["role"] != "system"  # Templates move system turns.
         for key, start in (("reasoning_content", 0), ("content", position if in_order else 0)):
             words = message.get(key, "").strip() if key == "content" or number > since else ""
             place = text.find(words, start)
@@ -167,22 +173,24 @@ def _check_nothing_dropped(text: str, messages: list[Message], since: int) -> No
 
 
 def control_ids(tokenizer: Any, ids: list[int]) -> list[int]:
-    """Those of `ids` that are control tokens."""
+    """Return those of `ids` that are control tokens."""
     added = _added_ids(tokenizer)
     return [token for token in ids if token in added]
 
 
 def implied_ids(tokenizer: Any, messages: list[Message], tools: Tools, since: int) -> list[int]:
-    """The ids of control tokens that the turns imply, whatever is said in them, in order.
+    """Return the ids of control tokens that the turns imply, whatever their content, in order.
 
-    Raises `Unrenderable` if the template doesn't show something of the turns or tools.
+    Raises `Unrenderable` if the template doesn't show a part of the turns or tools.
     """
     return _implied_ids(tokenizer, str(tokenizer.chat_template), json.dumps(probe(messages, tools)), since)
 
 
 @lru_cache(maxsize=4096)
 def _implied_ids(tokenizer: Any, template: str, bare: str, since: int) -> list[int]:
-    """`implied_ids` of a template probe (JSON of messages and tools) under `template`, which are few."""
+    """Return `implied_ids` of a template probe (JSON of messages and tools) under `template`. Probes are few,
+    so the results are cached.
+    """
     messages, tools = json.loads(bare)
     text = render(tokenizer, messages, tools)
     for what, stand_in in shown(messages, tools, since):
@@ -203,8 +211,10 @@ def _implied_ids(tokenizer: Any, template: str, bare: str, since: int) -> list[i
 
 @lru_cache(maxsize=8)
 def _added_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids of the tokenizer's added tokens, without the harmless: white space (runs of it, as "  " or
-    "▁▁"), single letters, and those that `base.new_tokens` added as text.
+    """Return the ids of the tokenizer's added tokens, without the harmless ones.
+
+    Harmless are white space (two spaces or "▁▁", for example), single letters, and the tokens that
+    `base.new_tokens` added as text.
     """
     text = text_tokens(tokenizer)
     return frozenset(
@@ -215,11 +225,10 @@ def _added_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def own_system_prompt(tokenizer: Any) -> str | None:
-    """The system prompt that the template puts before a conversation without one; None if it puts none, or
-    refuses system turns.
+    """Return the system prompt that the template puts before a conversation without one.
 
-    Found by rendering the same user's turn with and without a system turn before it: what stands there
-    without one, between the same markup.
+    None if it puts none, or refuses system turns. The same user's turn is rendered with and without a system
+    turn before it. The text that is there without one, between the same markup, is the template's own prompt.
     """
     question, stated = {"role": "user", "content": "q00000002"}, {"role": "system", "content": "q00000001"}
     try:
@@ -231,12 +240,14 @@ def own_system_prompt(tokenizer: Any) -> str | None:
     own = re.fullmatch(f"{re.escape(opening)}(.*){re.escape(closing)}", head, re.DOTALL)
     if not opening or not closing or not own:
         return None
-    # Llama 3.1 has its own words before the place where the system turn goes
+    # Llama 3.1 has its own words before the place of the system turn.
     return own[1].strip() or _without_markup(tokenizer, opening)
 
 
 def _without_markup(tokenizer: Any, text: str) -> str | None:
-    """What a template says beside control tokens and the role's name, if it says something."""
+    """Return the text of a template in addition to control tokens and the role's name; None if there
+    is none.
+    """
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, "")
     return text.strip().removeprefix("system").strip() or None

@@ -20,11 +20,11 @@ from typing_extensions import TypedDict
 from pipeline.core.jsonl import BadLine
 
 Kind = Literal["chat", "preference", "feedback", "prompt", "text"]
-TRAINED = ("chat", "text")  # the kinds that supervised training learns from
-JUDGED = ("preference", "feedback")  # those whose answers are judged
-ANSWERED = ("chat", "feedback")  # those whose messages end with the answer
+TRAINED = ("chat", "text")  # kinds that supervised training learns from
+JUDGED = ("preference", "feedback")  # kinds whose answers are judged
+ANSWERED = ("chat", "feedback")  # kinds whose messages end with the answer
 Role = Literal["system", "user", "assistant", "tool"]
-Row = dict[str, Any]  # a `CanonicalRow` while it is built
+Row = dict[str, Any]  # a `CanonicalRow` under construction
 Edit = Callable[[str], str]
 
 
@@ -153,24 +153,26 @@ class Text(Envelope):
     segments: list[Segment]
 
 
-# one line of `data/final/*.jsonl`
+# One line of `data/final/*.jsonl`.
 CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discriminator("kind")]
 
-ENVELOPE = ("id", "source", "kind", "domain", "augmented")  # about the row, no part of its content
-SIDES = ("chosen", "rejected")  # of a pair
+ENVELOPE = ("id", "source", "kind", "domain", "augmented")  # data about the row, not part of its content
+SIDES = ("chosen", "rejected")  # sides of a pair
 OTHERS = "other_references"
-# behind a source, those of rows that were made of it
+# Suffixes that rows made of other rows have after the source.
 MADE = re.compile(r"(~\d+)*(#(\d+|cut))?(\*\d+)?")
 ABOUT_TRAINING = ("train", "cut")  # keys of a turn that no model gets to see
 TURN_LISTS = ("messages", *SIDES)
 
 
 class BadRow(BadLine):
-    """An unusable row; `code` is the stable reason, the text says more (never the row's own text)."""
+    """Error for an unusable row. `code` is the stable reason, the text gives details (never the row's
+    own text).
+    """
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a row."""
+    """Return the JSON Schema (2020-12) of a row."""
     title = "A line of Quench's data/final/*.jsonl"
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -179,29 +181,31 @@ def json_schema() -> dict[str, Any]:
 
 
 def conversations(row: Row) -> list[list[dict[str, Any]]]:
-    """The turns of each text that a row is trained as: two if it has two answers."""
+    """Return the turns of each text that a row is trained as: two if it has two answers."""
     return [row["messages"] + row[side] for side in SIDES if side in row] or [row["messages"]]
 
 
 def other_references(row: Row) -> dict[str, list[str]]:
-    """Return the answers that are accepted besides the reference, as a key of their own if there are any."""
+    """Return the answers that are accepted in addition to the reference, under their own key if there are
+    any.
+    """
     return {OTHERS: row[OTHERS]} if OTHERS in row else {}
 
 
 def is_one_text(row: Row) -> bool:
-    """True for a text in one piece; an empty segment behind it says that the document goes on."""
+    """Return True for a text in one piece. An empty segment after it means that the document continues."""
     segments = row.get("segments", ())
     goes_on = len(segments) == 2 and not segments[1]["text"] and not segments[1]["train"]
     return len(segments) == 1 or goes_on
 
 
 def is_unended(turn: dict[str, Any]) -> bool:
-    """True if an answer's end was cut off, so that the end of its turn is not to be learned."""
+    """Return True if an answer's end was cut off, so that the end of its turn is not learned."""
     return turn.get("cut") == "end"
 
 
 def calling_turns(row: Row) -> list[int]:
-    """Return the places of a chat's trained turns that call tools."""
+    """Return the indices of a chat's trained turns that call tools."""
     return [
         place
         for place, turn in enumerate(row["messages"])
@@ -210,13 +214,15 @@ def calling_turns(row: Row) -> list[int]:
 
 
 def completed(row: Row) -> list[dict[str, Any]]:
-    """The turns of a row up to the answer that is wanted: the chosen one, what a checker expects."""
+    """Return the turns of a row up to the wanted answer: the chosen one, or the one that a checker
+    expects.
+    """
     expected = [{"role": "assistant", "content": row["answer"]}] if "answer" in row else []
     return [*row["messages"], *row.get("chosen", ()), *expected]
 
 
 def is_copy(row: Row) -> bool:
-    """True for a later copy of a row that curation repeats: its source ends in *2, *3 …"""
+    """Return True for a later copy of a row that curation repeats: its source ends in *2, *3 …"""
     return "*" in str(row.get("source", "")).rpartition(":")[2]
 
 
@@ -226,8 +232,10 @@ def untrained_turns(turns: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def line_of(source: str) -> tuple[str, int]:
-    """Return the file and the line in data/raw of which a row was made: FILE:LINE, then ~NUMBER (of several
-    rows of a line, and again of those that `curate.transform` made), #PART and *COPY, if there are any.
+    """Return the file and the line in data/raw from which a row was made.
+
+    The form is FILE:LINE, then ~NUMBER (for several rows of a line, and again for those that
+    `curate.transform` made), #PART and *COPY, if there are any.
     """
     file, _, place = source.rpartition(":")
     return file, int(re.split("[~#*]", place)[0])
@@ -242,15 +250,17 @@ def is_made_of(source: str, other: str) -> bool:
 
 
 def row_id(row: Row) -> str:
-    """16 hexadecimal digits of the SHA-256 of the content, which for a plain chat is its messages alone."""
+    """Return 16 hexadecimal digits of the SHA-256 of the content. For a plain chat that is only its
+    messages.
+    """
     content = {key: value for key, value in row.items() if key not in ENVELOPE}
-    # compact UTF-8, keys in their order
+    # Compact UTF-8, keys in their order.
     canonical = orjson.dumps(content["messages"] if len(content) == 1 else content)
     return hashlib.sha256(canonical).hexdigest()[:16]
 
 
 def texts(row: Row) -> list[tuple[str, str]]:
-    """(place, text) of every string that a model may get to see; a place is `messages 2`, `messages 2
+    """Return (place, text) of every string that a model may get to see. A place is `messages 2`, `messages 2
     reasoning_content`, `answer` …
     """
     texts: list[tuple[str, str]] = []
@@ -264,10 +274,10 @@ def texts(row: Row) -> list[tuple[str, str]]:
 
 
 def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
-    """The row with every text replaced by `edit(place, text)`; the same object if nothing changed.
+    """Return the row with every text replaced by `edit(place, text)`, or the same object if nothing changed.
 
-    Raises `BadRow` if the edit makes two keys of one object (of a tool's schema, of a call's arguments) the
-    same.
+    Raises `BadRow` if the edit makes two keys of one object (of a tool's schema, of a call's arguments)
+    equal.
     """
     changed = dict(row)
     for field in (*TURN_LISTS, "segments"):
@@ -282,7 +292,7 @@ def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
 
 
 def _edited_turn(turn: dict[str, Any], place: str, edit: Callable[[str, str], str]) -> dict[str, Any]:
-    """A turn or segment; its content is what its place names."""
+    """Return a turn or segment, edited. Its place refers to its content."""
     changed = dict(turn)
     for key in ("content", "text", "reasoning_content", "name", "tool_call_id"):
         if key in turn:
@@ -294,7 +304,7 @@ def _edited_turn(turn: dict[str, Any], place: str, edit: Callable[[str, str], st
 
 
 def _edited_call(call: ToolCall, edit: Edit) -> ToolCall:
-    """A tool call with name, arguments and id edited; its other strings are the format's own."""
+    """Return a tool call with name, arguments and id edited. Its other strings belong to the format."""
     function = Function(
         name=edit(call["function"]["name"]), arguments=_edited_tree(call["function"]["arguments"], edit)
     )
@@ -305,7 +315,7 @@ def _edited_call(call: ToolCall, edit: Edit) -> ToolCall:
 
 
 def _edited_tree(value: Any, edit: Edit) -> Any:
-    """A JSON value with every string in it edited, keys too."""
+    """Return a JSON value with every string in it edited, keys too."""
     if isinstance(value, str):
         return edit(value)
     if isinstance(value, list):

@@ -1,14 +1,14 @@
-"""Which chats of a file are measured or calibrated with, whatever kinds of rows a project has.
+"""The chats of a file used for measuring or calibrating, whatever kinds of rows a project has.
 
-Other rows stand in with the answer that is wanted: a preference with its chosen one, a conversation with a
-thumb up as it is, a prompt with the answer that its checker expects. What measures takes a file's chats alone
-if it has any, for they may have been put there to be scored. Where it has none, what looks at the next token
-alone (perplexity, divergence) takes its texts. What calibrates or distills needs much text of the kind that
-is served: there the others stand in beside the chats and texts as soon as they are more.
+Other rows are used with the wanted answer: a preference with its chosen one, a conversation with a thumb up
+as it is, a prompt with the answer that its checker expects. Measurements use only the chats of a file if it
+has any, because they may have been put there to be scored. If it has none, measurements of only the next
+token (perplexity, divergence) use its texts. Calibration and distillation need much text of the kind that is
+served. There the other rows are used in addition to the chats and texts as soon as they outnumber them.
 
-Held-out rows are drawn by a seed, since curation writes them file by file and the first ones would all be of
-one. The draw is by a hash of the row's id: nothing but `count` rows is held, and rows that are added or leave
-move no others.
+Held-out rows are drawn by a seed, because curation writes them file by file and the first ones would all come
+from one. The draw is by a hash of the row's id. So only `count` rows are in memory, and added or removed rows
+don't change the draw of the others.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from pipeline.config.scorers import TOOL_CALLS
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 
-# as many candidates as rows that are wanted, since some are longer than the context or can't be rendered
+# Candidates for each wanted row, because some are longer than the context or can't be rendered.
 SPARE = 4
-# draws the held-out rows, the same ones for every model; intervals and the sampler take it too
+# Seed of the held-out rows, the same ones for every model. Intervals and the sampler use it too.
 SEED = 42
-# rows that models which are compared answer: a share of them is certain within 7 points of 100
+# Rows that compared models answer: a share of them is certain within 7 points of 100.
 COMPARED_ROWS = 200
 
 
 def chats_in(path: Path) -> Iterator[Row]:
-    """The chats of a file of rows; where there are none, what stands in for them."""
+    """Yield the chats of a file of rows, or the rows used instead if there are none."""
     has_chats = False
     for row in read_rows(path):
         if row.get("kind", "chat") == "chat":
@@ -44,12 +44,12 @@ def chats_in(path: Path) -> Iterator[Row]:
 
 
 def texts_in(path: Path) -> Iterator[Row]:
-    """The rows of kind text of a file."""
+    """Yield the rows of kind text of a file."""
     return (row for row in read_rows(path) if row.get("kind") == "text")
 
 
 def measured_in(path: Path) -> Iterator[Row]:
-    """What perplexity and divergence are measured on: a file's chats; where there are none, its texts."""
+    """Yield the rows for perplexity and divergence: a file's chats, or its texts if there are none."""
     has_chats = False
     for row in chats_in(path):
         has_chats = True
@@ -59,15 +59,19 @@ def measured_in(path: Path) -> Iterator[Row]:
 
 
 def why_unanswered(path: Path) -> str | None:
-    """A sentence on a file that holds texts and no chat, so that nothing in it can be asked; else None."""
+    """Return a sentence on a file with texts and no chat, so that it contains no question; None
+    for others.
+    """
     if next(chats_in(path), None) is None and next(texts_in(path), None):
         return f"no row of {path.name} is a chat, all are texts"
     return None
 
 
 def learned_in(path: Path, stand_ins: bool | None = None) -> Iterator[Row]:
-    """The chats and texts of a file, and what stands in for its other rows if these are more; `stand_ins` is
-    what `has_stand_ins` gave, if it was asked before, for it takes a reading of the file.
+    """Yield the chats and texts of a file, and its other rows as chats if these are more.
+
+    `stand_ins` is the result of `has_stand_ins`, if it is known already, because it takes a pass over the
+    file.
     """
     also = has_stand_ins(path) if stand_ins is None else stand_ins
     for row in read_rows(path):
@@ -78,7 +82,7 @@ def learned_in(path: Path, stand_ins: bool | None = None) -> Iterator[Row]:
 
 
 def has_stand_ins(path: Path) -> bool:
-    """Whether a file's other rows with a wanted answer are more than its chats and texts."""
+    """Return True if a file's other rows with a wanted answer are more than its chats and texts."""
     lead = 0
     for row in read_rows(path):
         if row.get("kind", "chat") in TRAINED:
@@ -89,7 +93,7 @@ def has_stand_ins(path: Path) -> bool:
 
 
 def stand_in(row: Row) -> Row | None:
-    """The row as a chat that ends in the wanted answer; None if it has none."""
+    """Return the row as a chat that ends in the wanted answer; None if it has none."""
     if row.get("kind", "chat") in TRAINED or not row.get("label", True):
         return None
     prompt: Row = {key: row[key] for key in ("id", "source", "domain", "tools", OTHERS) if key in row}
@@ -97,8 +101,9 @@ def stand_in(row: Row) -> Row | None:
 
 
 def drawn(rows: Iterable[Row], count: int, seed: int = SEED) -> list[Row]:
-    """`count` random `rows` (all if there are fewer), equally likely; the same rows for the same seed. Of a
-    row that curation repeats no copy is drawn.
+    """Return `count` random `rows` (all if there are fewer), equally likely, and the same for the same seed.
+
+    Copies of a row that curation repeats are not drawn.
     """
     return heapq.nsmallest(
         count,
@@ -108,16 +113,17 @@ def drawn(rows: Iterable[Row], count: int, seed: int = SEED) -> list[Row]:
 
 
 def encoded_rows(tokenizer: Any, rows: Path, count: int, ctx_size: int) -> list[Encoded]:
-    """The sequences of up to `count` drawn chats, or texts where there is no chat, in at most `ctx_size`
-    tokens each; what the template can't render is passed over.
+    """Return the sequences of up to `count` drawn chats, or texts if there is no chat, in at most `ctx_size`
+    tokens each. Rows that the template can't render are skipped.
     """
     candidates = drawn(measured_in(rows), SPARE * count)
     return list(islice(encodable(tokenizer, candidates, ctx_size), count))
 
 
 def answerable_rows(rows: Path, count: int, scorers: Sequence[str]) -> list[Row]:
-    """`count` drawn chats that end in a turn which one of `scorers` can score (`questions`). Raises
-    `DataError` if there is none.
+    """Return `count` drawn chats that end in a turn which one of `scorers` can score (`questions`).
+
+    Raises `DataError` if there is none.
     """
     chats = drawn(questions(chats_in(rows), scorers), count)
     if not chats:
@@ -130,7 +136,7 @@ def answerable_rows(rows: Path, count: int, scorers: Sequence[str]) -> list[Row]
 
 
 def endings(scorers: Sequence[str]) -> str:
-    """Say what a chat must have for one of `scorers`."""
+    """Return a phrase on the turns that a chat needs for one of `scorers`."""
     words = []
     if scores_words(scorers):
         words.append("ends in an answer")
@@ -145,8 +151,8 @@ def scores_words(scorers: Sequence[str]) -> bool:
 
 
 def questions(chats: Iterable[Row], scorers: Sequence[str]) -> Iterator[Row]:
-    """Each chat as it is asked: up to its last turn if that is in words and a scorer scores words, and up to
-    the last turn that calls tools if `tool_calls` is among the scorers.
+    """Yield each chat in the form in which it is asked: up to its last turn if that is in words and a scorer
+    scores words, and up to the last turn that calls tools if `tool_calls` is among the scorers.
     """
     asks_words = scores_words(scorers)
     for row in chats:
@@ -158,12 +164,13 @@ def questions(chats: Iterable[Row], scorers: Sequence[str]) -> Iterator[Row]:
 
 
 def up_to_calls(row: Row) -> Row | None:
-    """The chat up to its last trained turn that calls tools, with an id of its own if other turns follow.
+    """Return the chat up to its last trained turn that calls tools, with an id of its own if other turns
+    follow.
 
-    None if there is no such turn, or the row offers no tools: llama-server then reads no calls.
+    None if there is no such turn, or if the row offers no tools: llama-server then parses no calls.
     """
     turns = row["messages"]
-    calling = list(filter(None, calling_turns(row)))  # nothing is asked before the first turn
+    calling = list(filter(None, calling_turns(row)))  # There is no question before the first turn.
     if not calling or not row.get("tools"):
         return None
     end = calling[-1] + 1
@@ -171,6 +178,6 @@ def up_to_calls(row: Row) -> Row | None:
 
 
 def is_answerable(row: Row) -> bool:
-    """Return True if a chat ends in an assistant's words, and in all of them: a part is no reference."""
+    """Return True if a chat ends in an assistant's complete text: a part of it is not a reference."""
     last = row["messages"][-1]
     return last["role"] == "assistant" and not last.get("tool_calls") and "cut" not in last

@@ -1,9 +1,9 @@
-"""A chat template, which is an untrusted program: compiled in the sandbox that transformers
-gives it, and tried once, in a process with limits, before anything renders it without.
+"""A chat template, which is an untrusted program. It is compiled in the sandbox that transformers uses, and
+tried once in a process with limits before anything renders it without.
 
-transformers' way (utils/chat_template_utils.py) is copied here, since transformers takes a second and 110 MB
-to load; tests/stages/curate/test_length.py compares the two on llama.cpp's collection of templates. Run as a
-script, this tries the templates on stdin (it imports nothing of the project).
+The way of transformers (utils/chat_template_utils.py) is copied here, because transformers takes a second and
+110 MB to load. tests/stages/curate/test_length.py compares the two on llama.cpp's collection of templates.
+Run as a script, this tries the templates on stdin (it imports nothing of the project).
 
     python -P template.py < templates.json
 """
@@ -18,12 +18,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-# a template that is tried, before its own clock is taken out (`pipeline.chat.clock`), may print the day:
-# always this one, a Wednesday in September
+# A template that is tried before its own clock is removed (`pipeline.chat.clock`) may print the day. It is
+# always this one, a Wednesday in September.
 DAY = datetime(2023, 9, 27)
 SPECIAL = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-CPU_SECONDS = 2  # of the whole trial; a sound template takes a twentieth
-MEMORY_BYTES = 1 << 30  # of address space; Python and Jinja have a tenth
+CPU_SECONDS = 2  # seconds of the whole trial; a valid template needs a twentieth
+MEMORY_BYTES = 1 << 30  # bytes of address space; Python and Jinja need a tenth
 LONGEST_TEXT = 1 << 20  # characters of a conversation of a few words
 LIMITS = {
     resource.RLIMIT_CPU: CPU_SECONDS,
@@ -33,8 +33,9 @@ LIMITS = {
 
 
 def compiled(template: str) -> Callable[..., str]:
-    """The template's render function, in the sandbox that transformers gives it. Raises jinja2's
-    `TemplateSyntaxError`, or whatever else a compiler stumbles over.
+    """Return the template's render function, in the sandbox that transformers uses.
+
+    Raises jinja2's `TemplateSyntaxError`, or any other error of the compiler.
     """
     render: Callable[..., str] = environment().from_string(template).render
     return render
@@ -47,7 +48,7 @@ def environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(ext.Extension):
-        """`{% generation %}`, which marks the assistant's text, is no more than its content here."""
+        """Tag `{% generation %}`, which marks the assistant's text. Here it renders only its content."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2's attribute)
 
@@ -79,11 +80,11 @@ def environment() -> Any:
 
 def try_templates(templates: Mapping[str, str], owner: str) -> str | None:
     """Try the templates (by name) of `owner`, a file or folder, on short conversations in a process with
-    limits of time and memory. Returns why one can't be compiled; None if all can.
+    limits of time and memory. Return the reason why one can't be compiled; None if all can.
 
-    Raises `DataError` for one that exceeds the limits. That it refuses a conversation is its right.
+    Raises `DataError` for one that exceeds the limits. A template may refuse a conversation.
     """
-    # not at the top: the script imports nothing of the project
+    # Not at the top: the script imports nothing of the project.
     from pipeline.core.child import bound
     from pipeline.core.errors import DataError
 
@@ -111,7 +112,9 @@ def try_templates(templates: Mapping[str, str], owner: str) -> str | None:
 
 
 def conversations() -> Iterator[dict[str, Any]]:
-    """What a template is tried on: a question, a system turn, reasoning, a tool's call, and 64 turns."""
+    """Yield the conversations that a template is tried on: a question, a system turn, reasoning, a tool's
+    call, and 64 turns.
+    """
     question, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}, "id": "c00000001"}
     tool = {
@@ -139,8 +142,10 @@ def conversations() -> Iterator[dict[str, Any]]:
 
 
 def verdict_on(templates: Mapping[str, str]) -> dict[str, str]:
-    """`excess` of a template that recurses, or needs too much memory, on the conversations; `broken` is why
-    one can't be compiled.
+    """Return the verdict on the templates.
+
+    `excess` is set for a template that recurses, or needs too much memory, on the conversations. `broken` is
+    the reason why one can't be compiled.
     """
     tokens = {name: f"<{name}>" for name in SPECIAL}
     for source in templates.values():
@@ -148,7 +153,7 @@ def verdict_on(templates: Mapping[str, str]) -> dict[str, str]:
             render = compiled(source)
         except (RecursionError, MemoryError):
             raise
-        except Exception as error:  # Jinja's, and of the Python that it makes
+        except Exception as error:  # errors of Jinja, and of the Python that it generates
             return {"broken": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
         for conversation in conversations():
             try:
@@ -163,7 +168,7 @@ def verdict_on(templates: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Give the verdict on the templates on stdin, as JSON."""
+    """Write the verdict on the templates on stdin, as JSON."""
     try:
         verdict = verdict_on(json.load(sys.stdin))
     except RecursionError:

@@ -1,7 +1,9 @@
-"""A conversation with its words taken out: what a chat template makes of its turns, whatever is said in them.
+"""A conversation with placeholders for its texts, which shows how a chat template renders its turns, whatever
+their content.
 
-Words become stand-ins, nine letters and digits each (the form that Mistral's templates demand of ids).
-Rendered, they show what the template drops; tokenized, which control tokens the turns imply.
+Placeholders (stand-ins) are nine letters and digits each (the form that Mistral's templates require of ids).
+Rendered, they show the texts that the template drops. Tokenized, they show the control tokens that the turns
+imply.
 """
 
 import itertools
@@ -14,7 +16,7 @@ from pipeline.chat.rows import ToolCall
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 
-# strings of tools that templates ask for; everything else in a tool is the user's
+# Strings of tools that templates test for. All other strings of a tool are the user's.
 KEYWORDS = frozenset(
     {
         "type",
@@ -53,15 +55,16 @@ KEYWORDS = frozenset(
 
 
 class StandIns:
-    """Gives each text a stand-in; `of` gives equal texts equal stand-ins, as ids and references need."""
+    """Stand-ins for texts. `of` returns equal stand-ins for equal texts, as ids and references need."""
 
     def __init__(self, letter: str) -> None:
-        # `new` gives one that no other text has; no method, which would make a cycle for every conversation
+        # `new` returns one that no other text has. It is not a method, because that would make a reference
+        # cycle for every conversation.
         self.new = map(f"{letter}{{:08}}".format, itertools.count(1)).__next__
         self.of = defaultdict[str, str](self.new)
 
     def tree(self, value: Any) -> Any:
-        """A JSON value with stand-ins for its texts, keys too; numbers become 0."""
+        """Return a JSON value with stand-ins for its texts, keys too. Numbers become 0."""
         if isinstance(value, str):
             return self.of[value]
         if isinstance(value, dict):
@@ -72,7 +75,7 @@ class StandIns:
 
 
 def probe(messages: list[Message], tools: Tools = None) -> tuple[list[Message], Tools]:
-    """The same turns, tools and calls with stand-ins for every text; a text that is blank becomes empty."""
+    """Return the same turns, tools and calls with stand-ins for every text. A blank text becomes empty."""
     words, arguments, schemas = StandIns("q"), StandIns("a"), StandIns("s")
     bare = [_bare_turn(message, words, arguments) for message in messages]
     if not tools:
@@ -82,8 +85,8 @@ def probe(messages: list[Message], tools: Tools = None) -> tuple[list[Message], 
 
 
 def shown(messages: list[Message], tools: Tools = None, since: int = 0) -> Iterator[tuple[str, str]]:
-    """(what it is, stand-in) of everything in a template probe that a template must show; of the turns before
-    `since` no reasoning.
+    """Yield (description, stand-in) of everything in a template probe that a template must show. Reasoning of
+    the turns before `since` is left out.
     """
     for number, tool in enumerate(tools or [], start=1):
         yield f"tool {number}", tool["function"]["name"]

@@ -1,13 +1,15 @@
-"""Chat templates whose generation prompt decides whether the model reasons, rewritten so that the model does.
+"""Rewriting of chat templates whose generation prompt decides if the model reasons, so that the model
+decides.
 
-Qwen3.5's prompt ends in `<think>` and a line break, and an answer without reasoning goes on with another line
-break, which is one token with the first: no plain chat could be trained. DeepSeek-R1's distills open a block
-of reasoning that no earlier answer has. And if `enable_thinking` changes the prompt, llama-server, which
-says true of itself, serves another text than transformers, which says nothing, trains. With the tag taken out
-of the prompt the model writes it, as Qwen3 does, and both kinds of chats can be trained and are served alike.
+Qwen3.5's prompt ends in `<think>` and a line break. An answer without reasoning continues with another line
+break, which is one token with the first, so no plain chat could be trained. DeepSeek-R1's distills open a
+block of reasoning that no earlier answer has. And if `enable_thinking` changes the prompt, llama-server,
+which sets it to true by itself, serves another text than transformers, which doesn't set it, trains. With the
+tag removed from the prompt the model writes it, as Qwen3 does. Both kinds of chats can then be trained and
+are served alike.
 
-The rewritten template is found by trying: a text of the template is cut short, and what comes out must be the
-same for whole conversations, and a shorter prompt for a question.
+The rewritten template is found by trying: a text of the template is cut short. The result must be the same
+for whole conversations, and a shorter prompt for a question.
 """
 
 from collections.abc import Iterator
@@ -21,8 +23,8 @@ from pipeline.chat.template_probe import Message
 from pipeline.chat.trial import CHATS, QUESTION, USUAL, failures, trained_header
 
 SWITCH = "enable_thinking"
-# What may stand before a template that asks for the switch: nothing, the value that llama-server gives it by
-# default, or the value off for good. Each is a line of its own, whose line break belongs to the tag.
+# Text before a template that reads the switch: nothing, the value that llama-server sets by default, or the
+# value off for good. Each is a line of its own, and its line break belongs to the tag.
 LINES = (
     "",
     f"{{%- set {SWITCH} = {SWITCH} | default(true) %}}\n",
@@ -32,8 +34,8 @@ LINES = (
 
 @dataclass(frozen=True)
 class FreePrompt:
-    """A template whose generation prompt leaves it to the model whether it reasons; `removed` is what the
-    prompt ended in before, "" if it was only the switch that had to be set.
+    """A template whose generation prompt leaves it to the model to reason. `removed` is the former end of the
+    prompt, "" if only the switch had to be set.
     """
 
     template: str
@@ -42,7 +44,9 @@ class FreePrompt:
 
 def free_prompt(tokenizer: Any) -> FreePrompt | None:
     """Return the tokenizer's template with a generation prompt that both kinds of answers can follow, and
-    that is the same with `enable_thinking` as without; None if that is so already, or can't be had.
+    that is the same with `enable_thinking` as without.
+
+    None if that is so already, or impossible.
     """
     template = tokenizer.chat_template
     if not isinstance(template, str) or not _prompt(tokenizer):
@@ -50,7 +54,7 @@ def free_prompt(tokenizer: Any) -> FreePrompt | None:
     best = _score(tokenizer)
     if best.is_sound:
         return None
-    template = template.replace("\r\n", "\n").replace("\r", "\n")  # as jinja2 reads it
+    template = template.replace("\r\n", "\n").replace("\r", "\n")  # jinja2 reads line breaks so.
     free = None
     whole = _conversations(tokenizer)
     for line in LINES if SWITCH in template else LINES[:1]:
@@ -74,7 +78,7 @@ def free_prompt(tokenizer: Any) -> FreePrompt | None:
 class _Score:
     """The distance of a template from one that all kinds of chats can be trained with; less is better."""
 
-    is_unlike: bool  # with the switch on, which is what llama-server shows
+    is_unlike: bool  # True if the switch, which llama-server sets, changes the texts
     is_header_trained: bool
     usual_failed: int
     failed: int
@@ -138,7 +142,7 @@ def _rendered(tokenizer: Any, messages: list[Message], *tools: Any, **more: Any)
 
 
 def _prompt(tokenizer: Any) -> str:
-    """Return what the template writes for the generation prompt; "" if it does not show one."""
+    """Return the text of the template for the generation prompt; "" if it does not show one."""
     question = _rendered(tokenizer, [QUESTION])
     opened = _rendered(tokenizer, [QUESTION], add_generation_prompt=True)
     if question is None or opened is None or not opened.startswith(question):
@@ -147,8 +151,8 @@ def _prompt(tokenizer: Any) -> str:
 
 
 def _cut(tokenizer: Any, template: str, prompt: str) -> list[tuple[str, str]]:
-    """Return the endings of the generation prompt that begin with a control token and stand in one text of
-    the template, shortest first, each with the template without that text.
+    """Return the endings of the generation prompt that begin with a control token and are in one text of the
+    template, shortest first, each with the template without that text.
     """
     tokens = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
     written = list(_written(template))
@@ -166,12 +170,12 @@ def _cut(tokenizer: Any, template: str, prompt: str) -> list[tuple[str, str]]:
 
 
 def _written(template: str) -> Iterator[tuple[int, int]]:
-    """Yield the places [first, last) of the texts in a template: of a string what its quotes hold, and what
-    stands outside of tags.
+    """Yield the places [first, last) of the texts in a template: the content of the quotes of strings, and
+    text outside of tags.
     """
     place = 0
     for _, kind, value in environment().lex(template):
-        # only white space is left out between two tokens
+        # Only white space is left out between two tokens.
         place = template.index(value, place)
         if kind == "string":
             yield place + 1, place + len(value) - 1
@@ -181,5 +185,5 @@ def _written(template: str) -> Iterator[tuple[int, int]]:
 
 
 def _unescaped(text: str) -> str:
-    """Return what a text of a template stands for, with its line breaks."""
+    """Return the value of a text in a template, with its line breaks."""
     return text.replace("\\n", "\n")

@@ -1,6 +1,6 @@
-"""The tokenizer.json of a folder, as the library tokenizers loads it. It holds regular expressions and
-replacements from an untrusted source, which may take any time and memory: it is tried once, in a process
-with limits, before anything loads it without.
+"""The tokenizer.json of a folder, as the library tokenizers loads it. It contains regular expressions and
+replacements from an untrusted source, which may take any time and memory. So it is tried once in a process
+with limits before anything loads it without.
 
 Run as a script, this tries the file of a folder (it imports nothing of the project).
 
@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CPU_SECONDS = 5  # a vocabulary of 262,000 words takes 0.9
-MEMORY_BYTES = 1 << 30  # of address space
-MEMORY_EACH = 16  # bytes more, for each byte of the file; a sound one takes some 12
-MOST_TOKENS = 64  # for each character; a sound one has at most 8, an emoji's bytes in halves
+CPU_SECONDS = 5  # seconds; a vocabulary of 262,000 words needs 0.9
+MEMORY_BYTES = 1 << 30  # bytes of address space
+MEMORY_EACH = 16  # additional bytes for each byte of the file; a valid one needs some 12
+MOST_TOKENS = 64  # tokens for each character; a valid tokenizer has at most 8, an emoji's bytes in halves
 TOO_MUCH = "too much"
-# strings on which pre-tokenizers differ: digits, contractions, spaces, newlines, scripts, code, vowel signs
-# that are marks of their own, a space at the beginning, more spaces than any token has
+# Strings on which pre-tokenizers differ: digits, contractions, spaces, newlines, scripts, code, vowel signs
+# that are marks of their own, a space at the beginning, more spaces than any token has.
 PROBES = (
     "Hello, world! I'm 12345 years and 67.89 days old; you'll see.",
     "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces " + " " * 33,
@@ -34,19 +34,21 @@ PROBES = (
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """A panic inside the library tokenizers, no `Exception` in Python, becomes a `RuntimeError`."""
+    """Raise a `RuntimeError` for a panic inside the library tokenizers, which is not an `Exception` in
+    Python.
+    """
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # its class can't be imported
+        if type(error).__name__ != "PanicException":  # Its class can't be imported.
             raise
         raise RuntimeError(f"tokenizers stopped at it: {error}") from error
 
 
 @panics_as_errors()
 def plain_tokenizer(folder: Path) -> Any:
-    """The `tokenizers.Tokenizer` of a folder's tokenizer.json, without the padding and truncation that some
-    files ask for (of any length, and memory is taken for it).
+    """Return the `tokenizers.Tokenizer` of a folder's tokenizer.json, without the padding and truncation that
+    some files set. They may have any length, and memory is allocated for it.
     """
     from tokenizers import Tokenizer
 
@@ -60,10 +62,10 @@ def try_tokenizer(folder: Path) -> None:
     """Load the tokenizer.json of `folder` and encode each of `PROBES`, in a process with limits of time and
     memory.
 
-    Raises `DataError` if it exceeds them. What else the library says of the file, it says again to the one
-    who loads it.
+    Raises `DataError` if it exceeds them. Other errors of the library are raised again when the file is
+    loaded.
     """
-    # not at the top: the script imports nothing of the project
+    # Not at the top: the script imports nothing of the project.
     from pipeline.core.child import bound
     from pipeline.core.errors import DataError
 
@@ -74,7 +76,7 @@ def try_tokenizer(folder: Path) -> None:
         bound([sys.executable, "-P", str(Path(__file__).resolve()), str(folder.resolve())], limits=limits),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # a panic's
+        stderr=subprocess.DEVNULL,  # output of a panic
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
         check=False,
     )
@@ -94,19 +96,19 @@ def try_tokenizer(folder: Path) -> None:
 
 
 def main() -> None:
-    """Try the folder; say if the tokenizer made too much of the probes."""
+    """Try the folder, and report if the tokenizer made too many tokens of the probes."""
     try:
         if encoded_in_bounds(Path(sys.argv[1])):
             return
     except MemoryError:
         pass
-    except BaseException:  # of any kind: a panic is not an Exception
+    except BaseException:  # All exceptions: a panic is not an `Exception`.
         return
     sys.stdout.write(TOO_MUCH)
 
 
 def encoded_in_bounds(folder: Path) -> bool:
-    """Whether none of `PROBES` becomes more than `MOST_TOKENS` tokens a character."""
+    """Return True if none of `PROBES` becomes more than `MOST_TOKENS` tokens a character."""
     tokenizer = plain_tokenizer(folder)
     return all(
         len(tokenizer.encode(text, add_special_tokens=False).ids) <= MOST_TOKENS * len(text)

@@ -1,8 +1,7 @@
-"""Rows as the model sees them: the base's tokenizer, token ids, and which tokens are trained.
+"""Rows as the model sees them: the base's tokenizer, token ids, and the tokens that are trained.
 
-The text and its trained ranges are those of `pipeline.chat.rendering`. Two things are proven of every row:
-the template drops nothing that is said, and no control token comes from what is said
-(`pipeline.chat.template_probe`).
+The text and its trained ranges come from `pipeline.chat.rendering`. Two things are checked for every row: the
+template drops no content, and no control token comes from the content (`pipeline.chat.template_probe`).
 """
 
 import errno
@@ -21,19 +20,19 @@ from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokeniz
 from pipeline.core.errors import DataError
 from pipeline.core.text import common_start, listed
 
-NOT_LEARNED = "not_learned"  # the reason of a row whose kind the method of training doesn't learn from
-IGNORED = -100  # the label that PyTorch's cross entropy leaves out
+NOT_LEARNED = "not_learned"  # reason of a row whose kind the training method doesn't learn from
+IGNORED = -100  # label that PyTorch's cross entropy ignores
 TOGETHER = 256  # rows that are tokenized in one call
-# of data/final, as `pipeline.chat.rows` describes them; those of older runs have no kind and are chats
+# A row of data/final, as `pipeline.chat.rows` describes it. Rows of older runs have no kind and are chats.
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A sequence of token ids and its labels, both of length T; a label is the id itself or `IGNORED`.
+    """A sequence of token ids and its labels, both of length T. A label is the id itself or `IGNORED`.
 
-    `part` is which of its row's trained turns it is for (from 1), where the row is unfolded, or which of its
-    answers; else it is the entire row. `role` is 1 of an answer that is preferred, -1 of one that is not.
+    `part` is the number (from 1) of the trained turn if the row is unfolded, or of the answer. Otherwise the
+    sequence is the entire row. `role` is 1 for an answer that is preferred, -1 for one that is not.
     """
 
     ids: list[int]
@@ -42,12 +41,12 @@ class Encoded:
     role: int = 0
 
     def name_in(self, row: str) -> str:
-        """The sequence's name, in a row of this name."""
+        """Return the sequence's name in a row of this name."""
         return row if self.part is None else f"{row}#{self.part}"
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return `read_tokenizer` of a folder. Raises `DataError` on a missing end-of-turn token, too."""
+    """Return `read_tokenizer` of a folder. Raises `DataError` if the end-of-turn token is missing, too."""
     tokenizer = read_tokenizer(folder)
     need_end_of_turn(tokenizer, folder)
     return tokenizer
@@ -64,15 +63,16 @@ def need_end_of_turn(tokenizer: Any, folder: Path) -> None:
 
 @panics_as_errors()
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder, proven to be the one of its `tokenizer.json`.
+    """Return the tokenizer of a model folder, after checking that it is the one of its `tokenizer.json`.
 
-    transformers 5 picks the tokenizer class by `config.model_type` and can swap the pre-tokenizer in silence;
-    so its ids are compared with those of the file, which llama.cpp goes by (`go_by_file`). Raises `DataError`
-    on a difference that stays. A chat template may be missing: texts need none, and `render` refuses chats.
+    transformers 5 picks the tokenizer class by `config.model_type` and can replace the pre-tokenizer
+    silently. So its ids are compared with those of the file, which llama.cpp reads (`go_by_file`). Raises
+    `DataError` on a difference that stays. A chat template may be missing: texts need none, and `render`
+    refuses chats.
     """
     from transformers import AutoTokenizer
 
-    if not (folder / "tokenizer.json").is_file():  # transformers would look for a repository of this name
+    if not (folder / "tokenizer.json").is_file():  # transformers would search for a repository of this name.
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / "tokenizer.json"))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     go_by_file(tokenizer, folder)
@@ -80,8 +80,8 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def go_by_file(tokenizer: Any, folder: Path) -> None:
-    """Let `tokenizer` split text as the tokenizer.json of `folder` says, if transformers' class for it does
-    otherwise: by another pattern, or with no space behind a control token (Llama 2's).
+    """Make `tokenizer` split text as the tokenizer.json of `folder` does, if transformers' class for it does
+    otherwise: by another pattern, or with no space after a control token (Llama 2's).
 
     Raises `DataError` if its tokens are not the file's.
     """
@@ -111,7 +111,9 @@ def go_by_file(tokenizer: Any, folder: Path) -> None:
 
 
 def first_difference(tokenizer: Any, plain: Any) -> tuple[str, list[int], list[int]] | None:
-    """Return the first probe that two tokenizers give other ids for, and both; None if there is none."""
+    """Return the first probe for which two tokenizers return different ids, and both; None if there
+    is none.
+    """
     for text in probes(tokenizer):
         loaded = tokenizer(text, add_special_tokens=False)["input_ids"]
         expected = plain.encode(text, add_special_tokens=False).ids
@@ -128,24 +130,26 @@ def probes(tokenizer: Any) -> Iterator[str]:
 
 
 def template_of(tokenizer: Any) -> str:
-    """Return the chat template that conversations without tools are rendered with; "" if there is none."""
+    """Return the chat template that renders conversations without tools; "" if there is none."""
     return str(tokenizer.get_chat_template()) if tokenizer.chat_template else ""
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer into a model's folder. Several named templates are all in tokenizer_config.json: what
-    passes a tokenizer on copies files, and no folder of templates.
+    """Write a tokenizer into a model's folder.
+
+    Several named templates are all written to tokenizer_config.json, because code that passes a tokenizer on
+    copies files, and not a folder of templates.
     """
     tokenizer.save_pretrained(folder, save_jinja_files=isinstance(tokenizer.chat_template, str))
 
 
 def chats(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows of kind chat."""
+    """Yield the rows of kind chat."""
     return (row for row in rows if row.get("kind", "chat") == "chat")
 
 
 def chat_request(messages: list[Message], tools: Tools = None) -> dict[str, Any]:
-    """The conversation as OpenAI's API takes it: the arguments of calls are text there."""
+    """Return the conversation in the form of OpenAI's API, in which the arguments of calls are text."""
     turns = [
         {
             key: [_as_text(call) for call in value] if key == "tool_calls" else value
@@ -158,13 +162,13 @@ def chat_request(messages: list[Message], tools: Tools = None) -> dict[str, Any]
 
 
 def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
-    """Each row with its token ids and labels, or with the reason why it has none.
+    """Yield each row with its token ids and labels, or with the reason why it has none.
 
-    A chat is rendered; labels are on what the assistant says (not on turns with `train: false`) and its ends
-    of turn (not of an answer whose end was cut off). It becomes several sequences where the template makes it
-    unfold (`pipeline.chat.rendering`). The segments of a text are tokenized one by one; the tokenizer's
-    beginning of text goes before them (if it sets one) and its end of text after them, if the last one is
-    trained and has none.
+    A chat is rendered. Labels are on the assistant's text (not on turns with `train: false`) and its ends of
+    turn (not on that of a truncated answer). It becomes several sequences if the template unfolds it
+    (`pipeline.chat.rendering`). The segments of a text are tokenized one by one. The tokenizer's beginning of
+    text is put before them (if it sets one). Its end of text is put after them, if the last one is trained
+    and has none.
     """
     rows = iter(rows)
     while batch := list(islice(rows, TOGETHER)):
@@ -193,7 +197,7 @@ def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Enco
 
 
 def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
-    """The row's texts; none of a row of kind text, which has no template."""
+    """Return the row's texts; none for a row of kind text, which has no template."""
     kind = row.get("kind", "chat")
     if kind == "text":
         return []
@@ -206,27 +210,28 @@ def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
 
 
 def not_learned(row: Row, method: str) -> Unrenderable:
-    """Why `method` does not learn from a row."""
+    """Return the reason why `method` does not learn from a row."""
     return Unrenderable(
         NOT_LEARNED, f"train.method {method} has no use for a row of kind {row.get('kind', 'chat')}"
     )
 
 
 def _tokenized(tokenizer: Any, texts: list[str]) -> list[Any]:
-    """The texts as `tokenizers.Encoding`s: ids, and the characters that each comes from. All in one call,
-    which takes half as long.
+    """Return the texts as `tokenizers.Encoding`s: ids, and the characters that each comes from.
+
+    All are encoded in one call, which takes half as long.
     """
     backend = tokenizer.backend_tokenizer
-    backend.no_truncation()  # some tokenizer.json files ask for it
+    backend.no_truncation()  # Some tokenizer.json files set it.
     backend.no_padding()
     return list(backend.encode_batch(texts, add_special_tokens=False))
 
 
 def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) -> Encoded:
-    """The ids of a rendered conversation, with labels on its trained ranges only.
+    """Return the ids of a rendered conversation, with labels only on its trained ranges.
 
-    Raises `Unrenderable` if the template drops tools, calls or reasoning, if a token lies across the border
-    of a trained range, and where a control token comes from what is said.
+    Raises `Unrenderable` if the template drops tools, calls or reasoning, if a token crosses the border of a
+    trained range, and if a control token comes from the content.
     """
     implied = implied_ids(tokenizer, rendered.messages, tools, rendered.since)
     ids: list[int] = encoding.ids
@@ -234,7 +239,7 @@ def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) ->
         raise Unrenderable("control_token", "a text holds one of the tokenizer's control tokens")
     labels = [IGNORED] * len(ids)
     for start, end in rendered.spans:
-        # some tokenizers count the space before a word to none of the tokens
+        # Some tokenizers assign the space before a word to none of the tokens.
         first = next(
             (token for place in range(start, end) if (token := encoding.char_to_token(place)) is not None),
             None,
@@ -247,7 +252,7 @@ def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) ->
             or encoding.token_to_chars(last)[1] > end
         ):
             raise Unrenderable("token_across_turns", "a token lies across the border of an assistant turn")
-        # the range of an answer whose end was cut off ends before its end of turn
+        # The range of a truncated answer ends before its end of turn.
         is_ended = rendered.text.endswith(tokenizer.eos_token, start, end)
         if is_ended and ids[last] != tokenizer.eos_token_id:
             raise Unrenderable(
@@ -264,13 +269,15 @@ def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) ->
 
 
 def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
-    """Token ids of untemplated text, labels on segments to train. Raises `Unrenderable` if there are none."""
+    """Return the token ids of untemplated text, with labels on segments to train. Raises `Unrenderable` if
+    there are none.
+    """
     begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
     ids, labels = list(begin), [IGNORED] * len(begin)
     for segment in segments:
         piece: list[int] = tokenizer(segment["text"], add_special_tokens=False)["input_ids"]
         if begin and piece[:1] == begin and len(ids) == 1:
-            piece = piece[1:]  # the text brings its own
+            piece = piece[1:]  # The text begins with its own.
         ids += piece
         labels += piece if segment["train"] else [IGNORED] * len(piece)
     if all(label == IGNORED for label in labels):
@@ -282,14 +289,14 @@ def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
 
 
 def encodable(tokenizer: Any, rows: Iterable[Row], longest: int) -> Iterator[Encoded]:
-    """The sequences of those `rows` that encode with exact labels in at most `longest` tokens."""
+    """Yield the sequences of those `rows` that encode with exact labels in at most `longest` tokens."""
     for _, encoded in encode(tokenizer, rows):
-        if not isinstance(encoded, Unrenderable):  # preprocess counts such rows by reason
+        if not isinstance(encoded, Unrenderable):  # preprocess counts such rows by reason.
             yield from (encoding for encoding in encoded if len(encoding.ids) <= longest)
 
 
 def trained_positions(encoded: Encoded) -> list[int]:
-    """The positions whose next token is trained: where a model is asked what training taught it."""
+    """Return the positions whose next token is trained: those at which a model is tested on its training."""
     return [i - 1 for i, label in enumerate(encoded.labels) if label != IGNORED]
 
 

@@ -1,7 +1,7 @@
-"""Chats that a base's template and tokenizer are tried on, before gigabytes are fetched and data is curated.
+"""Chats for trying a base's template and tokenizer, before gigabytes are fetched and data is curated.
 
-They are encoded by the functions of stage `preprocess`. So a base that fails here would lose every row there,
-or would be trained to write the header of its own turns.
+They are encoded by the functions of stage `preprocess`. A base that fails here would lose every row there, or
+would be trained to write the header of its own turns.
 """
 
 import json
@@ -43,7 +43,8 @@ CALLED = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}, 
 PLAIN = "chats without reasoning"
 TURNS = "chats of several turns"
 USUAL = (PLAIN, TURNS)  # kinds that any data set has
-# a base needs one of these kinds only: many templates know no reasoning and no tools, and a few nothing else
+# A base needs only one of these kinds: many templates support no reasoning and no tools, and a few nothing
+# else.
 CHATS: dict[str, Row] = {
     PLAIN: {"messages": [QUESTION, ANSWER]},
     TURNS: {"messages": [QUESTION, ANSWER, *MORE]},
@@ -51,7 +52,7 @@ CHATS: dict[str, Row] = {
     "reasoning": {"messages": [QUESTION, ANSWER | {"reasoning_content": "It flows through Africa."}]},
     "tools": {"messages": CALLED, "tools": [TOOL]},
 }
-# reasons of `Unrenderable` that lie in the base if every row has them
+# Reasons of `Unrenderable` that are faults of the base if every row has them.
 OF_THE_BASE = (
     "no_end_of_turn",
     "not_read_back",
@@ -66,7 +67,7 @@ ANOTHER = "or take another model"
 
 
 def why_no_chats(tokenizer: Any, owner: str) -> str | None:
-    """Return a sentence on why no chat can be trained on `owner`, a base that still can train texts; None if
+    """Return a sentence on why no chat can be trained on `owner`, a base that can still train texts; None if
     chats can be trained.
     """
     if not tokenizer.chat_template:
@@ -123,10 +124,10 @@ def failures(tokenizer: Any) -> dict[str, Unrenderable]:
 
 
 def trained_header(tokenizer: Any) -> str | None:
-    """Return the header of an assistant's turn where the template writes it as a part of the answer.
+    """Return the header of an assistant's turn if the template writes it as a part of the answer.
 
-    A template whose user's turn ends where the answer begins (Mistral's) has no header, and one that writes
-    `<think></think>` or a channel before an answer means it to be trained.
+    A template whose user's turn ends at the beginning of the answer (Mistral's) has no header. A template
+    that writes `<think></think>` or a channel before an answer means it to be trained.
     """
     texts = _opened_and_whole(tokenizer)
     if texts is None or not texts[1].startswith(texts[0]):
@@ -139,7 +140,7 @@ def trained_header(tokenizer: Any) -> str | None:
 
 
 def base_fault(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
-    """Return the error that says of `owner`, a base, why no chat can be trained on it."""
+    """Return the error on why no chat can be trained on `owner`, a base."""
     match why.code:
         case "no_end_of_turn":
             return _without_end(tokenizer, why, owner)
@@ -195,10 +196,11 @@ def _without_end(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
 
 def end_of_turn(tokenizer: Any, stops: Collection[int] = ()) -> str | None:
     """Return the control token that the template ends an answer with, if the tokenizer's eos_token is not
-    there: of several the first at which generation stops (`stops`), or else the first.
+    there.
 
-    Gemma's tokenizers name the end of a text (`<eos>`) and their templates write `<end_of_turn>`; base models
-    that come with ChatML are alike.
+    Of several it is the first at which generation stops (`stops`), otherwise the first. Gemma's tokenizers
+    name the end of a text (`<eos>`) and their templates write `<end_of_turn>`. Base models that come with
+    ChatML do the same.
     """
     written = _after_answer(tokenizer)
     named = tokenizer.eos_token
@@ -210,11 +212,11 @@ def end_of_turn(tokenizer: Any, stops: Collection[int] = ()) -> str | None:
 
 
 def with_own_end(tokenizer: Any, end: str) -> str | None:
-    """Return the tokenizer's template with `eos_token` as it is now, if the template writes `end` after an
-    answer by itself, and something else if `eos_token` is `end`; else None.
+    """Return the tokenizer's template with the present value of `eos_token`, if the template writes `end`
+    after an answer by itself, and something else if `eos_token` is `end`; None otherwise.
 
-    Phi-3.5's ends every turn with `<|end|>` and a conversation with `eos_token`, so that an answer would be
-    trained to end twice.
+    Phi-3.5's template ends every turn with `<|end|>` and a conversation with `eos_token`, so that an answer
+    would be trained to end twice.
     """
     template = tokenizer.chat_template
     named = tokenizer.eos_token
@@ -233,10 +235,10 @@ def with_own_end(tokenizer: Any, end: str) -> str | None:
 
 def with_beginning(tokenizer: Any) -> str | None:
     """Return the tokenizer's template with the beginning of text in front, if the tokenizer puts that before
-    every text and the template does not write it; else None.
+    every text and the template does not write it; None otherwise.
 
-    llama-server puts it before every prompt, so the model would be served what it was not trained on: ChatML
-    on a Llama 3 or a Mistral.
+    llama-server puts it before every prompt, so the model would be served a text that it was not trained on:
+    ChatML on a Llama 3 or a Mistral.
     """
     begin = tokenizer.bos_token
     template = tokenizer.chat_template
@@ -251,7 +253,7 @@ def with_beginning(tokenizer: Any) -> str | None:
 
 
 def _after_answer(tokenizer: Any) -> str | None:
-    """Return what the template writes after an answer; None if it does not show one."""
+    """Return the text of the template after an answer; None if it does not show one."""
     try:
         text = render(tokenizer, [QUESTION, ANSWER])
     except Unrenderable:
@@ -293,7 +295,9 @@ def _border(tokenizer: Any) -> str:
 
 
 def _other_beginning(tokenizer: Any) -> tuple[str, str] | None:
-    """Return how the generation prompt ends and how the answer's turn begins there; None if they agree."""
+    """Return the end of the generation prompt and the beginning of the answer's turn there; None if they
+    agree.
+    """
     texts = _opened_and_whole(tokenizer)
     if texts is None or texts[1].startswith(texts[0]):
         return None
