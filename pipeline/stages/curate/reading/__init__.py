@@ -1,1 +1,1 @@
-"""Files of any known format as rows."""
+"""Readers of files of any known format as rows."""

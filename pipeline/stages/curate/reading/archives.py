@@ -1,8 +1,8 @@
-"""The files inside a tar, one after the other as the archive is read: nothing is written to disk, and no
+"""The files inside a tar, one after the other as the archive is read. Nothing is written to disk, and no
 member's name is used as a path.
 
-Python's tarfile takes an archive that is cut between two members, or damaged there, for a complete one. Here
-both are named.
+Python's tarfile treats an archive that is cut between two members, or damaged there, as complete. Here both
+are reported.
 """
 
 import tarfile
@@ -32,7 +32,7 @@ READ = 1 << 16  # bytes
 
 
 class BrokenArchive(BadLine):
-    """The archive itself breaks, so that no later member can be read."""
+    """Error for a broken archive, after which no later member can be read."""
 
 
 def _broken(error: tarfile.TarError) -> BrokenArchive:
@@ -40,7 +40,7 @@ def _broken(error: tarfile.TarError) -> BrokenArchive:
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose damaged header ends the archive in an error."""
+    """Member of a tar. A damaged header raises an error instead of ending the archive."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> "_Member":
@@ -55,7 +55,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Source:
-    """The archive's bytes; where these break, the archive does."""
+    """Bytes of the archive. If these break, the archive does."""
 
     def __init__(self, file: BufferedReader) -> None:
         self.file = file
@@ -68,10 +68,10 @@ class _Source:
 
 
 def tar_members(path: Path, packing: str) -> Iterator[Content]:
-    """Yield the files in a tar in their order, those that are not read with an empty `kind`. Each can be
-    opened once, before the next is asked for. Raises `BrokenArchive`.
+    """Yield the files in a tar in their order, those that are not read with an empty `kind`.
 
-    Folders, hidden files and what is below hidden folders are left out, as in data/raw.
+    Each can be opened once, before the next is requested. Raises `BrokenArchive`. Folders, hidden files and
+    the files below hidden folders are left out, as in data/raw.
     """
     with opened(path) as packed:
         need_no_page(packed, ARCHIVE)
@@ -104,13 +104,13 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> C
 def _opened(
     archive: tarfile.TarFile, member: tarfile.TarInfo, packing: str, limit: int
 ) -> Iterator[BufferedReader]:
-    """Open a member's text. This and reading raise `BadLine`, or `BrokenArchive`."""
+    """Open a member's text. Opening and reading raise `BadLine`, or `BrokenArchive`."""
     data = cast(IO[bytes], archive.extractfile(member))
     yield unpacked(BufferedReader(Pieces(_blocks(data), member.size), READ), packing, limit)
 
 
 def _blocks(content: IO[bytes]) -> Iterator[bytes]:
-    """Yield the bytes of a member. Raises `BrokenArchive` if there are fewer than its header says."""
+    """Yield the bytes of a member. Raises `BrokenArchive` if there are fewer than its header states."""
     try:
         while block := content.read(READ):
             yield block
@@ -119,7 +119,7 @@ def _blocks(content: IO[bytes]) -> Iterator[bytes]:
 
 
 def _need_nothing_more(archive: tarfile.TarFile) -> None:
-    """Raise `BrokenArchive` if something follows the archive's end mark, such as another archive."""
+    """Raise `BrokenArchive` if there is data after the archive's end mark, such as another archive."""
     while piece := archive.fileobj.read(READ):  # type: ignore[union-attr]
         if piece.strip(b"\0"):
             raise BrokenArchive(

@@ -1,4 +1,6 @@
-"""The authors of a chat between people, for whoever has to say which of them is the assistant."""
+"""The authors of a chat between people, for an error message: the user has to set which of them is the
+assistant.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +12,8 @@ SHOWN = 5  # authors
 
 
 def with_authors(why: BadLine, row: Mapping[str, Any], file: str) -> BadLine:
-    """Return why a row has no assistant, with the authors of its turns and the line that names one of them;
-    any other reason as it is.
+    """Return the reason why a row has no assistant, with the authors of its turns and the line that names one
+    of them. Return any other reason as it is.
     """
     turns = row.get("messages")
     if why.code != "no_assistant" or not isinstance(turns, list):

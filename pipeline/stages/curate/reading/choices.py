@@ -1,5 +1,5 @@
-"""The choices of a question in columns of their own, by names that count on: `A`, `B`, `C`, or `opa`, `opb`,
-`opc`.
+"""The choices of a question in columns of their own, with names that are a series: `A`, `B`, `C`, or `opa`,
+`opb`, `opc`.
 """
 
 import re
@@ -9,14 +9,14 @@ from functools import lru_cache
 ENDING = re.compile(r"(?P<stem>.*?)_?(?P<ending>[A-Za-z]|\d+)", re.DOTALL)
 FIRST = ("a", "A", "0", "1")  # endings with which a series begins
 FEW = 3  # columns of a series, at least
-# what the names of choices begin with, in small letters; other columns may count on too (`tag1`, `tag2`)
+# Beginnings of the names of choices, in small letters. Other columns may be a series too (`tag1`, `tag2`).
 STEMS = ("", "op", "opt", "option", "choice", "ending", "answer", "ans", "candidate", "alternative")
-KNOWN_ROWS = 1024  # sets of keys of which the choices are remembered
-MOST_CHARACTERS = 1000  # of all keys of a row that is looked at
+KNOWN_ROWS = 1024  # sets of keys whose choices are cached
+MOST_CHARACTERS = 1000  # characters of all keys of a row that is searched
 
 
 def choices_among(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that are those of a question's choices; none if there are too few."""
+    """Return the names that are the choices of a question; none if there are too few."""
     return _among(names) if sum(map(len, names)) <= MOST_CHARACTERS else ()
 
 
@@ -27,7 +27,7 @@ def _among(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _are_choices(series: Sequence[str]) -> bool:
-    """Return True if a series is named as choices are. Names that are nothing but numbers are not."""
+    """Return True if a series has names of choices. Names of digits only do not count."""
     first = ENDING.fullmatch(series[0]) if series else None
     if first is None or first["stem"].lower().rstrip("_ ") not in STEMS:
         return False
@@ -35,15 +35,16 @@ def _are_choices(series: Sequence[str]) -> bool:
 
 
 def series_in(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that differ by a letter or a number that counts on, of several series the first that
-    is named as choices are; none if they are few.
+    """Return the first series among the names that has names of choices; none if there are too few.
+
+    The names of a series differ by a letter or a number that increases.
     """
     found = list(_all_series(names))
     return next(filter(_are_choices, found), found[0] if found else ())
 
 
 def _all_series(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the series among names. Zeros in front of a number don't count (`option_01`)."""
+    """Yield the series among names. Leading zeros of a number are ignored (`option_01`)."""
     stems: dict[str, dict[str, str]] = {}
     for name in names:
         found = ENDING.fullmatch(name)
@@ -59,7 +60,7 @@ def _all_series(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _counted(endings: Mapping[str, str], first: str) -> Iterator[str]:
-    """Yield the names with the endings from `first` on."""
+    """Yield the names with successive endings, beginning with `first`."""
     ending = first
     while ending in endings:
         yield endings[ending]

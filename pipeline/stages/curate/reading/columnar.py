@@ -1,8 +1,8 @@
-"""The rows of Parquet, Arrow IPC and Feather files as JSON objects; null cells are left out.
+"""The rows of Parquet, Arrow IPC and Feather files as JSON objects. Null cells are left out.
 
-What JSON has no type for becomes text. Bytes that are not text become an object with their number, so that no
-format takes them for anything (or for nothing). A map is an object, and a cell of Arrow's JSON type, as
-`datasets.Json` stores it, is the value that its text says.
+Values without a JSON type become text. Bytes that are not text become an object with their number, so that no
+format reads them as anything (or as nothing). A map becomes an object. A cell of Arrow's JSON type, as
+`datasets.Json` stores it, becomes the value of its text.
 """
 
 import math
@@ -23,15 +23,15 @@ from pipeline.stages.curate.reading.tables import Row, cell_value
 
 BATCH = 32  # rows that become Python objects at a time
 READ_AHEAD = 1 << 20  # bytes of each column of a Parquet file
-RANDOM_ACCESS = b"ARROW1"  # the first bytes of the IPC file format, which is also Feather version 2
+RANDOM_ACCESS = b"ARROW1"  # first bytes of the IPC file format, which is also Feather version 2
 FIRST_FEATHER = b"FEA1"
-CONTINUATION = b"\xff\xff\xff\xff"  # the first bytes of a message; streams before Arrow 0.15 have none
+CONTINUATION = b"\xff\xff\xff\xff"  # first bytes of a message; streams before Arrow 0.15 have none
 END_OF_STREAM = CONTINUATION + bytes(4)
 
 
 def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
     """Yield each row of a Parquet file. Raises `BadLine` if the rest can't be read."""
-    from pyarrow.parquet import ParquetFile  # takes a while, and most have no use for it
+    from pyarrow.parquet import ParquetFile  # The import is slow, and most files don't need it.
 
     def batches() -> Iterator[Any]:
         table = ParquetFile(file, buffer_size=READ_AHEAD, pre_buffer=False)
@@ -42,10 +42,9 @@ def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
 
 
 def arrow_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
-    """Yield each row of an Arrow stream, as `datasets` saves them, or of a file of the IPC or Feather format.
-    Raises `BadLine` if the rest can't be read.
+    """Yield each row of an Arrow stream, as `datasets` saves it, or of a file of the IPC or Feather format.
 
-    One record batch is in memory, in `datasets` 1,000 rows.
+    Raises `BadLine` if the rest can't be read. One record batch is in memory, in `datasets` 1,000 rows.
     """
     return _rows(_arrow_batches(file), growth_limit(file), max_bytes, "Arrow")
 
@@ -82,7 +81,7 @@ def _arrow_batches(file: BufferedReader) -> Iterator[Any]:
 
 
 def _is_ended(file: BufferedReader, head: bytes) -> bool:
-    """Return True if a stream's last bytes are its end mark, which one that was cut off does not have."""
+    """Return True if a stream's last bytes are its end mark. A truncated stream does not have it."""
     mark = END_OF_STREAM if head.startswith(CONTINUATION) else bytes(4)
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - len(mark), 0))
@@ -108,7 +107,7 @@ def _rows(batches: Iterator[Any], limit: int, max_bytes: int, kind: str) -> Iter
             if unpacked_bytes > limit:
                 raise too_large(limit)
             batch = batch.rename_columns(known_names(batch.schema.names))
-            if written_otherwise is None:  # one schema holds for all batches of a file
+            if written_otherwise is None:  # All batches of a file have one schema.
                 written_otherwise = {
                     field.name: field.type for field in batch.schema if _is_written_otherwise(field.type)
                 }
@@ -122,10 +121,12 @@ def _rows(batches: Iterator[Any], limit: int, max_bytes: int, kind: str) -> Iter
 
 
 def _batch_rows(batch: Any, written_otherwise: Mapping[str, Any], max_bytes: int) -> Iterator[Row]:
-    """Yield each row of a record batch, of which some columns are of types that JSON writes otherwise."""
+    """Yield each row of a record batch. `written_otherwise` has the columns of types that need a conversion
+    to JSON.
+    """
     try:
         rows = batch.to_pylist()
-    except (ValueError, OverflowError):  # one cell is enough: text that is not UTF-8, a year 10,000
+    except (ValueError, OverflowError):  # One cell is enough: text that is not UTF-8, or a year 10,000.
         rows = [None] * len(batch)
     for at, row in enumerate(rows):
         try:
@@ -148,7 +149,9 @@ def _batch_rows(batch: Any, written_otherwise: Mapping[str, Any], max_bytes: int
 
 
 def _is_written_otherwise(kind: Any) -> bool:
-    """Return True for a type that holds a map, or JSON as text, which Python does not have as objects."""
+    """Return True for a type that contains a map, or JSON as text, which Python does not return as
+    objects.
+    """
     from pyarrow import types
 
     if types.is_map(kind) or _is_json(kind):
@@ -183,13 +186,13 @@ def _with_objects(value: Any, kind: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    """Return a map's key as JSON has it. Raises `BadLine`."""
+    """Return a map's key in its JSON form. Raises `BadLine`."""
     value = _json_value(key, MAX_DEPTH)
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def _python_value(cell: Any) -> Any:
-    """An Arrow scalar's value; None if it is a time that Python can't tell."""
+    """Return the value of an Arrow scalar; None for a time that Python can't represent."""
     from pyarrow.types import is_temporal
 
     try:
@@ -203,10 +206,10 @@ def _python_value(cell: Any) -> Any:
 
 
 def _json_value(value: Any, depth: int) -> Any:
-    """The value as JSON has it, nulls too. Raises `BadLine` for one that JSON doesn't have.
+    """Return the value in its JSON form, nulls too. Raises `BadLine` for a value that JSON can't represent.
 
-    A null may be what a row says or what Arrow gives all rows the same keys with: formats and the rule
-    `nulls` tell them apart, as in JSONL.
+    A null may be a value of the row, or come from Arrow, which gives all rows the same keys. Formats and the
+    rule `nulls` distinguish them, as in JSONL.
     """
     if value is None or isinstance(value, str | int):
         return value
@@ -219,7 +222,7 @@ def _json_value(value: Any, depth: int) -> Any:
     match value:
         case dict():
             return {key: _json_value(item, depth - 1) for key, item in value.items()}
-        case list() | tuple():  # a tuple is an interval
+        case list() | tuple():  # A tuple is an interval.
             return [_json_value(item, depth - 1) for item in value]
         case date() | time():
             return value.isoformat()

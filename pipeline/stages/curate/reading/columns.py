@@ -1,6 +1,7 @@
-"""Tables by columns: a JSON file that is one object of columns, each a list of cells or an object of cells by
-their index, as `pandas.DataFrame.to_json` and `dict(dataset)` write them. There are several columns,
-or the only one has a name that some format knows.
+"""Tables by columns: a JSON file that is one object of columns. Each column is a list of cells or an object
+of cells by their index, as `pandas.DataFrame.to_json` and `dict(dataset)` write them.
+
+There is more than one column, or the name of the only one is a key of some format.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from pipeline.core.jsonl import BadLine, parse_line
 from pipeline.stages.curate.reading.formats import LIST_KEYS, TURN_KEYS
 from pipeline.stages.curate.reading.letter_case import KNOWN, known_names
 
-# In a row these hold lists of objects. In a table by columns their cells are such lists.
+# In a row the values of these keys are lists of objects. In a table by columns their cells are such lists.
 LISTS = LIST_KEYS | TURN_KEYS
 
 
@@ -20,7 +21,7 @@ def table_rows(text: bytes) -> list[bytes] | None:
     """Return each row of a table by columns as a JSON object; None if the text is anything else."""
     try:
         columns = _columns(parse_line(text))
-    except BadLine:  # it is met again, and reported, when it is read as a row
+    except BadLine:  # The error occurs again, and is reported, when the text is read as a row.
         return None
     if columns is None:
         return None
@@ -29,7 +30,7 @@ def table_rows(text: bytes) -> list[bytes] | None:
 
 
 def _columns(value: dict[str, Any]) -> dict[str, list[Any]] | None:
-    """Return the cells of each column, if all columns have cells at the same places; else None."""
+    """Return the cells of each column, if all columns have cells at the same indices; None otherwise."""
     names = known_names(list(value))
     if KNOWN.isdisjoint(names) and len(names) == 1:
         return None
@@ -46,7 +47,9 @@ def _columns(value: dict[str, Any]) -> dict[str, list[Any]] | None:
 
 
 def _places(column: Any) -> Iterable[str]:
-    """Return the index of each cell; nothing for no list, nor object whose keys are numbers."""
+    """Return the index of each cell; nothing if the column is neither a list nor an object with numbers as
+    keys.
+    """
     if isinstance(column, list):
         return map(str, range(len(column)))
     if isinstance(column, dict) and all(map(str.isdigit, column)):

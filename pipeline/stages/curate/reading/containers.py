@@ -1,9 +1,9 @@
 """The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, TSV, Parquet, Arrow, Excel; gzip and
 Zstandard around them, tars and zip archives of them, and programs' exports.
 
-The name tells the container, and the content whether JSON is one value a line or one value in all. Whatever a
-file holds, each of its rows is given once: as bytes for `pipeline.core.jsonl.parse_line`, or as the `BadLine`
-that says why there are none. Of a JSON array of any length only the element at hand is in memory.
+The name determines the container. The content determines if JSON is one value a line or a single value. Each
+row of a file is returned once: as bytes for `pipeline.core.jsonl.parse_line`, or as a `BadLine` with the
+reason why it can't be read. Only the current element of a JSON array is in memory, whatever its length.
 """
 
 import json
@@ -72,16 +72,16 @@ from pipeline.stages.curate.reading.zips import zip_members
 T = TypeVar("T")
 RawRow = tuple[int, int | None, bytes | BadLine]
 BLOCK = 1 << 16  # bytes
-# from inside a string to its end, or the block's
+# The rest of a string from inside it to its end, or to the end of the block.
 STRING_REST = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)(")?', re.DOTALL)
 TOKEN = re.compile(rb'"' + STRING_REST.pattern + rb"|[\[\]{},]", re.DOTALL)
 QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
-# what no row may hold, but the parts of an export's record that no row keeps
+# Errors in a row that are allowed in the parts of an export's record that no row keeps.
 ROWS_ONLY = ("control_character", "number_out_of_range", "too_deep")
 
 
 class Part(NamedTuple):
-    """The bytes from `start` to `stop` (0: the end) of a file of lines, after `number` earlier lines."""
+    """Bytes from `start` to `stop` (0: the end) of a file of lines, after `number` earlier lines."""
 
     start: int
     stop: int
@@ -94,10 +94,10 @@ ALL = Part(0, 0, 0)
 class RawLine(NamedTuple):
     """A row of a raw file: a line, an element or a record of it, or one of the rows that a record gives."""
 
-    number: int  # of the record, from 1
+    number: int  # number of the record, from 1
     offset: int | None  # bytes from the start of the (decompressed, UTF-8) file; None for tables
     data: bytes | BadLine
-    row: int = 0  # from 1, among the rows that the record gives; 0 if it gives no other
+    row: int = 0  # number among the rows of the record, from 1; 0 if the record gives only this one
 
     def source(self, file: str) -> str:
         """Return FILE:LINE, or FILE:LINE~NUMBER if the record gives several rows."""
@@ -105,12 +105,14 @@ class RawLine(NamedTuple):
 
     @property
     def raw(self) -> bytes:
-        """Its bytes, as far as there are any."""
+        """Return the bytes of the row, if there are any."""
         return self.data if isinstance(self.data, bytes) else b""
 
 
 def parsed(row: bytes | BadLine) -> dict[str, Any]:
-    """The JSON object of a row as `raw_lines` gives it; a list of turns is put into one. Raises `BadLine`."""
+    """Return the JSON object of a row of `raw_lines`. A list of turns is put into an object. Raises
+    `BadLine`.
+    """
     if isinstance(row, BadLine):
         raise row
     try:
@@ -127,7 +129,7 @@ def parsed(row: bytes | BadLine) -> dict[str, Any]:
 
 
 def _is_chat(value: Any) -> bool:
-    """Return True for a list of turns, as some files have it without an object around it."""
+    """Return True for a list of turns, which some files have without an object around it."""
     is_list = isinstance(value, list) and bool(value)
     return is_list and all(
         isinstance(turn, dict) and not turn.keys().isdisjoint(("role", "from")) for turn in value
@@ -143,17 +145,16 @@ def raw_lines(
     part: Part | None = None,
     style: Style | None = None,
 ) -> Iterator[RawLine]:
-    """Every row of the file, or of a part of one that `is_cut_anywhere`: (number from 1, byte offset, its
-    JSON or why there is none).
+    """Yield every row of the file, or of a part of one that `is_cut_anywhere`: number from 1, byte offset,
+    its JSON or the reason why it can't be read.
 
-    A row is a line (a blank one too), an array's element or a table's record; where a file can't be read,
-    all that is left of it is one row more. An export's record may give several rows, and so does a long
-    document: those follow each other, with the record's number and numbers of their own. The offset is that
-    in the unpacked file, None in a table. `name`
-    tells the container. Memory stays within a few times `max_line_bytes`, and one page of each column of a
-    Parquet file. `notes` counts `bom` and `crlf` (lines that end so). With a `style` the file is a document,
-    whatever its name. Raises `DataError` if the file can't be
-    opened, and nothing else.
+    A row is a line (a blank one too), an array's element or a table's record. If a file can't be read
+    further, the rest of it is one more row. An export's record may give several rows, and so does a long
+    document. Those follow each other, with the record's number and numbers of their own. The offset is that
+    in the unpacked file, None in a table. `name` determines the container. Memory stays within a few times
+    `max_line_bytes`, and one page of each column of a Parquet file. `notes` counts `bom` and `crlf` (lines
+    with these ends). With a `style` the file is a document, whatever its name. Raises only `DataError`, if
+    the file can't be opened.
     """
     part = part or ALL
     number = part.number
@@ -173,7 +174,7 @@ def raw_lines(
 
 
 def _within_records(rows: Iterable[RawRow]) -> Iterator[RawLine]:
-    """Yield rows, those of one record with their numbers among each other."""
+    """Yield rows, numbered within each record."""
     held: RawLine | None = None
     try:
         for number, offset, data in rows:
@@ -184,7 +185,7 @@ def _within_records(rows: Iterable[RawRow]) -> Iterator[RawLine]:
                     row = held.row + 1
                 yield held
             held = RawLine(number, offset, data, row)
-    except (BadLine, OSError):  # what was read before the file breaks is a row all the same
+    except (BadLine, OSError):  # Rows that were read before the file breaks are rows all the same.
         if held is not None:
             yield held
         raise
@@ -206,7 +207,7 @@ def _of_one_record(rows: Iterable[Row]) -> Iterator[RawRow]:
 
 
 def _numbered(rows: Iterable[Row]) -> Iterator[RawRow]:
-    """Yield rows with their numbers. Of such rows no offset is known."""
+    """Yield rows with their numbers. Their offsets are not known."""
     for number, row in enumerate(rows, start=1):
         yield number, None, row
 
@@ -244,7 +245,7 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
 def _content_rows(
     content: Content, layout: str, max_bytes: int, notes: Counter[str], part: Part = ALL
 ) -> Iterator[RawRow]:
-    """Yield the rows of a file that is no export."""
+    """Yield the rows of a file that is not an export."""
     with content.opened() as file:
         if layout in DOCUMENTS:
             yield from _of_one_record(document_rows(file, notes))
@@ -257,7 +258,9 @@ def _content_rows(
 def _json_rows(
     file: BufferedReader, layout: str, max_bytes: int, notes: Counter[str], part: Part = ALL
 ) -> Iterator[RawRow]:
-    """Yield the rows of a JSON file that stands at its beginning, or at that of a part of its lines."""
+    """Yield the rows of a JSON file that is open at its beginning, or at the beginning of a part of its
+    lines.
+    """
     if layout == "array":
         yield from array_rows(file, max_bytes)
     elif layout == "object":
@@ -273,8 +276,8 @@ def _json_rows(
 
 
 def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[str, Export | None]:
-    """Return a file's layout, and the export that its first records show it to be; None for rows in a format
-    or a table.
+    """Return a file's layout, and the export detected from its first records; None for rows in a format or a
+    table.
     """
     if content.kind == MAILBOX:
         return mbox.MAILBOX, mbox.EXPORT
@@ -284,7 +287,7 @@ def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[
     head = _head(content, layout, max_bytes)
     if head.objects() or not may_be_large(_beginning(content)):
         return layout, export_in(head)
-    # A record may be longer than a row if it holds a channel, or all branches of a chat.
+    # A record may be longer than a row if it contains a channel, or all branches of a chat.
     large = layout_of(content, MAX_RECORD_BYTES, Counter())
     export = export_in(_head(content, large, MAX_RECORD_BYTES))
     return (large, export) if export else (layout, None)
@@ -298,12 +301,12 @@ def _beginning(content: Content) -> bytes:
 
 
 def _head(content: Content, layout: str, max_bytes: int) -> Head:
-    """Return the file's first records. What breaks is met again, and reported, when the rows are read."""
+    """Return the file's first records. Errors occur again, and are reported, when the rows are read."""
     return Head(layout, tuple(_readable(islice(_records_of(content, layout, max_bytes), HEAD_RECORDS))))
 
 
 def _readable(records: Iterable[Record]) -> list[Any]:
-    """Return the values of records, as far as they can be read."""
+    """Return the values of the records that can be read."""
     values = []
     with suppress(BadLine, OSError):
         for record in records:
@@ -313,7 +316,7 @@ def _readable(records: Iterable[Record]) -> list[Any]:
 
 
 def _records_of(content: Content, layout: str, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record]:
-    """Yield the records of a content."""
+    """Yield the records of a file."""
     with content.opened() as file:
         if layout == mbox.MAILBOX:
             yield from _letters(file)
@@ -327,7 +330,7 @@ def _letters(file: BufferedReader) -> Iterator[Record]:
 
 
 def _records_in(rows: Iterable[RawRow]) -> Iterator[Record]:
-    """Yield the records that rows are of an export. Blank lines are none."""
+    """Yield the records of the rows of an export. Blank lines are not records."""
     for number, offset, data in rows:
         value = data if isinstance(data, BadLine) else _value(data)
         if not isinstance(value, BadLine) or value.code != "blank":
@@ -335,10 +338,10 @@ def _records_in(rows: Iterable[RawRow]) -> Iterator[Record]:
 
 
 def _value(data: bytes) -> Any | BadLine:
-    """Return a record's JSON value, or why it is none.
+    """Return a record's JSON value, or the reason why it can't be parsed.
 
-    What a row may not hold is refused when the export's row is read, because a record has parts that no row
-    keeps: another branch, which holds a control character, or a tree that is deeper than a row.
+    Values that a row may not contain are refused when the export's row is read, because a record has parts
+    that no row keeps: another branch with a control character, or a tree that is deeper than a row.
     """
     try:
         return parse_value(data)
@@ -352,8 +355,8 @@ def _value(data: bytes) -> Any | BadLine:
 def _recognized_rows(
     export: Export, records: Records, max_bytes: int, notes: Counter[str]
 ) -> Iterator[RawRow]:
-    """Yield the rows of a file whose first records show that it is an export. Rows of one's own and another
-    program's conversations between its records are read as what they are.
+    """Yield the rows of a file that was detected as an export by its first records. The user's own rows and
+    another program's conversations between its records are read as such.
     """
     beside = cache(records.beside)
     counted = {export}
@@ -368,7 +371,7 @@ def _recognized_rows(
 
 
 def _own_rows(records: Iterable[Record], max_bytes: int) -> Iterator[RawRow]:
-    """Yield records that are rows of one's own as JSON bytes."""
+    """Yield records that are the user's own rows as JSON bytes."""
     for number, offset, value in records:
         data = _row_bytes(value)
         is_long = isinstance(data, bytes) and len(data) > max_bytes
@@ -380,7 +383,7 @@ def _too_long(max_bytes: int) -> BadLine:
 
 
 def _exported(export: Export, records: Records, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
-    """Yield the rows of a program's export as JSON bytes. What is longer than a row may be is cut."""
+    """Yield the rows of a program's export as JSON bytes. Conversations longer than a row may be are cut."""
     for number, offset, row in export.read(records, notes):
         data = _row_bytes(row)
         if isinstance(data, bytes) and not isinstance(row, BadLine) and len(data) > max_bytes:
@@ -396,12 +399,12 @@ def _row_bytes(row: dict[str, Any] | BadLine) -> bytes | BadLine:
         return row
     try:
         return orjson.dumps(row)
-    except orjson.JSONEncodeError:  # it reads deeper nesting than it writes
+    except orjson.JSONEncodeError:  # orjson reads deeper nesting than it writes.
         return BadLine("too_deep", "the conversation is nested too deep")
 
 
 def _values_near(path: Path, name: str) -> list[Any]:
-    """Return the values in the JSON file of this name beside a file, or beside its folder; [] if there is
+    """Return the values in the JSON file of this name next to a file, or next to its folder; [] if there is
     none.
     """
     near = next((place for place in (path.parent / name, path.parent.parent / name) if place.is_file()), None)
@@ -409,7 +412,7 @@ def _values_near(path: Path, name: str) -> list[Any]:
 
 
 def _values(content: Content) -> list[Any]:
-    """Return the values of a small JSON file that says more about an export, as far as it can be read."""
+    """Return the values of a small JSON file that supplements an export, as far as it can be read."""
     with suppress(OSError):
         layout = layout_of(content, MAX_RECORD_BYTES, Counter())
         return _readable(_records_of(content, layout))
@@ -421,7 +424,7 @@ def _missing(file: str) -> BadLine:
 
 
 class _Member(NamedTuple):
-    """A member of an archive, which can be opened once, and what it is read as."""
+    """A member of an archive, which can be opened once, with its layout and export."""
 
     content: Content
     layout: str
@@ -429,7 +432,7 @@ class _Member(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder whose files its export joins, "" if it joins none."""
+        """Return the folder whose files its export joins, "" if it joins none."""
         joins = self.export is not None and self.export.joins_folder
         return str(PurePosixPath(self.content.name).parent) if joins else ""
 
@@ -437,11 +440,10 @@ class _Member(NamedTuple):
 def _archive_rows(
     members: Callable[[], Iterator[Content]], limit: int, max_bytes: int, notes: Counter[str]
 ) -> Iterator[RawRow]:
-    """Yield the rows of an archive's members, one after the other, with numbers that go on.
+    """Yield the rows of an archive's members, one after the other, numbered consecutively.
 
-    `members` goes through the archive each time that it is called. What is wrong with a member costs its own
-    rows, and what is wrong with the archive all that follow. Together the members may unpack to `limit`
-    bytes.
+    `members` iterates over the archive each time that it is called. An error in a member costs its own rows.
+    An error in the archive costs all rows that follow. Together the members may unpack to `limit` bytes.
     """
     beside = cache(partial(_values_inside, members, limit))
     before = 0  # records of earlier members
@@ -463,10 +465,10 @@ def _archive_rows(
 def _members_read(
     members: Callable[[], Iterator[Content]], limit: int, max_bytes: int, notes: Counter[str]
 ) -> Iterator[_Member]:
-    """Yield the members that are read. Each is read before the next is asked for.
+    """Yield the members that are read. Each is read before the next is requested.
 
-    Beside an export, only its own files are read, and those that are damaged, which may be its own. `notes`
-    has the others. Raises `BadLine` if no member is read.
+    Next to an export, only its own files are read, and damaged files, which may be its own. `notes` lists the
+    others. Raises `BadLine` if no member is read.
     """
     is_export = _holds_export(members, limit, max_bytes)
     read = unpacked_bytes = 0
@@ -490,8 +492,9 @@ def _members_read(
 
 
 def _holds_export(members: Callable[[], Iterator[Content]], limit: int, max_bytes: int) -> bool:
-    """Return True if a member is a program's export, and more than a file that lies beside one."""
-    with suppress(BadLine):  # a broken archive is met again, and reported, when its rows are read
+    """Return True if a member is a program's export, and not only a file next to one."""
+    # The error of a broken archive occurs again, and is reported, when its rows are read.
+    with suppress(BadLine):
         for content in members():
             if content.kind:
                 _, export = _recognized(Member(content, limit).content, max_bytes, Counter())
@@ -501,7 +504,7 @@ def _holds_export(members: Callable[[], Iterator[Content]], limit: int, max_byte
 
 
 def _begins_broken(content: Content, layout: str) -> bool:
-    """Return True for a JSON file whose first record can't be read, so that nobody knows what it holds."""
+    """Return True for a JSON file whose first record can't be read, so that its content is unknown."""
     if content.kind != ".json":
         return False
     try:
@@ -512,7 +515,7 @@ def _begins_broken(content: Content, layout: str) -> bool:
 
 
 def _groups(members: Iterator[_Member]) -> Iterator[Iterator[_Member]]:
-    """Yield the members each alone, but together if their export joins the files of a folder."""
+    """Yield each member by itself, or members together if their export joins the files of a folder."""
     for folder, group in groupby(members, lambda member: member.folder):
         if folder:
             yield group
@@ -552,12 +555,12 @@ def _joined_records(group: Iterator[_Member], note: str, notes: Counter[str]) ->
                 last += 1
                 yield Record(before + last, None, broken)
             before += last
-    except BadLine as broken:  # the archive breaks, and what was read before is still read as rows
+    except BadLine as broken:  # The archive breaks. Records that were read before are still read as rows.
         yield Record(before + 1, None, broken)
 
 
 def _values_inside(members: Callable[[], Iterator[Content]], limit: int, name: str) -> list[Any]:
-    """Return the values in the archive's JSON file of this name, in whatever folder; [] if there is none."""
+    """Return the values in the archive's JSON file of this name, in any folder; [] if there is none."""
     with suppress(BadLine):
         for content in members():
             if content.kind and PurePosixPath(content.name).name == name:
@@ -566,12 +569,12 @@ def _values_inside(members: Callable[[], Iterator[Content]], limit: int, name: s
 
 
 def _placed(row: bytes | BadLine, place: str) -> bytes | BadLine:
-    """Return a row of a member, with the member's name in front of what is wrong with it."""
+    """Return a row of a member, with the member's name in front of its error, if it has one."""
     return BadLine(row.code, f"{place}: {row}") if isinstance(row, BadLine) else row
 
 
 def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
-    """The records of a table, whose suffix is `kind`."""
+    """Yield the records of a table with the suffix `kind`."""
     if kind == ".parquet":
         return parquet_rows(file, max_bytes)
     if kind in ARROW:
@@ -605,10 +608,11 @@ def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part) -> I
 
 
 def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, bytes | BadLine]]:
-    """(number from 1, byte offset, bytes) of each element of a file that begins with `[` (after spaces or a
-    byte order mark).
+    """Yield (number from 1, byte offset, bytes) of each element of a file that begins with `[` (after spaces
+    or a byte order mark).
 
-    Where the array is broken, the rest of the file is one `BadLine`: where elements begin there is unknown.
+    If the array is broken, the rest of the file is one `BadLine`, because the elements' beginnings are
+    unknown.
     """
     number = start = size = 0
     text, mark = bytearray(), b""
@@ -618,7 +622,7 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
             start = offset + len(piece) - len(piece.lstrip(JSON_SPACE))
             piece = piece.lstrip(JSON_SPACE)
         size += len(piece)
-        if size <= max_bytes + BLOCK:  # spaces may follow it
+        if size <= max_bytes + BLOCK:  # Spaces may follow it.
             text += piece
         if not mark:
             continue
@@ -651,11 +655,11 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
 
 
 def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:
-    """(offset, bytes, mark) of the array's inside, cut at its own commas and its end (the marks), and at
-    blocks' ends (no mark).
+    """Yield (offset, bytes, mark) of the array's inside, cut at its own commas and its end (the marks), and
+    at the ends of blocks (no mark).
 
-    After the end everything comes uncut. Strings count as such, brackets by their number: whether the
-    elements are JSON is for others to say.
+    After the end everything is yielded uncut. Strings are recognized, brackets are counted. The elements are
+    not checked to be JSON here.
     """
     depth, in_string, closed, base, held = 0, False, False, 0, b""
     while block := file.read1(BLOCK):
@@ -685,7 +689,7 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _is_grammatical(element: bytes) -> bool:
-    """Whether its text follows JSON's grammar, so that the array's next comma is one."""
+    """Return True if the text follows JSON's grammar, so that the array's next comma separates elements."""
     if is_json(element):
         return True
     try:

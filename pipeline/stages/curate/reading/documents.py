@@ -1,8 +1,8 @@
 """Plain text, for continued pretraining: a file is a document, and so a row of text.
 
-A long document comes in several rows, each cut behind a paragraph, a line or a space, so only the piece at
-hand is in memory. All of them but the last end in an empty segment that is not trained: the document goes on
-there, so that no end of text is taught.
+A long document is read as several rows, each cut after a paragraph, a line or a space, so only the current
+piece is in memory. All of them but the last end in an empty segment that is not trained. It marks that the
+document continues, so that no end of text is learned.
 """
 
 from collections import Counter
@@ -17,15 +17,15 @@ import orjson
 from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.stages.curate.reading.encodings import NOT_UTF8
 
-Style = Literal["bare", "named"]  # named: the file's name is the document's first line
+Style = Literal["bare", "named"]  # With "named", the file's name is the document's first line.
 
 DOCUMENTS = (".txt", ".md")
-# files beside data that are about it; one that is to be trained is named in curate.documents
+# Files about the data next to them. To train one, name it in curate.documents.
 ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog")
-# an ending in front of .txt by which a file holds rows, such as that of chats.jsonl.txt
+# Endings in front of .txt that mean a file of rows, such as that of chats.jsonl.txt.
 OF_ROWS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 PIECE = 1 << 18  # bytes; the rule `length` makes at most some thousand parts of a row
-PLACES = (b"\n\n", b"\n", b" ")  # to cut behind, the best first
+PLACES = (b"\n\n", b"\n", b" ")  # places to cut after, the best first
 
 
 def is_document(name: str) -> bool:
@@ -42,12 +42,12 @@ def holds_rows(name: str) -> bool:
 
 
 def style_of(name: str, kind: str, globs: Mapping[str, Style]) -> Style | None:
-    """Return how `curate.documents` wants the file to be read; None if it doesn't name it, and for a file
-    whose kind holds rows.
+    """Return the style that `curate.documents` sets for the file; None if it doesn't name it, and for a file
+    whose kind contains rows.
     """
     if kind and kind not in DOCUMENTS:
         return None
-    # a folder's name means all that is below it
+    # A folder's name matches all files below it.
     patterns = ((f"{glob}*" if glob.endswith("/") else glob, style) for glob, style in globs.items())
     return next((style for glob, style in patterns if fnmatchcase(name, glob)), None)
 
@@ -56,7 +56,7 @@ def document_rows(file: BufferedReader, notes: Counter[str], heading: str = "") 
     """Yield the rows of one document as JSON. `heading` becomes its first line.
 
     `notes` counts `bom`, `crlf` (line ends that become one character) and `form_feeds`, which become line
-    breaks. What is no text ends the document.
+    breaks. Bytes that are not text end the document.
     """
     offset = 0
     for data, is_last in _pieces(file):
@@ -81,7 +81,7 @@ def document_rows(file: BufferedReader, notes: Counter[str], heading: str = "") 
 
 
 def _decoded(data: bytes, offset: int) -> str | BadLine:
-    """Return the text of a piece, or why it is none; `offset` is its place in the file."""
+    """Return the text of a piece, or the reason why it is not text. `offset` is its place in the file."""
     if b"\0" in data:
         return BadLine(
             "unknown_container", f"this is no text: byte {offset + data.index(0)} is zero, as in a program"
@@ -93,7 +93,7 @@ def _decoded(data: bytes, offset: int) -> str | BadLine:
 
 
 def _pieces(file: BufferedReader) -> Iterator[tuple[bytes, bool]]:
-    """Yield the file's bytes in pieces, each with whether it is the last."""
+    """Yield the file's bytes in pieces, each with True if it is the last."""
     held = b""
     while True:
         held += file.read(2 * PIECE - len(held))
@@ -107,12 +107,12 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[bytes, bool]]:
 
 
 def _place(data: bytes) -> int:
-    """Return where the first piece of `data` ends: at most at `PIECE`, and at least at half of it."""
+    """Return the end of the first piece of `data`: at most at `PIECE`, and at least at half of it."""
     for mark in PLACES:
         place = data.rfind(mark, PIECE // 2, PIECE)
         if place >= 0:
             return place + len(mark)
     place = PIECE
-    while data[place] & 0xC0 == 0x80 and place > PIECE // 2:  # within a character
+    while data[place] & 0xC0 == 0x80 and place > PIECE // 2:  # The place is within a character.
         place -= 1
     return place

@@ -1,7 +1,7 @@
-"""Text in other encodings than UTF-8: what a byte order mark tells is read, anything else is named.
+"""Text in other encodings than UTF-8. A file with a byte order mark is read, any other is reported.
 
-A file of UTF-16 or UTF-32 without a mark is not read: the sentence says what converts it. Of one-byte
-encodings nothing in the file tells which one it is.
+A file of UTF-16 or UTF-32 without a mark is not read; the sentence contains the command that converts it. A
+file in a one-byte encoding contains nothing that identifies the encoding.
 """
 
 import codecs
@@ -10,14 +10,14 @@ from io import BufferedReader
 
 from pipeline.core.jsonl import BadLine
 
-HEAD = 8  # bytes that tell the encoding
-MARKS = {  # the longer ones first: UTF-32's begins with UTF-16's
+HEAD = 8  # bytes that determine the encoding
+MARKS = {  # The longer ones come first, because UTF-32's begins with UTF-16's.
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-UNMARKED: dict[tuple[bool, ...], str] = {  # which of every four bytes are not zero, in ASCII text
+UNMARKED: dict[tuple[bool, ...], str] = {  # True for the nonzero bytes of every four, in ASCII text
     (True, False, True, False): "UTF-16LE",
     (False, True, False, True): "UTF-16BE",
     (True, False, False, False): "UTF-32LE",
@@ -36,23 +36,23 @@ NOT_UTF8 = f"if the file comes from Windows, {remedy('CP1252')}"
 
 
 def marked(head: bytes) -> str | None:
-    """Return the encoding that a byte order mark names, or None if it is UTF-8 or there is no mark."""
+    """Return the encoding of a byte order mark, or None if it is UTF-8 or there is no mark."""
     return next((name for mark, name in MARKS.items() if head.startswith(mark)), None)
 
 
 def unmarked(head: bytes) -> str | None:
-    """Return the encoding that zero bytes between ASCII characters give away, or None."""
+    """Return the encoding inferred from zero bytes between ASCII characters, or None."""
     first, second = (tuple(byte > 0 for byte in part) for part in (head[:4], head[4:HEAD]))
     return UNMARKED.get(first) if first == second else None
 
 
 def is_foreign(head: bytes) -> bool:
-    """Return True if the text is not read as it stands."""
+    """Return True if the text can't be read without conversion."""
     return bool(marked(head) or unmarked(head))
 
 
 def utf8_pieces(file: BufferedReader, encoding: str) -> Iterator[bytes]:
-    """Yield the text as UTF-8, without its byte order mark. Raises `BadLine` if it breaks."""
+    """Yield the text as UTF-8, without its byte order mark. Raises `BadLine` if it is invalid."""
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
         while piece := file.read1(READ):
@@ -63,5 +63,5 @@ def utf8_pieces(file: BufferedReader, encoding: str) -> Iterator[bytes]:
 
 
 def no_mark(encoding: str) -> BadLine:
-    """Return why a file of UTF-16 or UTF-32 without a byte order mark is not read."""
+    """Return the reason why a file of UTF-16 or UTF-32 without a byte order mark is not read."""
     return BadLine("not_utf8", f"this is {encoding} without a byte order mark: {remedy(encoding)}")

@@ -1,7 +1,7 @@
-"""Rows with other key names: what a mapping of `curate.fields` makes of a row before its format is judged.
+"""Rows with other key names: applies a mapping of `curate.fields` to a row before its format is detected.
 
-Which keys a mapping reads, which stay and which of these are in doubt depends on the row's keys alone. Most
-rows of a file have the same keys, so that is decided once and kept.
+The keys that a mapping reads, the keys that stay and the doubtful ones among these depend only on the row's
+keys. Most rows of a file have the same keys, so this is decided once and cached.
 """
 
 import json
@@ -33,37 +33,39 @@ from pipeline.stages.curate.reading.tables import cell_value
 from pipeline.stages.curate.reading.values import is_by_columns, items
 from pipeline.stages.curate.wire.shapes import KINDS
 
-Reader = Callable[[Mapping[str, Any]], Any]  # of a row, the value of a target; None if it has none
-Piece = tuple[str, tuple[str, Reader] | None]  # of a template: a text, then a path and its reader
-MAPPED = ""  # rows that were mapped, counted beside the targets
-UNMAPPED = "-"  # rows without any source
-KEPT_PLANS = 1024  # sets of keys for which it is remembered what is read and what stays
+# function from a row to the value of a target; None if it has none
+Reader = Callable[[Mapping[str, Any]], Any]
+Piece = tuple[str, tuple[str, Reader] | None]  # pieces of a template: a text, then a path and its reader
+MAPPED = ""  # key for rows that were mapped, counted next to the targets
+UNMAPPED = "-"  # key for rows without any source
+KEPT_PLANS = 1024  # sets of keys whose plan is cached
 EXCHANGE = {USER: "prompt", ASSISTANT: "completion"}
 TURN_FIELDS = (*LISTS_OF_TURNS, *sorted(TURN_KEYS))
-TEXTS = ("answers", "segments", "text")  # what no other format reads or misses beside its own keys
-# other names of a turn's keys: of two, one would not be read
+TEXTS = ("answers", "segments", "text")  # keys that no other format reads or misses next to its own keys
+# Other names of a turn's keys. If there were two, one of them would not be read.
 SAME_IN_TURNS = {"role": ("from",), "content": ("value", "text")}
 REMEDY = "map it too or set it to null in curate.fields"
 NAME_SHOWN = 40  # characters of a key
 
 
 class Plan(NamedTuple):
-    """The treatment of rows (or turns) that have the same keys."""
+    """Plan for rows (or turns) with the same keys."""
 
-    readers: tuple[tuple[str, Reader], ...]  # of each target
+    readers: tuple[tuple[str, Reader], ...]  # target and its reader
     constants: tuple[tuple[str, str], ...]
-    kept: tuple[str, ...]  # the keys that stay
-    doubtful: tuple[tuple[str, str], ...]  # of these: a key, and the target or the format's key that it is
+    kept: tuple[str, ...]  # keys that stay
+    # keys among these, each with the target or the format's key that it may be
+    doubtful: tuple[tuple[str, str], ...]
     renamed: tuple[str, ...] | None  # the keys by their new names, if the mapping only renames keys
-    counted: tuple[str, ...]  # what is counted of a row with all targets
+    counted: tuple[str, ...]  # names counted for a row with all targets
 
 
 class RowMapper:
-    """Applies one mapping to the rows of one file."""
+    """One mapping, applied to the rows of one file."""
 
     def __init__(self, stated: Mapping[str, Any], file: str, format: str) -> None:
         self.fields = fields_of(stated)
-        self.format = format  # by `curate.formats`
+        self.format = format  # format set in `curate.formats`
         kind, _ = suffixes(file)
         self.is_table = kind in (*TEXT_TABLES, *PACKED_TABLES)
         row = {EXCHANGE.get(target, target): source for target, source in self.fields.row.items()}
@@ -80,13 +82,13 @@ class RowMapper:
         self.side_plan = side_plan if sides else None
 
     def apply(self, row: dict[str, Any], found: Counter[str]) -> dict[str, Any]:
-        """Return the row with the keys that formats know; the row itself if it has none of the sources.
+        """Return the row with the keys that formats know, or the row itself if it has none of the sources.
 
         `found` counts the targets whose source the row has, and the row as `MAPPED` or `UNMAPPED`. Raises
         `BadRow` if a key that stays contradicts the mapping.
         """
         plan = self.plan(tuple(row))
-        if plan.renamed is not None and not self.is_table and None not in row.values():  # the usual case
+        if plan.renamed is not None and not self.is_table and None not in row.values():  # The usual case.
             new = dict(zip(plan.renamed, row.values(), strict=True))
             found.update(plan.counted)
             new.update(plan.constants)
@@ -96,7 +98,7 @@ class RowMapper:
         return self._applied(row, plan, found)
 
     def _applied(self, row: dict[str, Any], plan: Plan, found: Counter[str]) -> dict[str, Any]:
-        """Return what `apply` does, target by target."""
+        """Return the result of `apply`, target by target."""
         new: dict[str, Any] = {}
         for target, read in plan.readers:
             value = read(row)
@@ -119,7 +121,7 @@ class RowMapper:
         return new
 
     def explained(self, problem: str, row: Mapping[str, Any]) -> str:
-        """Return what is wrong with a row that fits no format, and which sources of the mapping it lacks."""
+        """Return the error of a row that fits no format, with the sources of the mapping that it lacks."""
         missing = []
         for target, read in self.plan(tuple(row)).readers:
             if read(row) is None:
@@ -132,8 +134,8 @@ class RowMapper:
     def _check(
         self, row: Mapping[str, Any], new: Mapping[str, Any], doubtful: Iterable[tuple[str, str]]
     ) -> None:
-        """Check keys that stay and that formats read. Raises `BadRow` for one that would be read in place of
-        what is mapped, or that would be dropped because of it.
+        """Check keys that stay and that formats read. Raises `BadRow` for one that would be read instead of a
+        mapped key, or that would be dropped because of it.
         """
         stay = {known: key for key, known in doubtful if row[key] is not None}
         for known, key in stay.items():
@@ -168,7 +170,7 @@ class RowMapper:
             ]
 
     def _sides(self, turn: Any, found: Counter[str]) -> list[Any]:
-        """Return the turns of an item that holds an exchange: a question, its answer or both."""
+        """Return the turns of an item that contains an exchange: a question, its answer or both."""
         if not isinstance(turn, dict) or not self.side_plan:
             return [turn]
         plan = self.side_plan(tuple(turn))
@@ -197,7 +199,7 @@ class RowMapper:
         return new
 
     def _rename_role(self, turn: dict[str, Any], found: Counter[str]) -> None:
-        """Give a turn the role that its author or its role is renamed to. The author says more."""
+        """Give a turn the role to which its author or its role is renamed. The author has priority."""
         key = "from" if "from" in turn and "role" not in turn else "role"
         for name in (turn.get("author"), turn.get(key)):
             renamed = self.fields.roles.get(name.strip().lower()) if isinstance(name, str) else None
@@ -210,8 +212,8 @@ class RowMapper:
 def make_plan(
     sources: Mapping[str, Source], doubted: frozenset[str], dropped: Iterable[str], names: tuple[str, ...]
 ) -> Plan:
-    """Return what is done with objects that have the keys `names`. `doubted` are keys that, if they stay, may
-    say what is mapped.
+    """Return the plan for objects with the keys `names`. `doubted` are keys that, if they stay, may contain
+    the same as a target.
     """
     spelled = _spelled(names)
     readers = []
@@ -240,7 +242,7 @@ def make_plan(
 
 
 def _spelled(names: Iterable[str]) -> dict[str, str]:
-    """Return {a spelling: the only key that is spelled so}."""
+    """Return {a spelling: the only key with this spelling}."""
     counts = Counter(map(spelling, names))
     return {spelling(name): name for name in names if counts[spelling(name)] == 1}
 
@@ -248,8 +250,8 @@ def _spelled(names: Iterable[str]) -> dict[str, str]:
 def _first_key(
     path: str, names: tuple[str, ...], spelled: Mapping[str, str]
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the key of the row with which a path begins, and what is left of the path. A key that has dots
-    itself comes before a shorter one.
+    """Return the first key of a path in the row, and the rest of the path. A key that contains dots itself
+    has priority over a shorter one.
     """
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
@@ -278,12 +280,12 @@ def _path_reader(key: str | None, rest: tuple[str, ...]) -> Reader:
 
 
 def _nothing(row: Mapping[str, Any]) -> None:
-    """Return nothing: the row has no such key."""
+    """Return None: the row has no such key."""
 
 
 def _walk(key: str, rest: tuple[str, ...], row: Mapping[str, Any]) -> Any:
-    """Return what stands at a path below a key; None if nothing does. Text is looked into if it is JSON, as
-    tables have it.
+    """Return the value at a path below a key; None if there is none. Text is parsed if it is JSON, as in
+    tables.
     """
     return _below(row[key], rest)
 
@@ -326,7 +328,7 @@ def _fill(pieces: Iterable[Piece], row: Mapping[str, Any]) -> str | None:
             texts.append(_text(value, path))
     if is_empty:
         return None
-    # What stood between an empty column and the text's end is no text.
+    # Text between an empty column and the end is removed.
     return "".join(texts) if is_full else "".join(texts).strip()
 
 

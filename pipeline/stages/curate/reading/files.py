@@ -1,6 +1,8 @@
-"""The files below data/raw: which there are, which of them `curate` reads and why it reads no other, and how
-one is opened. gzip and Zstandard are unpacked with bounded growth, and UTF-16 becomes UTF-8: a file that
-breaks or bursts says so as a `BadLine`.
+"""The files below data/raw: their list, the reason why `curate` does not read some of them, and how one is
+opened.
+
+gzip and Zstandard are unpacked with bounded growth, and UTF-16 becomes UTF-8. A file that breaks or grows too
+large raises `BadLine`.
 """
 
 import codecs
@@ -44,27 +46,27 @@ ARROW = (".arrow", ".feather")
 PACKED_TABLES = (".parquet", ".xlsx", *ARROW)
 ARCHIVE = ".tar"
 ZIP = ".zip"
-DATABASE = ".vscdb"  # Cursor's
+DATABASE = ".vscdb"  # Cursor's database
 MAILBOX = ".mbox"
-# Members of archives that are read. Other tables need to be read at any place.
+# Members of archives that are read. Other tables need random access.
 STREAMED = (*JSON_SUFFIXES, *TEXT_TABLES, *DOCUMENTS, MAILBOX)
-PACKED_SUFFIXES = {".gz": ".gz", ".zst": ".zst", ".zstd": ".zst"}  # around JSON, CSV, TSV and tar
-SHORT_ARCHIVES = {".tgz": ".gz", ".tzst": ".zst"}  # a tar and its packing in one suffix
+PACKED_SUFFIXES = {".gz": ".gz", ".zst": ".zst", ".zstd": ".zst"}  # packing of JSON, CSV, TSV and tar
+SHORT_ARCHIVES = {".tgz": ".gz", ".tzst": ".zst"}  # suffixes for a tar and its packing
 READ = (
     "*.jsonl, *.ndjson, *.json, *.csv, *.tsv, *.txt, *.md, *.mbox and *.tar of these, plain or with .gz or "
     ".zst, *.parquet, *.arrow, *.feather, *.xlsx, *.zip, and Cursor's *.vscdb"
 )
 ALWAYS_ALLOWED = 256 << 20  # bytes that any file may unpack to
-MAX_GROWTH = 200  # times its size on disk that a larger one may unpack to; text rarely reaches 20
+MAX_GROWTH = 200  # multiple of its size on disk that a larger file may unpack to; text rarely reaches 20
 GZIP_READ = 1 << 16
-ZSTD_FED = 512  # bytes; 4 of them can unpack to 128 KiB, and the library unpacks all that it is fed
+ZSTD_FED = 512  # bytes; 4 of them can unpack to 128 KiB, and the library unpacks everything that it is fed
 ZSTD_WINDOW = 128 << 20  # bytes; `zstd -T0 --ultra -22` needs as much
 JSON_SPACE = b" \t\r\n"
-SNIFFED = 4096  # bytes in which a JSON file's first character must be
-# how a page of the web begins, and an error of a service that answers in XML
+SNIFFED = 4096  # bytes that must include a JSON file's first character
+# Beginning of a web page, or of an error of a service that answers in XML.
 PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\b|html\b|head\b|body\b|\?xml\b)", re.IGNORECASE)
-PAGE_HEAD = 512  # bytes in which one begins
-# endings of files that are not read, and what their owner can do
+PAGE_HEAD = 512  # bytes that must include the beginning
+# Endings of files that are not read, and how their owner can convert them.
 REMEDIES = {
     "it holds a document with a layout: save its text as *.txt or *.md": (
         ".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".ppt", ".pptx",
@@ -91,13 +93,14 @@ class Content:
     """The text of a file, or of a member of an archive, which can be opened again."""
 
     name: str
-    kind: str  # as `suffixes` tells it
+    kind: str  # kind by `suffixes`
     opened: Callable[[], AbstractContextManager[BufferedReader]]
 
 
 def raw_files(raw: Path, documents: Mapping[str, Style]) -> list[tuple[str, Path]]:
-    """`files_below` data/raw. Raises `DataError` also where none of them is one that is read; `documents` are
-    those of `curate.documents`.
+    """Return the `files_below` data/raw.
+
+    Raises `DataError` also if none of them can be read. `documents` are those of `curate.documents`.
     """
     files = files_below(raw)
     if not any(suffixes(name)[0] or document_style(name, documents) for name, _ in files):
@@ -115,14 +118,14 @@ def raw_files(raw: Path, documents: Mapping[str, Style]) -> list[tuple[str, Path
 
 
 def files_below(top: Path) -> list[tuple[str, Path]]:
-    """(name below `top`, path) of every file, sorted by name; hidden ones (`.gitkeep`) and DVC's notes about
-    files (`chats.jsonl.dvc`) are not data, links to folders aren't followed.
+    """Return (name below `top`, path) of every file, sorted by name.
 
-    Raises `DataError` if a folder can't be listed, and where two names are one in UTF-8.
+    Hidden ones (`.gitkeep`) and DVC's notes about files (`chats.jsonl.dvc`) are not data. Links to folders
+    aren't followed. Raises `DataError` if a folder can't be listed, and if two names are the same in UTF-8.
     """
     files: list[tuple[str, Path]] = []
     for folder, inner, names in os.walk(top, onerror=not_listed):
-        if not os.access(folder, os.X_OK):  # its names can be listed, and no more
+        if not os.access(folder, os.X_OK):  # Its names can be listed, but its files can't be opened.
             unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         links = [name for name in inner if Path(folder, name).is_symlink()]
         inner[:] = [name for name in inner if not name.startswith(".")]
@@ -140,12 +143,14 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
 
 
 def document_style(name: str, documents: Mapping[str, Style]) -> Style | None:
-    """Return how `curate.documents` wants a file below data/raw to be read, if it names it."""
+    """Return the style that `curate.documents` sets for a file below data/raw; None if it doesn't name it."""
     return style_of(name, suffixes(name)[0], documents)
 
 
 def refusal(path: Path, style: Style | None = None) -> BadLine | None:
-    """Why a complete file isn't read, or None if it is; `style`: as which document it is named."""
+    """Return the reason why a complete file isn't read, or None if it is. `style` is set if it is named as a
+    document.
+    """
     if why := trouble(path):
         return BadLine("unknown_container", f"this is not a readable file: {why}")
     if path.is_dir():
@@ -172,9 +177,7 @@ def refusal(path: Path, style: Style | None = None) -> BadLine | None:
 
 
 def _remedy(path: Path) -> str:
-    """Return what makes the rows of a file readable whose ending is none that is read; "" if that is
-    unknown.
-    """
+    """Return a remedy for a file whose ending is not read; "" if none is known."""
     ending = path.suffix.lower()
     for remedy, endings in REMEDIES.items():
         if ending in endings:
@@ -201,7 +204,7 @@ def _is_text(path: Path) -> bool:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """The file, open for reading bytes; `DataError` if the machine can't."""
+    """Yield the file, open for reading bytes. Raises `DataError` if the machine can't open it."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -211,13 +214,13 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def size(path: Path) -> int:
-    """The file's bytes on disk; `DataError` if the machine can't open it."""
+    """Return the file's size on disk in bytes. Raises `DataError` if the machine can't open it."""
     with opened(path) as file:
         return os.fstat(file.fileno()).st_size
 
 
 def suffixes(name: str) -> tuple[str, str]:
-    """The container (JSON's is .json, none is "") and its packing, as suffixes: (".json", ".gz")."""
+    """Return the container (.json for JSON, "" if unknown) and its packing as suffixes: (".json", ".gz")."""
     *_, first, last = ["", "", *PurePosixPath(name.lower()).suffixes]
     if last in SHORT_ARCHIVES:
         return ARCHIVE, SHORT_ARCHIVES[last]
@@ -234,7 +237,7 @@ def suffixes(name: str) -> tuple[str, str]:
 
 
 def content_of(path: Path, name: str) -> Content:
-    """Return the content of a file that is no archive."""
+    """Return the content of a file that is not an archive."""
     kind, packing = suffixes(name)
     return Content(name, kind, partial(_opened_text, path, kind, packing))
 
@@ -247,12 +250,12 @@ def _opened_text(path: Path, kind: str, packing: str) -> Iterator[BufferedReader
 
 
 def is_page(head: bytes) -> bool:
-    """Return True if a file with this beginning is a page of the web, or a service's answer in XML."""
+    """Return True if a file with this beginning is a web page, or a service's answer in XML."""
     return bool(PAGE.match(head))
 
 
 def need_no_page(file: BufferedReader, kind: str) -> None:
-    """Raise `BadLine` for a page of the web, which a download may give in place of a file of rows."""
+    """Raise `BadLine` for a web page, which a download may return instead of a file of rows."""
     if kind not in DOCUMENTS and is_page(file.peek(PAGE_HEAD)):
         raise BadLine(
             "unknown_container",
@@ -262,9 +265,10 @@ def need_no_page(file: BufferedReader, kind: str) -> None:
 
 
 def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> BufferedReader:
-    """Return the bytes inside a file packed with ".gz", ".zst" or "" (none), in UTF-8 if a byte order mark
-    says that they are not. They are at most `limit`, by default the file's `growth_limit`. This and reading
-    raise `BadLine`.
+    """Return the bytes inside a file packed with ".gz", ".zst" or "" (none), converted to UTF-8 if its byte
+    order mark names another encoding.
+
+    They are at most `limit`, by default the file's `growth_limit`. Opening and reading raise `BadLine`.
     """
     limit = growth_limit(file) if limit is None else limit
     need_content(file)
@@ -281,7 +285,7 @@ def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> Bu
 
 
 def need_content(file: BufferedReader) -> None:
-    """Raise `BadLine` for a pointer of Git LFS, which stands for a file."""
+    """Raise `BadLine` for a Git LFS pointer, which replaces a file."""
     if file.peek(len(POINTER)).startswith(POINTER):
         raise BadLine("broken_container", f"this is a pointer of Git LFS: {REMEDY}")
 
@@ -291,13 +295,15 @@ def layout_of(content: Content, max_bytes: int, notes: Counter[str]) -> str:
     try:
         with content.opened() as file:
             return layout_in(file, max_bytes, notes)
-    except BadLine:  # it is met again, and reported, when the rows are read
+    except BadLine:  # The error occurs again, and is reported, when the rows are read.
         return "lines"
 
 
 def layout_in(file: BufferedReader | BytesIO, max_bytes: int, notes: Counter[str]) -> str:
-    """Return `array` or `object` if the file is such a value on several lines (an array or a table by
-    columns: or one), else `lines`. At most 2 * (SNIFFED + max_bytes) bytes are read.
+    """Return `array` or `object` if the file is such a value on several lines, `lines` otherwise.
+
+    An `array` or a table by columns may also be on one line. At most 2 * (SNIFFED + max_bytes) bytes are
+    read.
     """
     head = file.read(SNIFFED)
     notes["bom"] += head.startswith(BYTE_ORDER_MARK)
@@ -320,13 +326,15 @@ def layout_in(file: BufferedReader | BytesIO, max_bytes: int, notes: Counter[str
 
 
 def _is_row(text: bytes) -> bool:
-    """Whether its first nonblank line is a row of its own: an object that is not an element of an array."""
+    """Return True if the first nonblank line is a row of its own: an object that is not an element of an
+    array.
+    """
     line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
     return line.startswith(b"{") and is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
 
 
 def is_json(text: bytes) -> bool:
-    """Whether it is one strict JSON value."""
+    """Return True if the text is one strict JSON value."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -335,12 +343,12 @@ def is_json(text: bytes) -> bool:
 
 
 def growth_limit(file: BufferedReader) -> int:
-    """The bytes that the file may unpack to."""
+    """Return the number of bytes that the file may unpack to."""
     return max(ALWAYS_ALLOWED, MAX_GROWTH * os.fstat(file.fileno()).st_size)
 
 
 def too_large(limit: int) -> BadLine:
-    """Return why a file that unpacks to more than `limit` bytes is not read on."""
+    """Return the reason why a file that unpacks to more than `limit` bytes is not read to its end."""
     return BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
 
 
@@ -371,7 +379,7 @@ class Pieces(RawIOBase):
 
 
 def _gzip_pieces(file: BufferedReader) -> Iterator[bytes]:
-    """Of all members of the file."""
+    """Yield the bytes of all members of the file."""
     try:
         with gzip.GzipFile(fileobj=file) as members:
             while piece := members.read1(GZIP_READ):
@@ -381,8 +389,8 @@ def _gzip_pieces(file: BufferedReader) -> Iterator[bytes]:
 
 
 def _zstd_pieces(file: BufferedReader) -> Iterator[bytes]:
-    """Of all frames of the file."""
-    import zstandard  # not needed by most
+    """Yield the bytes of all frames of the file."""
+    import zstandard  # Most files don't need it.
 
     library = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
     frame = None

@@ -1,8 +1,8 @@
 """The formats of `data/raw`: how each is recognized by its keys, and how its rows become canonical ones.
 
-docs/data-formats.md shows an example of each; `FORMATS` is the list, in the order in which `auto` tries them.
-Whether turns alternate or say anything is left to a cleaning rule; here only what can't be represented is
-refused.
+docs/data-formats.md shows an example of each. `FORMATS` is the list, in the order in which `auto` tries them.
+A cleaning rule checks that turns alternate and have content. Only rows that can't be represented are refused
+here.
 """
 
 import json
@@ -49,16 +49,16 @@ from pipeline.stages.curate.reading.values import (
 from pipeline.stages.curate.wire.requests import asked, exchange
 from pipeline.stages.curate.wire.shapes import without_nulls
 
-KNOWN_ROWS = 1024  # sets of keys whose format is remembered
+KNOWN_ROWS = 1024  # sets of keys whose format is cached
 PUT_TOGETHER = "put the turns of a conversation into one row of messages"
 UNREAD = "would be lost: write it into the row's turns, or set it to null in curate.fields"
 OF_CHOICES = "may be choices, which would be lost: put them below the question by curate.fields"
-KEYS_SHOWN, KEY_SHOWN = 6, 40  # of a row that fits no format, and characters of each
-Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
+KEYS_SHOWN, KEY_SHOWN = 6, 40  # keys of a row that fits no format, and characters of each
+Content = tuple[Kind, dict[str, Any]]  # the kind, and the content of the row in canonical order
 
 
 def detect(value: Value) -> str:
-    """The name of the row's format, judged by its keys alone. Raises `BadRow` if it has none."""
+    """Return the name of the row's format, detected only by its keys. Raises `BadRow` if it has none."""
     name = _format_of(frozenset(key for key in FORMAT_KEYS.intersection(value) if value[key] is not None))
     if name is None:
         raise BadRow("unknown_format", _unknown(value))
@@ -70,7 +70,7 @@ def detect(value: Value) -> str:
 
 
 def _format_of(keys_here: frozenset[str]) -> str | None:
-    """Return the first format of which a row has the keys."""
+    """Return the first format whose keys a row has."""
     group = group_of(keys_here)
     return None if group is None else group[1]
 
@@ -84,9 +84,9 @@ def group_of(keys_here: frozenset[str]) -> tuple[tuple[str, ...], str] | None:
 
 
 def _check_is_no_message(keys: set[str]) -> None:
-    """Raise `BadRow` if a text is one message of a chat's log, which is not to be trained without the others.
+    """Raise `BadRow` if a text is one message of a chat's log, which must not be trained without the others.
 
-    A file of such rows that are meant as texts is named in `curate.formats`.
+    If such rows are meant as texts, their file is named in `curate.formats`.
     """
     stated = sorted(keys.intersection(SPEAKERS))
     if not stated and not (keys.intersection(USERS) and keys.intersection(TIMES)):
@@ -101,7 +101,7 @@ def _check_is_no_message(keys: set[str]) -> None:
 
 
 def _unknown(value: Value) -> str:
-    """Say which keys a row of no format has, the first ones."""
+    """Return a sentence with the first keys of a row without a format."""
     if not value:
         return "the row has no keys: it is an empty object"
     names = [
@@ -118,20 +118,20 @@ def _unknown(value: Value) -> str:
 
 
 def _speaker(value: Value) -> str:
-    """Return the key that says who speaks in a message."""
+    """Return the key that names the speaker of a message."""
     return next(key for key in SPEAKERS if key in value)
 
 
 def _missing(keys_here: set[str]) -> list[str]:
-    """Return the keys of which one would give the row a format."""
+    """Return keys of which a single one would give the row a format."""
     lacking = [set(keys) - keys_here for keys, _ in GROUPS if not keys_here.isdisjoint(keys)]
     return list(dict.fromkeys(next(iter(keys)) for keys in lacking if len(keys) == 1))
 
 
 def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> Row:
-    """The canonical row of a JSON object, without its id; strings stay as they are. Raises `BadRow`.
+    """Return the canonical row of a JSON object, without its id. Strings stay as they are. Raises `BadRow`.
 
-    `format` is a name in `FORMATS` or auto (the first that fits); `domain` counts where the row names none
+    `format` is a name in `FORMATS` or auto (the first that fits). `domain` is used if the row names none
     itself.
     """
     name = detect(value) if format == "auto" else format
@@ -161,12 +161,12 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
 
 
 def left_out_of_text(value: Value) -> list[str]:
-    """Return the keys beside a text that hold something, and are neither read nor a domain's name."""
+    """Return the keys next to a text that contain something, and are neither read nor a domain's name."""
     return [key for key, item in value.items() if key not in READ_OF_TEXTS and not is_blank(item)]
 
 
 def _with_row_marks(value: Value, keys: tuple[str, ...]) -> Value:
-    """Return the row with the marks beside its turns moved to them. Raises `BadRow` for other marks."""
+    """Return the row with the marks next to its turns moved to them. Raises `BadRow` for other marks."""
     marks = marks_of(value)
     if not marks:
         return value
@@ -180,10 +180,11 @@ def _with_row_marks(value: Value, keys: tuple[str, ...]) -> Value:
 def _check_unread(
     value: Value, keys: tuple[str, ...], content: Mapping[str, Any], offers: frozenset[str]
 ) -> None:
-    """Check that each key that is a prompt or an answer in some format was read here, or says what the row
-    says anyway. So must `offers`, keys that hold the choices of a question or what it is about.
+    """Check that each key that is a prompt or an answer in some format was read here, or repeats content of
+    the row.
 
-    Raises `BadRow` (`unsupported_field`) for one that would be dropped.
+    The same is required of `offers`, keys with the choices of a question or its topic. Raises `BadRow`
+    (`unsupported_field`) for one that would be dropped.
     """
     others = [key for key in value if key in SAYING_KEYS and key not in keys and value[key]]
     for key in offers.intersection(value):
@@ -209,7 +210,7 @@ def _check_unread(
 
 
 def _check_choices(value: Value, keys: tuple[str, ...], content: Mapping[str, Any]) -> None:
-    """Check that a question says its choices, if the row has these in columns of their own.
+    """Check that a question contains its choices, if the row has these in columns of their own.
 
     Raises `BadRow` (`unsupported_field`) if they would be dropped.
     """
@@ -238,7 +239,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _filled(value: Value) -> set[str]:
-    """The keys that are not null."""
+    """Return the keys that are not null."""
     return {key for key, item in value.items() if item is not None}
 
 
@@ -247,9 +248,9 @@ def _conversation(value: Value, field: str) -> Content:
 
 
 def _exchange(value: Value, prompt: str, answered: str) -> Content:
-    """History, question (its input or context after an empty line) and answer.
+    """Return history, question (its input or context after an empty line) and answer.
 
-    An input or an output of turns or items is what an API was asked, or answered.
+    An input or an output of turns or items is a request to an API, or its answer.
     """
     if prompt == "input" and _is_logged(value, prompt, answered):
         return _requests(value, prompt, answered)
@@ -257,7 +258,7 @@ def _exchange(value: Value, prompt: str, answered: str) -> Content:
 
 
 def _is_logged(value: Value, *keys: str) -> bool:
-    """Return True if one of these keys holds an object, or a list of them."""
+    """Return True if the value of one of these keys is an object, or a list of them."""
     return any(
         isinstance(value[key], dict) or (isinstance(value[key], list) and dict in map(type, value[key]))
         for key in keys
@@ -265,7 +266,7 @@ def _is_logged(value: Value, *keys: str) -> bool:
 
 
 def _requests(value: Value, request: str, response: str | None = None) -> Content:
-    """Return the chat of what an API was asked, below the key `request` or beside it, and answered."""
+    """Return the chat of a request to an API, below the key `request` or next to it, and its answer."""
     stated = value[request]
     if request == "request" or (request == "input" and isinstance(stated, dict)):
         body = stated
@@ -282,14 +283,14 @@ def _requests(value: Value, request: str, response: str | None = None) -> Conten
 
 
 def _logged(value: Value, asked_of: str, answered: str) -> Content:
-    """A line of a log of requests."""
+    """Return the chat of a line of a request log."""
     if asked_of == "messages":
         return _messages_and_response(value, asked_of, answered)
     return _requests(value, asked_of, answered)
 
 
 def _messages_and_response(value: Value, messages: str, response: str) -> Content:
-    """A conversation and, under a key of its own, the answer to it."""
+    """Return a conversation and the answer to it, which has a key of its own."""
     turns = read_turns(value[messages], messages)
     if not turns or turns[-1]["role"] != "assistant":
         return _requests(value, messages, response)
@@ -325,14 +326,16 @@ def _prompt_completion(value: Value, prompt: str, answered: str) -> Content:
 
 
 def _answered(value: Value, asked: list[Turn], answered: str) -> Content:
-    """Return a chat that ends with the row's answer; of several with the first, which is trained."""
+    """Return a chat that ends with the row's answer. If there are several, it ends with the first, which is
+    trained.
+    """
     first, *others = accepted_answers(value[answered], answered)
     return _chat(value, [*asked, turn("assistant", first, answered)], others)
 
 
 def _function_calls(value: Value, question: str, answered: str, _: str) -> Content:
-    """Return a question and the calls that answer it, as xlam's rows have them. Without a call there is no
-    answer.
+    """Return a question and the calls that answer it, as in xlam's rows. Without a call there is
+    no answer.
     """
     calls = [
         read_call(call, f"{answered} {number}")
@@ -345,7 +348,7 @@ def _function_calls(value: Value, question: str, answered: str, _: str) -> Conte
 
 
 def _kto(value: Value, *_: str) -> Content:
-    """TRL's (`label`) and LLaMA-Factory's (`kto_tag`) unpaired preferences."""
+    """Return the content of TRL's (`label`) and LLaMA-Factory's (`kto_tag`) unpaired preferences."""
     thumb = thumb_of(value, "label" if value.get("kto_tag") is None else "kto_tag")
     plain = {key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumb}
     fields = next(keys for *keys, _ in KTO if _filled(plain).issuperset(keys))
@@ -359,11 +362,13 @@ def _prompt(value: Value, field: str, answer: str) -> Content:
 
 
 def _preference(value: Value, *sides: str) -> Content:
-    """What both conversations share is the prompt, after the row's own prompt unless it has that already."""
+    """Return the content of a pair. The turns that both conversations share are the prompt, after the row's
+    own prompt unless they contain that already.
+    """
     if sides in WORSE:
         return _worse_answer(value, *sides)
     asked = value.get("input")
-    if isinstance(asked, dict):  # as OpenAI has it: the conversation's turns and tools
+    if isinstance(asked, dict):  # OpenAI's form: the conversation's turns and tools.
         value = {**value, "input": asked.get("messages"), "tools": asked.get("tools") or value.get("tools")}
     prompt = system_turn(value) + _asked(value)
     better, worse = sides
@@ -393,7 +398,7 @@ def _worse_answer(value: Value, field: str, worse: str) -> Content:
 
 
 def _asked(value: Value) -> list[Turn]:
-    """Return the turns of a pair's own prompt, by whichever name it has; none if it has no prompt."""
+    """Return the turns of a pair's own prompt, by any of its names; none if it has no prompt."""
     field = next((key for key in PROMPTS if value.get(key) is not None), None)
     if field is None:
         return []
@@ -401,8 +406,10 @@ def _asked(value: Value) -> list[Turn]:
 
 
 def _side(value: Value, field: str, *, prompted: bool) -> list[Turn]:
-    """Return the turns of one of a pair's answers, which is turns, text, a number, true or false. Without a
-    prompt, a text is an entire conversation: a transcript, or a rendered chat, which the rule `markup` reads.
+    """Return the turns of one of a pair's answers, which is turns, text, a number, true or false.
+
+    Without a prompt, a text is an entire conversation: a transcript, or a rendered chat, which the rule
+    `markup` parses.
     """
     stated = value[field]
     if not prompted and isinstance(stated, str) and (SPEAKER.match(stated) or not is_rendered(stated)):
@@ -415,7 +422,7 @@ def _side(value: Value, field: str, *, prompted: bool) -> list[Turn]:
 def _preferred(value: Value, sides: tuple[str, ...]) -> tuple[str, str]:
     """Return the better and the worse of two sides such as `response_a` and `response_b`.
 
-    Raises `BadRow` if no mark, or none that is certain, says which is better.
+    Raises `BadRow` if there is no mark of the better side, or none that is certain.
     """
     marks = [key for key in PREFERRED if value.get(key) is not None]
     if len(marks) != 1:
@@ -424,7 +431,7 @@ def _preferred(value: Value, sides: tuple[str, ...]) -> tuple[str, str]:
             f"{plural(len(marks), 'key')} of {', '.join(PREFERRED)} says whether {sides[0]} or {sides[1]} is "
             "better: write one",
         )
-    # `response_b`, `model_b` and `B` name the second side. A number alone may count from 0 or from 1.
+    # `response_b`, `model_b` and `B` name the second side. A bare number may count from 0 or from 1.
     words = re.findall(r"[^\W_]+", str(value[marks[0]]).lower()) or [""]
     *before, name = words
     if words[0] in TIES:
@@ -450,7 +457,7 @@ def _input_output(value: Value, field: str) -> Content:
 
 
 def _text(value: Value, field: str) -> Content:
-    """A text; of one that is a rendered chat the rule `markup` reads the turns."""
+    """Return the content of a text. If it is a rendered chat, the rule `markup` parses the turns."""
     words = one_text(value[field], field)
     if is_rendered(words):
         return _chat(value, [turn("assistant", words, field)])
@@ -458,8 +465,8 @@ def _text(value: Value, field: str) -> Content:
 
 
 def _is_dialogue(value: Value) -> bool:
-    """Return True if `data` is a list of texts by its beginning, in a table as JSON, and no other key holds
-    lists or long texts, of which the list may be a part.
+    """Return True if `data` is a list of texts by its beginning (as JSON in a table), and no other key
+    contains lists or long texts, which the list could belong to.
     """
     told = value["data"]
     others = [item for key, item in value.items() if key not in BESIDE_DIALOGUES]
@@ -471,7 +478,7 @@ def _is_dialogue(value: Value) -> bool:
 
 
 def _dialogue(value: Value, field: str) -> Content:
-    """Return the chat of texts that user and assistant say in turn, as UltraChat has it."""
+    """Return the chat of texts that alternate between user and assistant, as in UltraChat."""
     turns = []
     for number, words in enumerate(items(value[field], field)):
         turns.append(turn(SIDES[number % 2], words, f"{field} {number + 1}"))
@@ -479,8 +486,8 @@ def _dialogue(value: Value, field: str) -> Content:
 
 
 class Format(NamedTuple):
-    """How rows of one format are recognized (one of these groups of keys, none null), what reads them, and
-    which keys would be `lost` that say something in other formats.
+    """A format: its groups of keys (a row has one group, none null), its reader, and the keys with content in
+    other formats that would be `lost`.
     """
 
     keys: tuple[tuple[str, ...], ...]
@@ -497,7 +504,7 @@ WITHOUT_TURNS = ("tools", "functions")
 SIDES = ("user", "assistant")
 BESIDE_DIALOGUES = ("data", "system", "system_prompt", *WITHOUT_TURNS, "meta", "metadata")
 CONVERSATIONS = ("messages", "conversations", "conversation")
-UNDECIDED = (  # a mark says which is better
+UNDECIDED = (  # Marks name the better side.
     ("response_a", "response_b"),
     ("response_1", "response_2"),
     ("response_0", "response_1"),
@@ -506,25 +513,26 @@ UNDECIDED = (  # a mark says which is better
 PREFERRED = ("preference", "preferred", "winner", "choice", "chosen", "better", "better_response_id")
 TIES = ("tie", "tied", "equal", "both", "same", "none", "neither")
 ANSWERERS = ("answer", "assistant", "candidate", "completion", "model", "option", "output", "response")
-# a conversation, and a worse last answer or the same conversation with it
+# A conversation, and a worse last answer or the same conversation with it.
 WORSE = tuple(product(CONVERSATIONS, ("rejected_response", "rejected_messages")))
 ANSWERS_OF_PAIRS = frozenset((*chain(*PAIRS), *(worse for _, worse in WORSE), "chosen_messages"))
-QUESTIONS = ("instruction", "question", "query")  # `_question` reads them, with input, context and history
-PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")  # of a pair: the first that it has
+QUESTIONS = ("instruction", "question", "query")  # Read by `_question`, with input, context and history.
+# keys for the prompt of a pair, of which the first present one is read
+PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")
 PROMPT_KEYS = frozenset((*PROMPTS, "context", "history", "system", "system_prompt"))
 ANSWER_KEYS = ("answer", "completion", "output", "response")
 SAYING_KEYS = PROMPT_KEYS.union(ANSWER_KEYS)
-# without its choices a question means nothing, and its answer may be the number of one
+# Without its choices a question means nothing, and its answer may be the number of one.
 OFFERS = ("choices", "options")
-ABOUT = ("article", "document", "paragraph", "passage", "story")  # what a question is about, if it is long
+ABOUT = ("article", "document", "paragraph", "passage", "story")  # topic of a question, if it is long
 OF_QUESTIONS = frozenset((*OFFERS, *ABOUT))
-LONG = 100  # characters of a text that is no name
-# keys that hold a list: of turns, calls, pairs, texts, pieces or tools; and those of turns or a text
+LONG = 100  # characters of a text that is not a name
+# Keys with a list: of turns, calls, pairs, texts, pieces or tools; and keys with turns or a text.
 LIST_KEYS = frozenset((*CONVERSATIONS, "answers", "history", OTHERS, "segments", *WITHOUT_TURNS))
 TURN_KEYS = frozenset(("prompt", "completion", *ANSWERS_OF_PAIRS, *chain(*UNDECIDED)))
-SPOKEN = ("content", "value", "text", "messages")  # keys of a turn or part that hold what is said
-MOST_QUOTED = 64  # texts of a prompt's key that are looked for inside others
-# a text with one of these, or with a user and a time, is one message of a log
+SPOKEN = ("content", "value", "text", "messages")  # keys of a turn or part with its text
+MOST_QUOTED = 64  # texts of a prompt's key that are searched in others
+# A text with one of these, or with a user and a time, is one message of a log.
 SPEAKERS = ("bot_id", "from", "from_id", "role", "sender", "sender_id", "speaker")
 USERS = ("user", "user_id", "username")
 TIMES = ("created_at", "date", "sent_at", "thread_ts", "time", "timestamp", "ts")
@@ -544,8 +552,8 @@ FUNCTION_CALLS = (("query", "answers", "tools"), ("question", "answers", "tools"
 ANSWERED_BY_TEXT = ("alpaca", "prompt_completion", "query_response")
 REASONING_KEYS = frozenset(OF_ROWS)
 READ_OF_TEXTS = frozenset(("text", "segments", "domain", "category"))
-# what says more about the row comes first: a label before prompt and completion, both of them before a prompt
-# alone
+# The more specific formats come first: a label before prompt and completion, both of them before only a
+# prompt.
 FORMATS = {
     "preference": Format((*PAIRS, *WORSE, *UNDECIDED), _preference),
     "input_output": Format((("segments",),), _input_output, WITHOUT_TURNS),
@@ -562,7 +570,7 @@ FORMATS = {
     "text": Format((("text",),), _text, WITHOUT_TURNS),
     "dialogue": Format((("data",),), _dialogue),
 }
-# what a format does not read and would change what is learned: an answer of a pair, say
+# Keys that a format does not read and that would change what is learned, such as an answer of a pair.
 LOST_KEYS = {
     name: {*MEDIA, *format.lost, *(ANSWERS_OF_PAIRS if name != "preference" else ())}
     for name, format in FORMATS.items()
@@ -572,9 +580,10 @@ FORMAT_KEYS = frozenset(chain(*(keys for keys, _ in GROUPS)))
 
 
 def _chat(value: Value, turns: list[Turn], others: Sequence[str] = ()) -> Content:
-    """A conversation; a label makes it feedback, an answer that it lacks a prompt, and a score is kept.
+    """Return the content of a conversation. A label makes it feedback, a missing answer a prompt. A score is
+    kept.
 
-    `others` are the answers that are accepted besides the last turn.
+    `others` are the answers that are accepted in addition to the last turn.
     """
     if len(value) == 1:
         return "chat", {"messages": turns}
@@ -599,9 +608,11 @@ def _expected(value: Value, field: str) -> dict[str, Any]:
 
 
 def _others(value: Value, answer: str, others: Sequence[str]) -> dict[str, Any]:
-    """Return the accepted answers besides the one that is trained, those of the row's own key too."""
+    """Return the accepted answers in addition to the one that is trained, including those of the row's own
+    key.
+    """
     stated = value.get(OTHERS) or []
-    if not others and not stated:  # the usual case
+    if not others and not stated:  # The usual case.
         return {}
     if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
         raise BadRow("bad_shape", f"{OTHERS} is not a list of texts")

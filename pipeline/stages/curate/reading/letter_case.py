@@ -1,4 +1,4 @@
-"""Keys in another spelling: `Question`, ` answer` and `systemPrompt` are the keys that formats know."""
+"""Keys in another spelling: `Question`, ` answer` and `systemPrompt` are recognized as keys of formats."""
 
 import re
 from collections.abc import Sequence
@@ -40,23 +40,23 @@ KNOWN = frozenset(
         "score",
     )
 )
-KEPT_ROWS, KEPT_LENGTH = 1024, 1000  # rows whose keys are remembered, and characters of these
+KEPT_ROWS, KEPT_LENGTH = 1024, 1000  # rows whose keys are cached, and characters of these
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-LONGEST = max(map(len, KNOWN)) + 8  # characters of a key that is looked at, with spaces around it
+LONGEST = max(map(len, KNOWN)) + 8  # characters of a key that is checked, with spaces around it
 
 
 def with_known_keys(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row with the keys that its formats know, wherever it has them in another spelling only."""
-    if KNOWN.issuperset(row):  # the usual case
+    """Return the row with the keys of formats, if it has them only in another spelling."""
+    if KNOWN.issuperset(row):  # The usual case.
         return row
     names = tuple(row)
-    # Most files have the same keys in every row. Long ones are not kept.
+    # Most files have the same keys in every row. Long ones are not cached.
     known = _kept_names(names) if sum(map(len, names)) <= KEPT_LENGTH else tuple(known_names(names))
     return row if known == names else dict(zip(known, row.values(), strict=True))
 
 
 def known_names(names: Sequence[str]) -> list[str]:
-    """Return the names, each as the key that it spells. Of two that spell one key both stay as they are."""
+    """Return the names, each as the key that it spells. If two spell one key, both stay as they are."""
     spelled: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         if name not in KNOWN and len(name) <= LONGEST:
@@ -69,7 +69,7 @@ def known_names(names: Sequence[str]) -> list[str]:
 
 
 def spelling(name: str) -> str:
-    """Return a key as formats write theirs: `systemPrompt` and `System Prompt` are `system_prompt`."""
+    """Return a key in the spelling of formats: `systemPrompt` and `System Prompt` become `system_prompt`."""
     return HUMP.sub("_", name.strip()).lower().replace(" ", "_").replace("-", "_")
 
 

@@ -6,13 +6,13 @@ from io import BufferedReader
 
 from pipeline.core.jsonl import BadLine
 
-BEGINS = b"From "  # a line that begins so, behind an empty one, may begin a mail
+BEGINS = b"From "  # A line that begins so, after an empty one, may begin a mail.
 TIME = re.compile(rb"\d:\d\d")
 HEADER = re.compile(rb"[!-9;-~]+:|>From ")
 
 
 def mails(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, bytes | BadLine]]:
-    """Yield the number, the offset and the bytes of each mail. `>From ` becomes `From ` again."""
+    """Yield the number, the offset and the bytes of each mail. `>From ` is restored to `From `."""
     number = offset = start = size = 0
     lines: list[bytes] = []
     is_blank = True
@@ -39,8 +39,10 @@ def mails(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, byte
 
 
 def _begins_mail(line: bytes, following: bytes) -> bool:
-    """Return True if a line `From …` begins a mail. Some programs don't write `>From` for a line of the text
-    that begins so; such a line has no time in it and no header behind it.
+    """Return True if a line `From …` begins a mail.
+
+    Some programs don't write `>From` for a line of the text that begins so. Such a line has no time in it and
+    no header after it.
     """
     return bool(TIME.search(line)) or bool(HEADER.match(following))
 

@@ -1,7 +1,7 @@
-"""Marks on what is learned: the keys of a row, a turn or a part of one that say whether it is trained.
+"""Training marks: the keys of a row, a turn or a part of one that determine if it is trained.
 
-Those that are understood are read. Any other key that speaks of loss, training, weight or mask is refused by
-its name, because a row that is read without it would teach what its author kept out.
+Known marks are read. Any other key about loss, training, weight or mask is refused by its name, because a row
+that is read without it would teach what its author kept out.
 """
 
 import re
@@ -11,23 +11,24 @@ from typing import Any
 
 from pipeline.chat.rows import BadRow
 
-# The marks that are understood, in words joined by `_`. The value says what a set mark means: the turn is
-# trained, or it is not. `mask` alone is not among them, because it means either.
+# The known marks, in words joined by `_`. If the value is set, the turn is trained; otherwise it is not.
+# `mask` is not among them, because it is used with both meanings.
 TRAINED = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_mask")
 SKIPPED = ("masked", "ignore", "ignored", "ignore_loss")
 MEANINGS = dict.fromkeys(TRAINED, True) | dict.fromkeys(SKIPPED, False)
-REQUESTS = ("train", "training", "trainable")  # true asks to train the turn, also one that never is
+# True requests training of the turn, also of one that is never trained.
+REQUESTS = ("train", "training", "trainable")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 SPEAKS = re.compile(r"(no|un)?(loss(?!less|y)|train(?!s\b)|weight|mask|ignor)")
-SET, UNSET = (True, "true", "1"), (False, "false", "0")  # 1 and 1.0 equal true
+SET, UNSET = (True, "true", "1"), (False, "false", "0")  # 1 and 1.0 equal true.
 KNOWN_KEYS = 4096
 
 
 @lru_cache(KNOWN_KEYS)
 def mark_name(key: str) -> str | None:
-    """Return the words of a key that speaks of loss, training, weight or mask, joined by `_`, else None.
+    """Return the words of a key about loss, training, weight or mask, joined by `_`; None for other keys.
 
-    `lossMask`, `loss-mask` and `LOSS_MASK` are `loss_mask`, and `isTrainable` is `trainable`.
+    `lossMask`, `loss-mask` and `LOSS_MASK` become `loss_mask`, and `isTrainable` becomes `trainable`.
     """
     words = [word.lower() for word in WORD.findall(key)]
     if not any(map(SPEAKS.match, words)):
@@ -45,8 +46,8 @@ def refuse_marks(value: Mapping[str, Any], where: str, but: tuple[str, ...] = ()
 def is_trained(item: Mapping[str, Any], role: str, where: str) -> bool:
     """Return False if a mark keeps an assistant's turn out of training. Other turns are never trained.
 
-    Raises `BadRow` for a mark that is not understood, for two that contradict each other, and for one that
-    asks to train a turn that is not the assistant's.
+    Raises `BadRow` for a mark that is not known, for two that contradict each other, and for one that
+    requests training of a turn that is not the assistant's.
     """
     said: dict[bool, str] = {}
     for key, value in item.items():
@@ -65,21 +66,21 @@ def is_trained(item: Mapping[str, Any], role: str, where: str) -> bool:
 
 
 def marks_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the marks that a row has beside its turns."""
-    if not any(map(mark_name, row)):  # the usual case, which takes a third of the time
+    """Return the marks that a row has next to its turns."""
+    if not any(map(mark_name, row)):  # The usual case, which takes a third of the time.
         return {}
     return {key: value for key, value in row.items() if mark_name(key) and not _is_missing(value)}
 
 
 def check_row_mark(key: str, value: Any) -> None:
-    """Raise `BadRow` if a mark on a whole row is not understood, or keeps the row out of training."""
+    """Raise `BadRow` if a mark on a whole row is not known, or keeps the row out of training."""
     name = mark_name(key) or key
     if not _is_wanted(key, name, value, "the row"):
         raise BadRow("nothing_to_train", f"{key} keeps the row out of training")
 
 
 def _is_wanted(key: str, name: str, value: Any, where: str) -> bool:
-    """Return whether a mark asks for training."""
+    """Return True if a mark requests training."""
     if name not in MEANINGS:
         raise _unread(key, where)
     flag = value.strip().lower() if isinstance(value, str) else value
@@ -97,5 +98,5 @@ def _unread(key: str, where: str) -> BadRow:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return True for null and for what is empty."""
+    """Return True for null and for empty values."""
     return value is None or value in ("", [], {})

@@ -1,9 +1,9 @@
-"""Chats that were rendered to text before: their dialects, and the turns of such a text.
+"""Parser of chats that were rendered to text before: their dialects, and the turns of such a text.
 
-A dialect's `header` begins a turn and names its role. A text is of a dialect if its first word is a header
-(after white space, tokens that begin a text, and the dialect's own first sentence); what only mentions a
-marker further on is not. Dialects whose markers are plain words need an answer too, since a novel or a log
-may begin with `USER:`. Then all of the text must be turns, or it is rejected: nothing is guessed.
+A dialect's `header` begins a turn and names its role. A text is in a dialect if its first word is a header
+(after white space, tokens that begin a text, and the dialect's own first sentence). A text that only mentions
+a marker further on is not. Dialects whose markers are plain words require an answer too, because a novel or a
+log may begin with `USER:`. Then all of the text must be turns, or it is rejected: nothing is guessed.
 """
 
 import re
@@ -14,8 +14,8 @@ from pipeline.stages.curate.reading.turns import ROLES, Turn
 
 BEGIN_TOKENS = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>", "[gMASK]", "<sop>")
 END_TOKENS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>")
-MOST_TOKENS = 4  # that may follow a turn: its end, the end of the text, the beginning of the next one
-MORE_ROLES = {  # of dialects, beside `ROLES`
+MOST_TOKENS = 4  # tokens after a turn: its end, the end of the text, the beginning of the next one
+MORE_ROLES = {  # roles of dialects, in addition to `ROLES`
     "chatbot": "assistant",
     "instruction": "user",
     "context": "user",
@@ -26,14 +26,14 @@ MORE_ROLES = {  # of dialects, beside `ROLES`
     "[/inst]": "assistant",
     "[system_prompt]": "system",
 }
-CONTINUES = ("input", "context")  # the question before it
+CONTINUES = ("input", "context")  # headers that continue the question before them
 LEAD = re.compile(rf"\s*(?:(?:{'|'.join(map(re.escape, BEGIN_TOKENS))})\s*)*")
-# how all dialects and `BEGIN_TOKENS` begin, so that most texts are done with quickly
+# Beginnings of all dialects and `BEGIN_TOKENS`, so that most texts are checked quickly.
 MAYBE = re.compile(
     r"\s*(?:[<\[]|### |USER:|User:|SYSTEM:|Human:|Below is an |A chat between |The (?:following|conver))"
 )
 SYSTEM_IN_QUESTION = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
-# Llama 3.1's template writes this in front of every system turn
+# Llama 3.1's template writes this in front of every system turn.
 DATES = re.compile(r"Cutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
 ALPACA_SENTENCE = r"Below is an instruction that describes a task[^\n]*\n+"
 VICUNA_SENTENCE = r"A chat between a curious [^\n]*"
@@ -42,16 +42,16 @@ BARS = "system|user|assistant|tool|observation|prompter|human|bot|model"
 
 
 class Dialect(NamedTuple):
-    """The turns of one family of templates, as regular expressions."""
+    """Turns of one family of templates, as regular expressions."""
 
     name: str
-    first: str  # what the text begins with
-    header: str  # the beginning of a turn; its group is the role
-    ends: tuple[str, ...] = END_TOKENS  # of a turn; these are plain text
-    marks: str = r"(?!)"  # further markers, which no turn may hold
-    ends_each: bool = True  # only the last turn may lack its end
-    words: bool = False  # the markers are plain words
-    opening: str = "()"  # in front of the first turn; its group is a system turn
+    first: str  # beginning of the text
+    header: str  # beginning of a turn; its group is the role
+    ends: tuple[str, ...] = END_TOKENS  # ends of a turn, as plain text
+    marks: str = r"(?!)"  # further markers, which no turn may contain
+    ends_each: bool = True  # False if only the last turn may lack its end
+    words: bool = False  # True if the markers are plain words
+    opening: str = "()"  # text in front of the first turn; its group is a system turn
 
 
 DIALECTS = (
@@ -104,7 +104,7 @@ DIALECTS = (
         ("<|end|>", "<|return|>"),
         r"<\|(?:start|channel|message|call|constrain)\|>",
     ),
-    Dialect(  # TinyLlama, Tulu, GLM and OpenAssistant too
+    Dialect(  # also TinyLlama, Tulu, GLM and OpenAssistant
         "Phi or Zephyr",
         rf"<\|(?:{BARS})\|>",
         rf"<\|({BARS})\|>",
@@ -166,7 +166,7 @@ DIALECTS = (
         words=True,
     ),
 )
-# a token behind the last word of an answer, which is the end of a turn or of the text
+# Tokens after the last word of an answer that are the end of a turn or of the text.
 ENDS = tuple({end: None for dialect in DIALECTS for end in dialect.ends if not end.startswith("[")})
 REMEDY = (
     "write messages with role and content, or two or more segments if the markers are to be trained as text"
@@ -174,7 +174,7 @@ REMEDY = (
 
 
 class Rendered(NamedTuple):
-    """The turns of a rendered chat; `ended` is false if the last one has no end, so that it may go on."""
+    """Turns of a rendered chat. `ended` is false if the last one has no end, so that it may continue."""
 
     dialect: Dialect
     turns: list[Turn]
@@ -204,21 +204,23 @@ READERS = tuple(
 
 
 def is_rendered(text: str) -> bool:
-    """Return True if the text begins as a rendered chat does."""
+    """Return True if the text begins like a rendered chat."""
     return _reader_of(text) is not None
 
 
 def parse(text: str, place: str) -> Rendered | None:
-    """Return the turns of a rendered chat, None for another text. Raises `BadRow` for what begins like one
-    and is not one as a whole.
+    """Return the turns of a rendered chat, None for another text. Raises `BadRow` for a text that begins like
+    one but is not one as a whole.
     """
     reader = _reader_of(text)
     return _parsed(reader, text, place) if reader else None
 
 
 def parse_part(text: str, place: str) -> Rendered | None:
-    """Return what `parse` does for the text of one turn of a chat. There, plain words are markers only if the
-    text ends with the header of the answer, as a prompt does: else it may be an example.
+    """Return the result of `parse` for the text of one turn of a chat.
+
+    There, plain words are markers only if the text ends with the header of the answer, as a prompt does.
+    Otherwise it may be an example.
     """
     reader = _reader_of(text)
     if reader is None:
@@ -257,8 +259,9 @@ def _parsed(reader: _Reader, text: str, place: str) -> Rendered:
 
 
 def without_ends(text: str) -> str:
-    """Return the text without a token of `ENDS` behind its last word, and then without one that begins a
-    text. A text that says such a token elsewhere too speaks of it, and stays.
+    """Return the text without a token of `ENDS` after its last word, and then without one that begins a text.
+
+    A text that contains such a token elsewhere too is about it, and stays.
     """
     if not text.rstrip().endswith(ENDS):
         return text
@@ -289,7 +292,7 @@ def _role(name: str) -> str | None:
 
 
 def _without_end(content: str, ends: tuple[str, ...]) -> tuple[str, bool]:
-    """Return the text without what is behind its last word, and whether that was the end of a turn."""
+    """Return the text without the part after its last word, and True if that was the end of a turn."""
     ended = False
     content = content.rstrip()
     for _ in range(MOST_TOKENS):
@@ -302,8 +305,8 @@ def _without_end(content: str, ends: tuple[str, ...]) -> tuple[str, bool]:
 
 
 def _turns(reader: _Reader, place: str, name: str, content: str) -> list[Turn]:
-    """Return the turn, and before it the system turn that Llama 2 writes into the first question. A system
-    turn that says nothing is none.
+    """Return the turn, and before it the system turn that Llama 2 writes into the first question. An empty
+    system turn is left out.
     """
     role = _role(name)
     if role is None:
@@ -313,7 +316,7 @@ def _turns(reader: _Reader, place: str, name: str, content: str) -> list[Turn]:
         content = content[system.end() :].lstrip()
     if role == "system":
         content = DATES.sub("", content)
-    # the first line of code may be indented
+    # The first line of code may be indented.
     content = content.lstrip() if reader.dialect.words or name.startswith("[") else content.lstrip("\r\n")
     found = [("system", system[1].strip())] if system else []
     found.append((role, content))
@@ -321,7 +324,7 @@ def _turns(reader: _Reader, place: str, name: str, content: str) -> list[Turn]:
 
 
 def _need_alternation(reader: _Reader, place: str, turns: list[Turn]) -> None:
-    """Check that user and assistant take turns: a marker that a turn only mentions would end it."""
+    """Check that user and assistant alternate: a marker that a turn only mentions would end it."""
     before = "assistant"
     for role in (turn["role"] for turn in turns if turn["role"] != "system"):
         if role == before != "tool":

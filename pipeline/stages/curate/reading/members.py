@@ -1,5 +1,5 @@
-"""The members of archives, whatever packs them: which of them are data, how one is read that can be opened
-only once, and what is said of those that are not read.
+"""The members of archives of any type: detection of data, a reader for members that can be opened only once,
+and sentences on members that are not read.
 """
 
 from collections import Counter
@@ -16,16 +16,16 @@ from pipeline.core.text import listed, plural
 from pipeline.stages.curate.reading.files import STREAMED, Content, Pieces, need_no_page
 
 BLOCK = 1 << 16  # bytes
-APPLE_FORKS = "__MACOSX"  # folder of what macOS keeps about files beside them
+APPLE_FORKS = "__MACOSX"  # folder in which macOS stores metadata of the files next to it
 READ_INSIDE = f"inside are read {listed([f'*{suffix}' for suffix in STREAMED])}, plain or with .gz or .zst"
-NOT_READ = "members_not_read"  # among a file's notes
-NAMED = "member_not_read "  # the beginning of a note, followed by a member's name
+NOT_READ = "members_not_read"  # key in a file's notes
+NAMED = "member_not_read "  # beginning of a note, followed by a member's name
 MOST_NAMED = 3  # members of one archive
-ARCHIVES_NAMED = 5  # on the terminal
+ARCHIVES_NAMED = 5  # archives on the terminal
 
 
 def is_data(name: str) -> bool:
-    """Return False for a member that is hidden, lies in a hidden folder or was added by macOS."""
+    """Return False for a member that is hidden, is in a hidden folder or was added by macOS."""
     parts = PurePosixPath(name).parts
     return all(part == ".." or (is_users_data(part) and part != APPLE_FORKS) for part in parts)
 
@@ -34,17 +34,17 @@ class Unread(NamedTuple):
     """The members of an archive that are not read."""
 
     number: int
-    names: list[str]  # of the first ones
+    names: list[str]  # the first ones
 
     def shown(self) -> str:
-        """Name the first ones and count the others."""
+        """Return the names of the first ones and the number of the others."""
         others = self.number - len(self.names)
         return ", ".join(self.names) + (f" and {others:,} more" if others else "")
 
 
 class Member:
-    """A member that can be opened again, though the archive gives its bytes only once: what is read is kept,
-    until it is opened for the last time. It may unpack to `limit` bytes.
+    """A member that can be opened again, although the archive provides its bytes only once. The bytes read
+    are kept until it is opened for the last time. It may unpack to `limit` bytes.
     """
 
     def __init__(self, content: Content, limit: int) -> None:
@@ -72,7 +72,7 @@ class Member:
         yield from iter(self._next, b"")
 
     def _next(self) -> bytes:
-        """Return the next block, b"" at the end. Where the member breaks, it does so each time."""
+        """Return the next block, b"" at the end. If the member breaks, the error is raised each time."""
         if self._error is not None:
             raise self._error
         try:
@@ -100,7 +100,7 @@ def note_member(notes: Counter[str], name: str) -> None:
 
 
 def unread_members(notes: Mapping[str, int]) -> Unread:
-    """Return the members that are not read by an archive's notes."""
+    """Return the members that are not read, from an archive's notes."""
     names = [note.removeprefix(NAMED) for note in notes if note.startswith(NAMED)]
     return Unread(notes.get(NOT_READ, 0), names)
 

@@ -1,4 +1,4 @@
-"""The notes on files about exports, archives and workbooks, in sentences for the terminal."""
+"""Sentences for the terminal on the notes of files: exports, archives and workbooks."""
 
 from collections.abc import Mapping
 
@@ -7,16 +7,17 @@ from pipeline.stages.curate.exports import side_files
 from pipeline.stages.curate.reading.members import NOT_READ, Unread, members_sentences
 from pipeline.stages.curate.reading.workbooks import sheets_sentences
 
-EXPORT = "export_"  # followed by the export's name
+EXPORT = "export_"  # prefix of the export's name
 SHEETS = "sheets_not_read"
-BESIDE = {export.name for export in side_files.EXPORTS}  # names of files that hold no conversation
-# of how a file is written and read, which leaves nothing out
+BESIDE = {export.name for export in side_files.EXPORTS}  # names of files without conversations
+# Notes on the form of a file, which mean that nothing is left out.
 HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
 
 
 def why_no_row(is_empty: bool, notes: Mapping[str, int]) -> str:
-    """Say why a file gives no row and what to do; "" for a file that is not meant to give any. `is_empty`: it
-    has no byte.
+    """Return the reason why a file gives no row and a remedy; "" for a file that is not meant to give any.
+
+    `is_empty` is True if it has no byte.
     """
     exports = _exports(notes)
     if notes.get("description") or (exports and exports.keys() <= BESIDE):
@@ -34,8 +35,9 @@ def _exports(notes: Mapping[str, int]) -> dict[str, int]:
 
 
 def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) -> list[str]:
-    """Return sentences on the exports that were read, and on all that was left out on purpose; `archives` has
-    the members that are not read.
+    """Return sentences on the exports that were read, and on everything that was left out on purpose.
+
+    `archives` has the members that are not read.
     """
     exports = _exports(notes)
     others = {

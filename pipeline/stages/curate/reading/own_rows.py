@@ -1,5 +1,5 @@
-"""Rows of one's own that have a key or two of a program's export (`conversationId` beside turns, `email` and
-`id` beside a question and its answer), or that are in one file with an export.
+"""Rows of the user's own that have a key or two of a program's export (`conversationId` next to turns,
+`email` and `id` next to a question and its answer), or that are in one file with an export.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ TURNS = (("role", "content"), ("from", "value"))  # keys of a turn
 
 
 def export_in(head: Head) -> Export | None:
-    """Return the export that a file with this beginning is, None for rows in a format of one's own."""
+    """Return the export of a file with this beginning, None for rows in a format of the user's own."""
     export = export_of(head)
     if export is None or export.has_rows or not _has_rows(head):
         return export
@@ -27,22 +27,22 @@ def export_in(head: Head) -> Export | None:
 
 
 def export_with(value: dict[str, Any]) -> Export | None:
-    """Return the export of which an object is a conversation, None for any other object."""
+    """Return the export that an object is a conversation of, None for any other object."""
     export = export_of(Head("lines", (value,)))
     return None if export in side_files.EXPORTS else export
 
 
 class Recognizer:
-    """Tells the records of a file that is an export from others in it: rows of one's own, and conversations
-    of another program.
+    """Classifier of the records in a file that is an export: the user's own rows, and conversations of
+    another program.
     """
 
     def __init__(self, export: Export) -> None:
         self.export = export
 
     def __call__(self, record: Record) -> Export | None:
-        """Return the export that reads a record, None for a row of one's own. A record that shows nothing is
-        read as the one before it.
+        """Return the export that reads a record, None for one of the user's own rows. A record that
+        identifies none is read as the one before it.
         """
         value = record.value
         if not isinstance(value, dict) or self.export.is_head(Head("array", (value,))):

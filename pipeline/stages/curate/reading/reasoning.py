@@ -1,6 +1,7 @@
-"""Reasoning before an answer: below a key of its turn, in parts of the turn's content, or beside the answer
-of a row without turns. Reasoning in a place that is not read makes the row bad, because the answer would be
-learned without it.
+"""Reasoning before an answer: below a key of its turn, in parts of the turn's content, or next to the answer
+of a row without turns.
+
+Reasoning in a place that is not read makes the row bad, because the answer would be learned without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +11,17 @@ from pipeline.chat.rows import TURN_LISTS, BadRow
 from pipeline.stages.curate.reading.values import Value, text
 
 READ = ("reasoning_content", "reasoning", "thinking")
-# names for the same that are not read; beside one that is read they repeat it
+# Other names that are not read. Next to one that is read they repeat it.
 UNREAD = ("reasoning_details", "reasoning_text", "thinking_blocks", "thought", "thoughts")
 OF_ROWS = (*READ, *UNREAD, "chain_of_thought", "cot", "CoT", "Complex_CoT")
 ANY_OF_ROWS = frozenset(OF_ROWS)
-PARTS = {"thinking": "thinking", "reasoning": "text"}  # a part's type, and the key of its text
+PARTS = {"thinking": "thinking", "reasoning": "text"}  # type of a part, and the key of its text
 
 
 def reasoning_of(item: Mapping[str, Any], role: str, where: str) -> str:
     """Return the reasoning below a turn's own key.
 
-    Raises `BadRow` if it is below a key that is not read, or if two keys hold different reasoning.
+    Raises `BadRow` if it is below a key that is not read, or if two keys have different reasoning.
     """
     stated = [text(item[key], f"{where} {key}") for key in READ if item.get(key)]
     if stated:
@@ -34,7 +35,7 @@ def reasoning_of(item: Mapping[str, Any], role: str, where: str) -> str:
 
 
 def split_reasoning(content: Any, where: str) -> tuple[str, Any]:
-    """Return the reasoning that a turn's content has in parts of its own, and the content without them."""
+    """Return the reasoning in separate parts of a turn's content, and the content without them."""
     if not isinstance(content, list):
         return "", content
     thoughts = []
@@ -49,12 +50,12 @@ def split_reasoning(content: Any, where: str) -> tuple[str, Any]:
 
 
 def add_reasoning(value: Value, content: dict[str, Any], keys: Sequence[str], *, is_read: bool) -> None:
-    """Give the last answer of `content` the reasoning that its row has beside it. `keys` are read otherwise.
+    """Give the last answer of `content` the reasoning that its row has next to it. `keys` are read otherwise.
 
-    Raises `BadRow` if the row's format does not read it (`is_read`), or not below that key, and no turn says
-    the same. A single word, such as off, is a switch and no reasoning.
+    Raises `BadRow` if the row's format does not read it (`is_read`), or not below that key, and no turn
+    contains the same. A single word, such as off, is a switch and not reasoning.
     """
-    if ANY_OF_ROWS.isdisjoint(value):  # the usual case
+    if ANY_OF_ROWS.isdisjoint(value):  # The usual case.
         return
     key = next((key for key in OF_ROWS if key in value and key not in keys and _is_prose(value[key])), None)
     if key is None:

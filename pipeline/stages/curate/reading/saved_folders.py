@@ -1,8 +1,8 @@
 """Folders that `Dataset.save_to_disk` and `DatasetDict.save_to_disk` of `datasets` write: Arrow files, and
-JSON files that describe them and hold no rows.
+JSON files that describe them and contain no rows.
 
-`state.json` lists the Arrow files that are the data set. Others beside it are what `map` and `filter` kept of
-their results.
+`state.json` lists the Arrow files of the data set. Other Arrow files next to it are cached results of `map`
+and `filter`.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from pipeline.core.jsonl import BadLine, object_in
 from pipeline.core.sources import SUFFIX, read_source
 
 STATE = "state.json"
-DESCRIPTIONS = {  # file → the key that tells it from rows
+DESCRIPTIONS = {  # file → the key that distinguishes it from rows
     STATE: "_data_files",
     "dataset_info.json": "features",
     "dataset_dict.json": "splits",
@@ -21,7 +21,7 @@ LARGEST = 16 << 20  # bytes of such a file
 
 
 def is_description(path: Path) -> bool:
-    """Return True for a JSON file that describes a data set, also for the record of where one comes from."""
+    """Return True for a JSON file that describes a data set, also for the record of its origin."""
     if path.name.endswith(SUFFIX):
         return read_source(path) is not None
     return path.name in DESCRIPTIONS and DESCRIPTIONS[path.name] in _read(path)
@@ -35,7 +35,9 @@ def missing_files(path: Path) -> list[str]:
 
 
 def refusal_beside_state(path: Path) -> BadLine | None:
-    """Return why an Arrow file is not read, if the state.json beside it says so."""
+    """Return the reason why an Arrow file is not read, according to the state.json next to it; None if it is
+    read.
+    """
     state = _read(path.parent / STATE)
     if "_data_files" not in state:
         return None

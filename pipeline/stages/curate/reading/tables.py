@@ -1,4 +1,4 @@
-"""The records of CSV and TSV files as JSON objects, a key per column; empty cells are left out."""
+"""The records of CSV and TSV files as JSON objects, with a key per column. Empty cells are left out."""
 
 import csv
 import re
@@ -15,7 +15,7 @@ from pipeline.stages.curate.reading.formats import LIST_KEYS, TURN_KEYS
 from pipeline.stages.curate.reading.letter_case import known_names
 from pipeline.stages.curate.reading.text_calls import python_objects
 
-FAULTS = {  # the csv module's words, and ours
+FAULTS = {  # error messages of the csv module, and ours
     "new-line character": "a line ends with CR alone: write LF or CRLF",
     "expected after": "something stands between a quote and the next separator",
     "unexpected end": "a quote is never closed",
@@ -24,26 +24,26 @@ INSIDE = "a quote stands inside of a cell: put the cell in quotes, and write two
 TURNS = re.compile(r"\s*\[\s*\{")
 NAMELESS = "the first line must name the columns: "
 SEPARATORS = (",", ";", "\t", "|")
-SEPARATOR_LINE = re.compile(rb'"?sep=(\t|[^\w\s"])"?\s*', re.IGNORECASE)  # above the header, for Excel
+SEPARATOR_LINE = re.compile(rb'"?sep=(\t|[^\w\s"])"?\s*', re.IGNORECASE)  # line above the header, for Excel
 
-Row = bytes | BadLine  # a JSON object's bytes, or why there are none
+Row = bytes | BadLine  # a JSON object's bytes, or the reason why there are none
 
 
 class Columns(NamedTuple):
-    """The columns that a table's header names."""
+    """Columns in a table's header."""
 
-    names: list[str]  # from the first that is not empty
+    names: list[str]  # names from the first that is not empty
     unnamed: int  # columns before that: the row's number or name, as pandas and R write it
 
 
 def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str], separator: str) -> Iterator[Row]:
     """Yield each record below the header. Raises `BadLine` if the rest of the file can't be read.
 
-    The header's cells are separated by `separator`, by what a first line `sep=;` names, or by another of
-    `SEPARATORS`. `notes` counts `index_column`, the records without the index that they begin with.
+    The header's cells are separated by `separator`, by the one in a first line `sep=;`, or by another of
+    `SEPARATORS`. `notes` counts `index_column`, the records whose leading index is removed.
 
-    A record ends at a line break with an even number of quotes before it, so a bad record of one line leaves
-    the others alone. Of one that is bad over several lines the quotes are in doubt: the rest of the file is
+    A record ends at a line break with an even number of quotes before it, so a bad record of one line doesn't
+    affect the others. The quotes of a bad record over several lines are doubtful, so the rest of the file is
     not read.
     """
     csv.field_size_limit(max(csv.field_size_limit(), max_bytes))
@@ -71,7 +71,7 @@ def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str], separato
 
 
 def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | None, int]]:
-    """(bytes or None if they are too many, lines) of each record."""
+    """Yield (bytes or None if they are too many, lines) of each record."""
     parts: list[bytes] = []
     size = quotes = lines = 0
     while piece := file.readline(max_bytes + 1):
@@ -92,8 +92,8 @@ def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | Non
 def _header(
     record: bytes | None, separators: Sequence[str], max_bytes: int, notes: Counter[str]
 ) -> tuple[Columns, str]:
-    """Return the columns, and the first of `separators` that the header has. Raises `BadLine` if it does not
-    name them.
+    """Return the columns, and the first of `separators` that is in the header. Raises `BadLine` if it does
+    not name them.
     """
     notes["crlf"] += (record or b"").endswith(b"\r\n")
     found: dict[str, list[str]] = {}
@@ -105,7 +105,7 @@ def _header(
             if error.code == "not_utf8":
                 raise
             why = why or str(error)
-    # A quote inside a name is another separator's: of a;"b, c" by commas.
+    # A quote inside a name belongs to another separator: a;"b, c" is not separated by commas.
     likely = (separator for separator, cells in found.items() if len(cells) > 1 and '"' not in "".join(cells))
     separator = next(likely, separators[0])
     if separator not in found:
@@ -127,10 +127,10 @@ def columns_of(header: Sequence[str]) -> Columns:
 
 
 def _cells(record: bytes | None, separator: str, max_bytes: int, notes: Counter[str]) -> list[str]:
-    """The cells of a record; None stands for one that is too long."""
+    """Return the cells of a record. None is a record that is too long."""
     if record is None or len(record.rstrip(b"\r\n")) > max_bytes:
         raise BadLine("too_long", f"longer than {max_bytes} bytes")
-    notes["crlf"] += record.endswith(b"\r\n")  # of records, not of the lines inside a cell
+    notes["crlf"] += record.endswith(b"\r\n")  # line ends of records, not of the lines inside a cell
     if record.isspace():
         raise BadLine("blank", "nothing on this line")
     text = record.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
@@ -149,7 +149,7 @@ def _cells(record: bytes | None, separator: str, max_bytes: int, notes: Counter[
 
 
 def record_object(columns: Columns, cells: list[str]) -> dict[str, Any]:
-    """Return a record as an object. Raises `BadLine` for cells that no name stands above."""
+    """Return a record as an object. Raises `BadLine` for cells without a name in the header."""
     width = columns.unnamed + len(columns.names)
     if len(cells) != width:
         raise BadLine("bad_shape", f"{len(cells)} cells, but the header names {width}")
@@ -162,7 +162,7 @@ def record_object(columns: Columns, cells: list[str]) -> dict[str, Any]:
 
 
 def cell_value(name: str, cell: str) -> Any:
-    """Return a cell's string, or the JSON that its column is known for. Raises `BadLine`."""
+    """Return a cell's string, or its JSON if the column is known for that. Raises `BadLine`."""
     if (name in LIST_KEYS and cell.lstrip().startswith(("[", "{"))) or (
         name in TURN_KEYS and TURNS.match(cell)
     ):

@@ -1,8 +1,8 @@
-"""Tool calls and tool results that are written as text, as agents' logs hold them.
+"""Parser of tool calls and tool results that are written as text, as in agents' logs.
 
-What is text here is told from prose by its form alone: a tag that opens a line, outside of a code block, in
-front of an object with a name and arguments, and nothing but more calls behind it. Whether such a text is a
-call in its row is for `pipeline.stages.curate.rules.calls` to say.
+The form alone distinguishes them from prose: a tag that opens a line, outside of a code block, in front of an
+object with a name and arguments, and only more calls after it. The decision that such a text is a call in its
+row is made by `pipeline.stages.curate.rules.calls`.
 """
 
 import ast
@@ -16,8 +16,8 @@ import orjson
 
 from pipeline.core.jsonl import BadLine, parse_value
 
-# the tag in front of a call, and the one behind it, if there is one: Hermes and Qwen, Glaive, Granite and
-# Phi, Llama, Mistral
+# The tag in front of a call, and the one after it, if there is one: Hermes and Qwen, Glaive, Granite and Phi,
+# Llama, Mistral.
 CLOSING = {
     "<tool_call>": "</tool_call>",
     "<function_call>": "</function_call>",
@@ -27,19 +27,19 @@ CLOSING = {
     "[TOOL_CALLS]": "",
 }
 MARKS = (*CLOSING, "<function=")
-# control tokens with which logs end a turn
+# Control tokens with which logs end a turn.
 ENDS = ("<|eom_id|>", "<|eot_id|>", "<|endoftext|>", "<|im_end|>", "</s>")
 OPENING = re.compile(rf"(?:^|\n|</think>)[ \t]*({'|'.join(map(re.escape, CLOSING))})\s*")
 NAMED = re.compile(r"(?:^|\n|</think>)[ \t]*<function=([^<>\s]+)>\s*")  # Llama: <function=NAME>{…}</function>
 NAMED_CLOSING = "</function>"
 NEXT = re.compile(rf"\s*({'|'.join(map(re.escape, CLOSING))})\s*")
 NEXT_NAMED = re.compile(r"\s*<function=([^<>\s]+)>\s*")
-CODE = "<|python_tag|>"  # Llama also writes code behind it
+CODE = "<|python_tag|>"  # Llama also writes code after it.
 END = re.compile("|".join(map(re.escape, (*CLOSING, *filter(None, CLOSING.values()), NAMED_CLOSING, *ENDS))))
 BEHIND = re.compile(rf"(?:\s|[;,]|{'|'.join(map(re.escape, ENDS))})*")
 FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
-# Glaive writes the arguments as JSON between single quotes
+# Glaive writes the arguments as JSON between single quotes.
 GLAIVE = re.compile(
     r"""\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*'(.*)'\s*\}""", re.DOTALL
 )
@@ -47,8 +47,8 @@ RESULT_TAGS = ("tool_response", "function_response", "tool_result")
 RESULT_OPENINGS = tuple(f"<{tag}>" for tag in RESULT_TAGS)
 BLANK = re.compile(r"\s*")
 GLAIVE_RESULT = "FUNCTION RESPONSE:"
-LONGEST_LITERAL = 1 << 16  # characters that are read as Python
-MOST_CALLS = 256  # of one turn
+LONGEST_LITERAL = 1 << 16  # characters that are parsed as Python
+MOST_CALLS = 256  # calls of one turn
 DECODER = json.JSONDecoder()
 
 
@@ -60,9 +60,9 @@ class TextCalls(NamedTuple):
 
 
 class NotCalls(ValueError):
-    """A text with a call's tag that is not a text and then calls.
+    """Error for a text with a call's tag that is not a text followed by calls.
 
-    `whole` is True if the tag opens the text, so that it was meant as a call whatever its row says.
+    `whole` is True if the tag opens the text, so that it was meant as a call in any row.
     """
 
     def __init__(self, why: str, whole: bool) -> None:
@@ -71,9 +71,9 @@ class NotCalls(ValueError):
 
 
 def find_calls(text: str) -> TextCalls | None:
-    """Return the calls at the end of a text and what stands before them; None if no tag opens a line.
+    """Return the calls at the end of a text and the text before them; None if no tag opens a line.
 
-    Raises `NotCalls` for a tag in front of something else than calls, or with text behind them.
+    Raises `NotCalls` for a tag that is not in front of calls, or with text after them.
     """
     start = _start(text) if any(mark in text for mark in MARKS) else None
     if start is None:
@@ -94,8 +94,9 @@ def find_calls(text: str) -> TextCalls | None:
 
 
 def untagged_calls(text: str) -> list[dict[str, Any]] | None:
-    """Return the calls that an entire text is, without a tag: JSON (Llama 3.2) or `[name(key=value)]`
-    (Llama 4, ToolACE). None if it is something else.
+    """Return the calls of a text that consists only of calls, without a tag; None if it is something else.
+
+    The forms are JSON (Llama 3.2) and `[name(key=value)]` (Llama 4, ToolACE).
     """
     words = text.strip()
     for end in ENDS:
@@ -122,15 +123,15 @@ def value_of(words: str) -> Any:
             arguments = parse_value(glaive[2].replace("\\'", "'").encode())
             return {"name": parse_value(glaive[1].encode()), "arguments": arguments}
         except BadLine:
-            pass  # it may be Python
+            pass  # It may be Python.
     return _checked(_literal(_parsed(words)))
 
 
 def python_objects(words: str) -> list[dict[str, Any]]:
-    """Return the list of objects that a text is as a Python literal, as pandas writes it into a cell.
+    """Return the list of objects in a text that is a Python literal, as pandas writes it into a cell.
 
-    Raises `ValueError` for other text, lists of texts too: NumPy prints these without commas, and Python
-    reads two of them as one.
+    Raises `ValueError` for other text. Lists of texts are refused too: NumPy prints these without commas, and
+    Python reads two of them as one.
     """
     value = _literal(_parsed(words.strip()))
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -139,7 +140,7 @@ def python_objects(words: str) -> list[dict[str, Any]]:
 
 
 def calls_of(value: Any) -> list[dict[str, Any]]:
-    """Return the calls that an object or a list of objects is. Raises `ValueError` for something else."""
+    """Return the calls in an object or a list of objects. Raises `ValueError` for other values."""
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(map(_is_call, calls)):
         raise ValueError("what the tag opens is not a name with arguments")
@@ -147,7 +148,7 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
 
 
 def split_results(text: str) -> tuple[list[str], str]:
-    """Return the results that stand at the start of a text in tags, and what follows them."""
+    """Return the results in tags at the start of a text, and the text after them."""
     if text.lstrip().startswith(GLAIVE_RESULT):
         return [text.lstrip().removeprefix(GLAIVE_RESULT).strip()], ""
     results: list[str] = []
@@ -165,7 +166,7 @@ def split_results(text: str) -> tuple[list[str], str]:
 
 
 def tagged(text: str, opening: str, closing: str) -> list[str]:
-    """Return what stands between each pair of tags that has something between them."""
+    """Return the text between each pair of tags, if it is not empty."""
     found: list[str] = []
     end = 0
     while True:
@@ -188,10 +189,10 @@ def _text_start(text: str, place: int) -> int:
 
 
 def _start(text: str) -> re.Match[str] | None:
-    """Return the first tag that opens a line in front of a bracket or stands at the start of the text."""
+    """Return the first tag that opens a line in front of a bracket or is at the start of the text."""
     thought = THOUGHT.match(text)
     place = thought.end() if thought else 0
-    # the pattern wants to see the end of a thought in front of a tag
+    # The pattern needs to see the end of a thought in front of a tag.
     first = max(place - len("</think>"), 0)
     found = [*OPENING.finditer(text, first), *NAMED.finditer(text, first)]
     is_code = False
@@ -212,7 +213,7 @@ def _start(text: str) -> re.Match[str] | None:
 
 
 def _read_tagged(text: str, tag: re.Match[str], calls: list[dict[str, Any]]) -> int:
-    """Add the calls behind a tag to `calls`; return where they end. Raises `ValueError`."""
+    """Add the calls after a tag to `calls`; return their end. Raises `ValueError`."""
     is_named = tag.re in (NAMED, NEXT_NAMED)
     closing = NAMED_CLOSING if is_named else CLOSING[tag[1]]
     place = tag.end()
@@ -229,13 +230,13 @@ def _read_tagged(text: str, tag: re.Match[str], calls: list[dict[str, Any]]) -> 
 
 
 def _read_value(text: str, start: int) -> tuple[Any, int]:
-    """Return the value that starts at a place, and where it ends. Raises `ValueError`."""
+    """Return the value that starts at a place, and its end. Raises `ValueError`."""
     try:
         _, end = DECODER.raw_decode(text, start)
-        # once more, since the decoder lets NaN and repeated keys pass
+        # Parsed again, because the decoder accepts NaN and repeated keys.
         return parse_value(text[start:end].encode()), end
     except (ValueError, RecursionError):
-        # other spellings than JSON don't say where they end
+        # Other forms than JSON don't mark their end.
         tag = END.search(text, start)
         end = tag.start() if tag else len(text)
     try:
@@ -245,13 +246,13 @@ def _read_value(text: str, start: int) -> tuple[Any, int]:
 
 
 def _skip(text: str, place: int) -> int:
-    """Return the place behind white space, separators and control tokens that end a turn."""
+    """Return the place after white space, separators and control tokens that end a turn."""
     behind = BEHIND.match(text, place)
     return behind.end() if behind else place
 
 
 def _is_whole(text: str, before: str, start: re.Match[str]) -> bool:
-    """Return True if a text starts with a tag, thoughts aside, that can open nothing but a call."""
+    """Return True if a text starts, apart from thoughts, with a tag that can only open a call."""
     is_prose = (
         start.re is OPENING and start[1] == CODE and text[start.end() : start.end() + 1] not in ("{", "[")
     )
@@ -259,7 +260,7 @@ def _is_whole(text: str, before: str, start: re.Match[str]) -> bool:
 
 
 def _is_call(value: Any) -> bool:
-    """Return True for an object with a name and arguments, also inside `function`, and with nothing else."""
+    """Return True for an object with a name and arguments, also inside `function`, and without other keys."""
     if not isinstance(value, dict):
         return False
     function = value.get("function", value)
@@ -279,14 +280,16 @@ def _parsed(words: str) -> ast.expr:
         raise ValueError("too long to read as Python")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of "\d" in a text
+            warnings.simplefilter("ignore")  # Python warns of "\d" in a text.
             return ast.parse(words, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError("not a Python literal") from error
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal that JSON has too. Raises `ValueError` for others and for a key twice."""
+    """Return the value of a literal that JSON has too. Raises `ValueError` for others and for a
+    repeated key.
+    """
     match node:
         case ast.Dict(keys=keys, values=values):
             pairs = [(_literal(key), _literal(value)) for key, value in zip(keys, values, strict=True) if key]
@@ -306,15 +309,19 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _checked(value: Any) -> Any:
-    """Return a literal's value as the strict JSON reader has it. Raises `ValueError` beyond its limits."""
+    """Return a literal's value as the strict JSON reader returns it. Raises `ValueError` beyond
+    its limits.
+    """
     try:
         return parse_value(orjson.dumps(value))
-    except TypeError as error:  # orjson's: a number of more than 64 bits, half of a surrogate pair
+    except TypeError as error:  # orjson's error: a number of more than 64 bits, half of a surrogate pair
         raise ValueError(str(error)) from None
 
 
 def _python_calls(words: str) -> list[dict[str, Any]] | None:
-    """Return the calls of a Python list such as `[look(at="sea"), count(to=3)]`; None if it is none."""
+    """Return the calls of a Python list such as `[look(at="sea"), count(to=3)]`; None if it is something
+    else.
+    """
     try:
         listed = _parsed(words)
         if not isinstance(listed, ast.List) or not listed.elts:

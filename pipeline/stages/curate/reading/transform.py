@@ -1,12 +1,12 @@
-"""A row as a function of the user's makes it (`curate.transform`), before anything else looks at it.
+"""Transformation of a row by a function of the user (`curate.transform`), before anything else looks at it.
 
     def renamed(row: dict) -> dict | list[dict] | str | None:
         if not row["bash"]:
             return "no command"  # the reason in data/rejects.jsonl
         return {"prompt": row["nl"], "completion": row["bash"]}
 
-The function is the user's code: it runs with his rights, as scorers of one's own do, and not in a sandbox. It
-is loaded once in each process. What it returns is read as strictly as a line of data/raw.
+The function is the user's code. It runs with the user's rights, as custom scorers do, and not in a sandbox.
+It is loaded once in each process. Its result is parsed as strictly as a line of data/raw.
 """
 
 import json
@@ -24,34 +24,38 @@ from pipeline.core.text import one_line
 from pipeline.core.user_code import load_function
 
 Value = dict[str, Any]
-SECONDS = 10.0  # that the function may take for a row
-TRIED_TWICE = 1000  # every so many rows the function is called again, and must return the same
-MOST_ROWS = 10_000  # of one row
+SECONDS = 10.0  # seconds that the function may take for a row
+TRIED_TWICE = 1000  # Every so many rows the function is called again, and must return the same.
+MOST_ROWS = 10_000  # rows made of one row
 ALWAYS_THE_SAME = "have it depend on the row alone"
-SHOWN = 300  # characters of what the user wrote in a sentence
+SHOWN = 300  # characters of the user's text in a sentence
 
 
 class TooSlowError(BaseException):
-    """The function took longer than `SECONDS`. No `Exception`, which the function itself could catch."""
+    """Error for a function that took longer than `SECONDS`. It is not an `Exception`, which the function
+    itself could catch.
+    """
 
 
 class Transform:
-    """The function that `name` (python:FILE.py:FUNCTION) says, FILE being below `folder`."""
+    """The function `name` (python:FILE.py:FUNCTION), with FILE below `folder`."""
 
     def __init__(self, name: str, folder: Path) -> None:
         match = NAME.fullmatch(name.removeprefix("python:"))
-        assert match  # or the settings are refused
+        assert match  # The settings are refused otherwise.
         self.name = name
         self.file = folder / match["file"]
         self.function = load_function(self.file, match["function"], "make rows of rows (curate.transform)")
         self.calls = 0
         self.is_timed = threading.current_thread() is threading.main_thread()
-        if self.is_timed:  # only the main thread hears of signals
+        if self.is_timed:  # Only the main thread receives signals.
             signal.signal(signal.SIGALRM, _too_slow)
 
     def rows(self, value: Value, source: str) -> list[Value]:
-        """The rows that the function makes of one; `source` is FILE:LINE. Raises `BadLine` if it rejects the
-        row or returns what no row can be, `DataError` if it fails.
+        """Return the rows that the function makes of one. `source` is FILE:LINE.
+
+        Raises `BadLine` if it rejects the row or returns a value that can't be a row, `DataError` if it
+        fails.
         """
         again = deepcopy(value) if self.calls % TRIED_TWICE == 0 else None
         self.calls += 1
@@ -71,7 +75,7 @@ class Transform:
             return self.function(value)
         except TooSlowError:
             raise self._wrong(source, f"it took longer than {SECONDS:g} s", "make it faster") from None
-        # whatever it is, it is the user's, and the row is what he needs to find it
+        # Any exception comes from the user's code, and the row helps to find it.
         except (Exception, SystemExit) as error:
             what = f"it raised {type(error).__name__}: {one_line(str(error), SHOWN)}"
             raise self._wrong(source, what, "correct it") from error
@@ -80,7 +84,7 @@ class Transform:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _texts(self, returned: Any, source: str) -> list[bytes] | str:
-        """The rows as JSON, or why there is none."""
+        """Return the rows as JSON, or the reason why there is none."""
         if isinstance(returned, dict) and returned.keys() == {"reject"}:
             returned = returned["reject"]
         if returned is None or returned == []:
@@ -96,7 +100,8 @@ class Transform:
         if len(rows) > MOST_ROWS:
             raise self._wrong(source, f"it returned {len(rows):,} rows", f"return {MOST_ROWS:,} at most")
         try:
-            # the standard library's writer keeps NaN and half characters, so that the reader finds them
+            # The standard library's writer keeps NaN and halves of surrogate pairs, so that the reader finds
+            # them.
             return [json.dumps(row).encode() for row in rows]
         except (TypeError, ValueError, RecursionError) as error:
             what = f"it returned what JSON doesn't have ({one_line(str(error), SHOWN)})"

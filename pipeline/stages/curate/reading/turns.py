@@ -1,8 +1,8 @@
-"""One conversation in whatever dialect: roles and their aliases, content parts, tool calls, reasoning,
-weights; and lists of tools.
+"""One conversation in any dialect: roles and their aliases, content parts, tool calls, reasoning, weights;
+and lists of tools.
 
-What can't be said in the canonical form raises `BadRow` with the place (`messages 3: …`), never with the text
-itself.
+Content that the canonical form can't represent raises `BadRow` with the place (`messages 3: …`), never with
+the text itself.
 """
 
 import json
@@ -45,18 +45,20 @@ ROLES = (
 )
 USUAL = ("system", "user", "assistant", "tool")
 MAP_IT = "map it in curate.fields (role, roles)"
-KEYS_SHOWN, KEY_SHOWN = 6, 40  # of a turn without a role, and characters of each
+KEYS_SHOWN, KEY_SHOWN = 6, 40  # keys of a turn without a role, and characters of each
 SCHEMAS, CACHE = {"input_schema": "parameters"}, ("cache_control",)  # keys of Anthropic's tools
-CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
-MEDIA = ("audio", "audios", "image", "images", "video", "videos")  # without them it means something else
-LOST = ("refusal", *MEDIA)  # would be, and change the turn
+# roles of an assistant's turn whose text is the call, as JSON
+CALLERS = frozenset({"function_call", "tool_call"})
+# Without them the turn means something else.
+MEDIA = ("audio", "audios", "image", "images", "video", "videos")
+LOST = ("refusal", *MEDIA)  # Keys that would be lost, which would change the turn.
 
 
 def read_turns(value: Any, field: str) -> list[Turn]:
-    """The turns of a list (or of its JSON text) below the key `field`."""
+    """Return the turns of a list (or of its JSON text) below the key `field`."""
     turns = []
     for number, item in enumerate(items(value, field), start=1):
-        if type(item) is dict and len(item) == 2:  # a role and a text: the usual case
+        if type(item) is dict and len(item) == 2:  # A role and a text, the usual case.
             role, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
             if type(content) is str and type(role) is str and role in ROLES:
                 turns.append({"role": ROLES[role], "content": content})
@@ -75,7 +77,7 @@ def turn(role: str, content: Any, where: str) -> Turn:
 
 
 def turns_of(value: Mapping[str, Any], field: str, role: str) -> list[Turn]:
-    """The turns of a field that is a list of them, a single one, or the text of one by `role`."""
+    """Return the turns of a field that is a list of them, a single one, or the text of one by `role`."""
     stated = value[field]
     if isinstance(stated, str) and field not in ("messages", "conversations"):
         return [turn(role, stated, field)]
@@ -84,7 +86,7 @@ def turns_of(value: Mapping[str, Any], field: str, role: str) -> list[Turn]:
 
 
 def transcript(words: str, where: str) -> list[Turn]:
-    """The turns of a conversation that is one text, as hh-rlhf has it."""
+    """Return the turns of a conversation that is one text, as in hh-rlhf."""
     nothing, *pieces = SPEAKER.split(words)
     if nothing.strip() or not pieces:
         raise BadRow("bad_shape", f"{where} is text, and there is no prompt")
@@ -97,7 +99,7 @@ def transcript(words: str, where: str) -> list[Turn]:
 def with_marks(row: Value, field: str) -> Value:
     """Return the row with its lists of marks moved to the turns of `field`, an entry for each turn.
 
-    Raises `BadRow` for a list of another length, or if a turn says something else.
+    Raises `BadRow` for a list of another length, or if a turn contradicts its mark.
     """
     lists = {key: items(marks, key) for key, marks in marks_of(row).items() if is_list(marks)}
     if not lists:
@@ -116,22 +118,24 @@ def with_marks(row: Value, field: str) -> Value:
 
 
 def is_list(value: Any) -> bool:
-    """Return True for a list, also if it is the text of one, as tables have it."""
+    """Return True for a list, also for the text of one, as in tables."""
     return isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
 
 
 def shared_prompt(
     prompt: list[Turn], chosen: list[Turn], rejected: list[Turn]
 ) -> tuple[list[Turn], list[Turn], list[Turn]]:
-    """Return the prompt and the two answers of a pair. What both sides begin with belongs to the prompt, and
-    replaces what was stated of it if they repeat that.
+    """Return the prompt and the two answers of a pair. The turns with which both sides begin belong to the
+    prompt.
+
+    They replace the stated prompt if they repeat it.
     """
-    turn_pairs = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
+    turn_pairs = zip(chosen[:-1], rejected[:-1], strict=False)  # Each side keeps a turn.
     common = [shared for shared, _ in takewhile(lambda pair: pair[0] == pair[1], turn_pairs)]
     stated = [turn for turn in prompt if turn["role"] != "system"]
     repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
-    if repeated == stated:  # both sides are complete conversations
-        # a set, because `in` on a list takes quadratic time
+    if repeated == stated:  # Both sides are complete conversations.
+        # A set, because `in` on a list takes quadratic time.
         stated_systems = {json.dumps(turn) for turn in common if turn["role"] == "system"}
         prompt = [
             turn for turn in prompt if turn["role"] == "system" and json.dumps(turn) not in stated_systems
@@ -140,8 +144,8 @@ def shared_prompt(
 
 
 def system_turn(value: Mapping[str, Any]) -> list[Turn]:
-    """The system turn that a row has beside its turns, if it has one."""
-    if "system" not in value and "system_prompt" not in value:  # the usual case
+    """Return the system turn that a row has next to its turns, if it has one."""
+    if "system" not in value and "system_prompt" not in value:  # The usual case.
         return []
     stated = [value.get(key) for key in ("system", "system_prompt")]
     system = next((words for words in stated if not is_blank(words)), None)
@@ -149,7 +153,9 @@ def system_turn(value: Mapping[str, Any]) -> list[Turn]:
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:
-    """The tools of a row in OpenAI's form, from a list (or its JSON text) of tools or of bare functions."""
+    """Return the tools of a row in OpenAI's form, from a list (or its JSON text) of tools or of bare
+    functions.
+    """
     return [_tool(tool, f"tools {number}") for number, tool in enumerate(items(value, "tools"), start=1)]
 
 
@@ -194,7 +200,7 @@ def _turn(item: Any, where: str) -> Turn:
 
 
 def _without_role(item: Mapping[str, Any]) -> str:
-    """Say what a turn has in place of a role that is known."""
+    """Return a phrase on what a turn has instead of a known role."""
     stated = next((item[key] for key in ("role", "from") if key in item), None)
     if stated is None:
         keys = listed([one_line(key, KEY_SHOWN) for key in islice(item, KEYS_SHOWN)])
@@ -216,7 +222,7 @@ def _result_text(content: Any) -> Any:
 
 
 def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The calls of a turn in OpenAI's form, `tool_calls` or the older `function_call`."""
+    """Return the calls of a turn in OpenAI's form, `tool_calls` or the older `function_call`."""
     calls, single = item.get("tool_calls"), item.get("function_call")
     if calls and single:
         raise BadRow("bad_tool_call", f"{where} has both tool_calls and function_call")
@@ -225,7 +231,7 @@ def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
-    """The calls that the text of a turn `function_call` is: one object, or a list of them."""
+    """Return the calls in the text of a turn `function_call`: one object, or a list of them."""
     value = content
     if isinstance(content, str):
         try:
@@ -240,7 +246,7 @@ def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
 
 
 def read_call(call: Any, where: str) -> dict[str, Any]:
-    """Return a call in OpenAI's form; of nulls, those outside of its arguments count as missing."""
+    """Return a call in OpenAI's form. Nulls outside of its arguments count as missing."""
     call = without_nulls(need(dict, call, where, "bad_tool_call"))
     function = call.get("function", call)
     identity = call.get("id")
@@ -252,7 +258,7 @@ def read_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(name, str) or not name:
         raise BadRow("bad_tool_call", f"{where} has no name")
     if isinstance(arguments, str):
-        # null and "" stand for no arguments
+        # Both null and "" mean no arguments.
         arguments = from_json(arguments.strip() or "null", f"{where} arguments", "bad_tool_call")
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict) or not isinstance(identity, str | None):
@@ -262,8 +268,8 @@ def read_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    """Return a tool in OpenAI's form, also of Anthropic's (`input_schema`). Its nulls stay for the rule
-    `nulls`, but for a null `function`.
+    """Return a tool in OpenAI's form, also from Anthropic's (`input_schema`). Its nulls stay for the rule
+    `nulls`, except a null `function`.
     """
     need(dict, tool, where, "bad_shape")
     function = tool if tool.get("function") is None else tool["function"]

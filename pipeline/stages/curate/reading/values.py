@@ -1,5 +1,5 @@
-"""What a field of a row holds: text, a list, a number, a thumb, an answer, a domain; also as the text that
-tables have for it. What it can't be raises `BadRow` with the field's name, never with the text itself.
+"""The values of a row's fields: text, a list, a number, a thumb, an answer, a domain; also in the textual
+form of tables. Invalid values raise `BadRow` with the field's name, never with the text itself.
 """
 
 import json
@@ -21,7 +21,7 @@ DOMAIN_CHARACTERS = 64
 
 
 def text(value: Any, where: str) -> str:
-    """Return a turn's text; of a list, the text parts joined by newlines (as llama-server does)."""
+    """Return a turn's text. For a list, the text parts are joined by newlines (as llama-server does)."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -30,10 +30,11 @@ def text(value: Any, where: str) -> str:
 
 
 def one_text(value: Any, where: str) -> str:
-    """Return the text of a row's field. There a list of several texts is not one text in parts, but several
-    for which there is one place: raises `BadRow`.
+    """Return the text of a row's field.
+
+    There a list of several texts is not one text in parts, but several for one place. It raises `BadRow`.
     """
-    if isinstance(value, str):  # the usual case
+    if isinstance(value, str):  # The usual case.
         return value
     if isinstance(value, list) and len(value) != 1 and dict not in map(type, value):
         raise BadRow(
@@ -52,7 +53,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def items(value: Any, where: str) -> list[Any]:
-    """`value` if it is a list, the list that its text is as JSON or a Python literal (tables have nothing but
+    """Return `value` if it is a list, the list in its text as JSON or a Python literal (tables contain only
     text), or the objects of a list by columns.
     """
     if isinstance(value, str):
@@ -80,14 +81,16 @@ def is_by_columns(value: Any) -> bool:
 
 
 def is_blank(value: Any) -> bool:
-    """Return True for a field that says nothing: null, empty, or as tables have it, spaces."""
+    """Return True for a field without content: null, empty, or spaces, as in tables."""
     if isinstance(value, str):
         return not value.strip()
-    return not value and not isinstance(value, int | float)  # 0 and false say something
+    return not value and not isinstance(value, int | float)  # 0 and false are content.
 
 
 def from_json(words: str, where: str, code: str, wanted: str = "strict JSON") -> Any:
-    """What `words` are as strict JSON. Raises `BadRow` with `code`, which says that they are not `wanted`."""
+    """Return the value of `words` as strict JSON. Raises `BadRow` with `code`, which reports that they are
+    not `wanted`.
+    """
     try:
         return parse_value(words.encode("utf-8", "surrogatepass"))
     except BadLine as error:
@@ -95,7 +98,7 @@ def from_json(words: str, where: str, code: str, wanted: str = "strict JSON") ->
 
 
 def number_of(value: Any, field: str) -> float:
-    """A finite number, also as text (tables have nothing but text)."""
+    """Return a finite number, also from text (tables contain only text)."""
     digits = str(value).strip()
     number = float(digits) if NUMBER.fullmatch(digits) else math.nan
     if not math.isfinite(number):
@@ -104,13 +107,15 @@ def number_of(value: Any, field: str) -> float:
 
 
 def label_of(value: Value) -> bool | None:
-    """The thumb that a row of no particular format has; other words than true and false name classes."""
+    """Return the thumb of a row of no particular format. Words other than true and false are names of
+    classes.
+    """
     if value.get("kto_tag") is not None:
         return thumb_of(value, "kto_tag")
     label = _lower(value.get("label"))
     if isinstance(label, bool) or label in ("true", "false"):
         return label in (True, "true")
-    if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
+    if label in (0, 1, -1, "0", "1", "-1"):  # Trained as a good answer, a thumb down would do harm.
         raise BadRow(
             "unsupported_field",
             "label is a thumb or the number of a class: write true or false for a thumb, else take it out",
@@ -119,7 +124,7 @@ def label_of(value: Value) -> bool | None:
 
 
 def thumb_of(value: Value, field: str) -> bool:
-    """The field's thumb, true or false, as text or a number too."""
+    """Return the field's thumb, true or false, also from text or a number."""
     label = _lower(value[field])
     if label not in (True, False, "true", "false", "1", "0"):  # True == 1 == 1.0
         raise BadRow("bad_shape", f"{field} is neither true nor false")
@@ -131,11 +136,11 @@ def _lower(label: Any) -> Any:
 
 
 def accepted_answers(value: Any, where: str) -> list[str]:
-    """Return the different answers of a field: one, or those of a list, of which each is accepted.
+    """Return the different answers of a field: one, or those of a list, each of which is accepted.
 
     Numbers, true and false become text. A list of content parts is one answer.
     """
-    if isinstance(value, str):  # the usual case
+    if isinstance(value, str):  # The usual case.
         return [value]
     if not isinstance(value, list) or dict in map(type, value):
         return [answer_text(value, where)]
@@ -145,12 +150,12 @@ def accepted_answers(value: Any, where: str) -> list[str]:
 
 
 def answer_text(value: Any, where: str) -> str:
-    """Return an answer as text, also if it is a number, true or false."""
+    """Return an answer as text, also from a number, true or false."""
     return json.dumps(value) if isinstance(value, bool | int | float) else one_text(value, where)
 
 
 def domain_of(value: Value, default: str) -> str:
-    """The domain that the row names, or the default."""
+    """Return the domain that the row names, or the default."""
     named = [value.get(key) for key in ("domain", "category")]
     names = [name.strip() for name in named if isinstance(name, str)]
     fit = (name for name in names if 0 < len(name) <= DOMAIN_CHARACTERS and name.isprintable())

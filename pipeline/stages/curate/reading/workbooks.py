@@ -1,7 +1,7 @@
-"""The rows of an Excel workbook (*.xlsx) as JSON objects, with the texts that its table as CSV would have.
+"""The rows of an Excel workbook (*.xlsx) as JSON objects, with the texts that its table has as CSV.
 
-The first sheet that is visible and not empty is read; its first row that is not empty names the columns.
-openpyxl gives one row at a time, and holds a workbook's different texts in memory.
+The first sheet that is visible and not empty is read. Its first row that is not empty names the columns.
+openpyxl returns one row at a time, and has a workbook's different texts in memory.
 """
 
 import datetime
@@ -19,8 +19,8 @@ from pipeline.core.text import plural
 from pipeline.stages.curate.reading.files import growth_limit
 from pipeline.stages.curate.reading.tables import Columns, Row, columns_of, record_object
 
-MOST_ROWS = 1 << 20  # of a sheet, as Excel allows
-LONGEST_CELL = 32_767  # characters that Excel and openpyxl keep of a text; they cut off the rest
+MOST_ROWS = 1 << 20  # rows of a sheet, the limit of Excel
+LONGEST_CELL = 32_767  # characters of a text that Excel and openpyxl keep; they cut off the rest
 PIECE = 1 << 20  # bytes
 FORMULA = (b"<f>", b"<f ", b"<f/>")
 NO_PACKAGE = "reading *.xlsx needs openpyxl: run `pip install openpyxl`, or save the table as CSV"
@@ -29,7 +29,7 @@ NO_PACKAGE = "reading *.xlsx needs openpyxl: run `pip install openpyxl`, or save
 def workbook_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
     """Yield each row below the header. Raises `BadLine` if the rest of the file can't be read.
 
-    `notes` counts `index_column`, as in other tables, and `sheets_not_read`, others that hold something.
+    `notes` counts `index_column`, as in other tables, and `sheets_not_read`, other sheets that are not empty.
     """
     try:
         import openpyxl
@@ -46,14 +46,14 @@ def workbook_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> 
         yield from _sheet_rows(book, formulas, max_bytes, notes)
     except BadLine:
         raise
-    except Exception as error:  # of a damaged file the libraries raise whatever it leads them to
+    except Exception as error:  # For a damaged file the libraries raise any exception.
         raise BadLine(
             "broken_container", f"openpyxl can't read this workbook further ({type(error).__name__})"
         ) from None
 
 
 def sheets_sentences(count: int) -> list[str]:
-    """Return a sentence on the sheets that hold something and are not read, if there are any."""
+    """Return a sentence on the sheets that are not empty and not read, if there are any."""
     if not count:
         return []
     return [
@@ -63,7 +63,7 @@ def sheets_sentences(count: int) -> list[str]:
 
 
 def _has_formulas(archive: ZipFile) -> bool:
-    """Return True if a sheet may hold a formula, of whose result a program may have written nothing."""
+    """Return True if a sheet may contain a formula. A program may not have written its result."""
     for name in archive.namelist():
         if name.startswith("xl/worksheets/"):
             with archive.open(name) as sheet:
@@ -76,9 +76,9 @@ def _has_formulas(archive: ZipFile) -> bool:
 
 
 def _sheet_rows(book: Any, formulas: Any, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
-    """Yield the rows of one sheet, those between others that are empty as such."""
+    """Yield the rows of one sheet. Empty rows between others are yielded as such."""
     for sheet in book.worksheets:
-        sheet.reset_dimensions()  # programs write wrong ones, and openpyxl would read no further
+        sheet.reset_dimensions()  # Programs write wrong dimensions, and openpyxl would stop reading there.
     filled = [
         sheet for sheet in book.worksheets if any(map(_is_filled, islice(sheet.iter_rows(), MOST_ROWS)))
     ]
@@ -113,7 +113,7 @@ def _sheet_rows(book: Any, formulas: Any, max_bytes: int, notes: Counter[str]) -
 
 
 def _unescaped(text: str) -> str:
-    """Return the text with the characters that XML can't hold, such as `_x000D_` for CR."""
+    """Return the text with the characters that XML can't contain, such as `_x000D_` for CR."""
     from openpyxl.utils.escape import unescape
 
     return str(unescape(text))
@@ -124,7 +124,7 @@ def _is_filled(cells: Any) -> bool:
 
 
 def _row(columns: Columns, cells: Any, written: Any, max_bytes: int) -> Row:
-    """Return one row's JSON, or why there is none."""
+    """Return one row's JSON, or the reason why there is none."""
     try:
         for place, cell in enumerate(written):
             has_result = place < len(cells) and cells[place].value is not None
@@ -145,8 +145,8 @@ def _row(columns: Columns, cells: Any, written: Any, max_bytes: int) -> Row:
 
 
 def _text(cell: Any) -> str:
-    """Return what a CSV file would have for the cell. Raises `BadLine` for an error (`#N/A`) and a text that
-    was cut off.
+    """Return the text of the cell in a CSV file. Raises `BadLine` for an error (`#N/A`) and a text that was
+    cut off.
     """
     match cell.value:
         case None:

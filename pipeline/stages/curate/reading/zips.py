@@ -1,5 +1,5 @@
-"""The members of a zip archive, as services hand out their exports: each is read like a file, and never
-written to the disk.
+"""The members of a zip archive, the form in which services provide their exports. Each is read like a file,
+and never written to the disk.
 """
 
 import zlib
@@ -33,7 +33,8 @@ ENCRYPTED = 0x1  # bit of a member's flags
 def zip_members(path: Path) -> Iterator[Content]:
     """Yield the members of an archive, sorted by name, those that are not read with an empty `kind`.
 
-    Hidden files and what macOS adds are left out, as below data/raw. Raises `BadLine` if it is no archive.
+    Hidden files and those added by macOS are left out, as below data/raw. Raises `BadLine` if it is not an
+    archive.
     """
     with opened(path) as file:
         need_content(file)
@@ -56,7 +57,7 @@ def zip_members(path: Path) -> Iterator[Content]:
 
 
 def _name(info: ZipInfo) -> str:
-    """Return a member's name. Some programs of Windows write its folders with backslashes."""
+    """Return a member's name. Some Windows programs write its folders with backslashes."""
     return info.filename.replace("\\", "/")
 
 
@@ -71,7 +72,7 @@ def _kind(info: ZipInfo) -> str:
 
 @contextmanager
 def _opened(archive: ZipFile, info: ZipInfo, packing: str, limit: int) -> Iterator[BufferedReader]:
-    """Open a member's text. This and reading raise `BadLine`."""
+    """Open a member's text. Opening and reading raise `BadLine`."""
     pieces = Pieces(_pieces(archive, info), limit)
     yield unpacked(BufferedReader(pieces, PIECE), packing, limit)
 

@@ -32,8 +32,8 @@ Span = tuple[int, int, int]  # start, end and tokens of a part
 
 
 class Unbreakable(Exception):
-    """Error: a character with its marks, or white space without text, is longer than the budget, at the
-    text's `place`.
+    """Error for a character with its marks, or white space without text, that is longer than the budget, at
+    the text's `place`.
     """
 
     def __init__(self, place: int) -> None:
