@@ -1,1 +1,1 @@
-"""Files that other programs export their conversations to: a module per program; `registry` lists them."""
+"""Readers of conversations that other programs export: a module per program, all listed in `registry`."""

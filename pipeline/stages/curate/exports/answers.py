@@ -1,5 +1,5 @@
-"""An answer's turns, as a program's blocks give them one after the other: thoughts, text, calls of tools and
-their results.
+"""Turns of an answer, built from a program's successive blocks: thoughts, text, tool calls and their
+results.
 """
 
 from pathlib import PurePosixPath
@@ -13,7 +13,9 @@ IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".svg", ".t
 
 
 class Answer:
-    """The turns of one answer. After a call's result a new turn begins, as the model spoke again there."""
+    """Turns of one answer. A new turn begins after the result of a call, because the model spoke
+    again there.
+    """
 
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
@@ -33,7 +35,7 @@ class Answer:
             turn["content"] = joined(turn["content"], words)
 
     def call(self, place: str, name: str, arguments: Any) -> None:
-        """Add a call of a tool. Arguments that are no JSON object come to stand below `input`."""
+        """Add a tool call. Arguments that are not a JSON object are stored below `input`."""
         given = _object(arguments)
         function = {"name": name, "arguments": given if given is not None else {"input": arguments}}
         calls = self._turn(()).setdefault("tool_calls", [])
@@ -50,8 +52,9 @@ class Answer:
         self.turns.append({"role": "tool", "tool_call_id": place, "content": words})
 
     def finished(self, *, aborted: bool = False, is_down: bool = False) -> list[Turn]:
-        """Return the turns, without calls that got no result. An answer that was broken off, or has a thumb
-        down, is kept out of training.
+        """Return the turns, without calls that have no result.
+
+        An answer that was interrupted, or has a thumb down, is kept out of training.
         """
         self.notes["calls_without_result"] += len(self.open_calls)
         kept: list[Turn] = []
@@ -77,7 +80,7 @@ class Answer:
         return kept
 
     def _turn(self, closed_by: tuple[str, ...]) -> Turn:
-        """Return the assistant's turn that stands open, or a new one if it has one of these keys."""
+        """Return the open turn of the assistant, or a new one if it has one of these keys."""
         last = self.turns[-1] if self.turns else None
         if last is None or last["role"] == "tool" or any(last.get(key) for key in closed_by):
             last = {"role": "assistant", "content": ""}
@@ -86,7 +89,7 @@ class Answer:
 
 
 def _join(turn: Turn, more: Turn) -> None:
-    """Add to an assistant's turn what follows a call that was left out."""
+    """Append the turn after a call that was left out to an assistant's turn."""
     for key in ("content", "reasoning_content"):
         words = joined(turn.get(key, ""), more.get(key, ""))
         if words or key in turn:
@@ -96,9 +99,9 @@ def _join(turn: Turn, more: Turn) -> None:
 
 
 def user_turn(words: str, names: list[str], notes: Notes, *, shows_image: bool = False) -> list[Turn]:
-    """Return the user's turn with files of these names; `shows_image` says that one of them is an image.
+    """Return the user's turn with files of these names. `shows_image` is True if one of them is an image.
 
-    Raises `BadLine` if the turn says nothing without them.
+    Raises `BadLine` if the turn has no content without them.
     """
     if shows_image or any(PurePosixPath(name.lower()).suffix in IMAGES for name in names):
         raise BadLine("unsupported_field", "the user shows an image, without which the rest can't be told")
@@ -120,12 +123,12 @@ def result_text(value: Any) -> str:
 
 
 def texts(*values: Any) -> str:
-    """Return the values that are texts and say something, with an empty line between them."""
+    """Return the texts among the values that are not blank, with an empty line between them."""
     return "\n\n".join(value for value in values if isinstance(value, str) and value.strip())
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; none of anything else."""
+    """Return the objects in a list; none for any other value."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

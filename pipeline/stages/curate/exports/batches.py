@@ -20,7 +20,7 @@ JOIN = "put both files into one: cat requests.jsonl answers.jsonl > batch.jsonl"
 
 
 class Half(NamedTuple):
-    """A line of a batch whose counterpart has not come yet."""
+    """A line of a batch whose counterpart has not been read yet."""
 
     number: int
     offset: int | None
@@ -36,7 +36,7 @@ def is_head(head: Head) -> bool:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each request with an answer. Halves are in memory until the other one comes."""
+    """Yield a row for each request with an answer. Halves are in memory until the other one is read."""
     requests: dict[str, Half] = {}
     answers: dict[str, Half] = {}
     paired: set[str] = set()

@@ -1,5 +1,5 @@
-"""Anthropic's content blocks in the logs of programs. What no row can hold is left out and counted, since a
-long session is not worth less for one image in it.
+"""Anthropic's content blocks in the logs of programs. Blocks that no row can contain are left out and
+counted, because a long session is not worth less for one image in it.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,13 @@ from pipeline.stages.curate.wire.blocks import CALL, RESULT
 from pipeline.stages.curate.wire.draft import Draft, call_of
 
 TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
-# types of other blocks, and what stands for them
+# Types of other blocks, and their replacement texts.
 NAMES = {
     **dict.fromkeys(("image", "image_url", "imageUrl", "input_image"), "image"),
     **dict.fromkeys(("document", "file", "input_file"), "document"),
 }
-# types of blocks of tools that the service runs while it answers: web_search_tool_result, advisor_tool_result
+# Types of blocks of tools that the service runs while it answers: web_search_tool_result,
+# advisor_tool_result.
 OF_THE_SERVICE = ("server_tool_use", "mcp_tool_use")
 RESULT_OF_THE_SERVICE = "_tool_result"
 

@@ -1,9 +1,9 @@
-"""ChatGPT's export: conversations.json, or conversations-000.json and so on since 2026, beside
+"""ChatGPT's export: conversations.json, or conversations-000.json and so on since 2026, next to
 message_feedback.json.
 
-OpenAI publishes no schema. The one read here is what public readers of real exports describe from 2023 to
-September 2026: a conversation has a `mapping` of nodes (`id`, `parent`, `children`, `message`) and the id of
-its `current_node` (github.com/mitkury/chatgpt-export-parser, docs/chatgpt-data-export-format.md;
+OpenAI publishes no schema. The one read here is the one that public readers of real exports describe from
+2023 to September 2026: a conversation has a `mapping` of nodes (`id`, `parent`, `children`, `message`) and
+the id of its `current_node` (github.com/mitkury/chatgpt-export-parser, docs/chatgpt-data-export-format.md;
 github.com/danny-avila/LibreChat, importers.js; mohamed-chs/convoviz#49 for the files with numbers).
 """
 
@@ -26,7 +26,7 @@ from pipeline.stages.curate.wire.draft import Turn
 
 FEEDBACK = "message_feedback.json"
 UP, DOWN = ("thumbs_up", "thumbsUp"), ("thumbs_down", "thumbsDown")
-# marks of sources in an answer: 【12†source】, and since 2024 words between private-use characters
+# Marks of sources in an answer: 【12†source】, and since 2024 words between private-use characters.
 CITATION = re.compile("【\\d[^【】]*†[^【】]*】|\ue200(?!entity)[^\ue200\ue201]*\ue201")
 ENTITY = re.compile("\ue200entity\ue202(\\[[^\ue200\ue201]*\\])\ue201")
 PRIVATE = re.compile("[\ue200-\ue2ff]")
@@ -34,11 +34,12 @@ ABORTED = ("in_progress", "finished_partial_completion")
 CUT_OFF = ("interrupted", "max_tokens")
 TEXTS = ("text", "multimodal_text", "code")
 IMAGE = "image_asset_pointer"
-SKIPPED = ("model_editable_context", "system_error", "app_pairing_content")  # what no one said
+# types of content that no one said
+SKIPPED = ("model_editable_context", "system_error", "app_pairing_content")
 
 
 def is_head(head: Head) -> bool:
-    """Return True if a record has a mapping of nodes, and says which was current or when it began."""
+    """Return True if a record has a mapping of nodes, and the current one or the time of its beginning."""
     return any(
         isinstance(value.get("mapping"), dict)
         and not value.keys().isdisjoint(("current_node", "create_time"))
@@ -57,7 +58,7 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
 
 
 def _thumbs(feedback: Sequence[Any]) -> dict[str, bool]:
-    """Return the thumbs by the ids of the messages that they are of: True for up."""
+    """Return the thumbs by the ids of their messages: True for up."""
     thumbs = {}
     for entry in feedback:
         if not isinstance(entry, dict):
@@ -108,14 +109,14 @@ def _role(message: Any) -> str | None:
 
 
 class _Turns:
-    """The turns of one branch, message by message."""
+    """Turns of one branch, message by message."""
 
     def __init__(self, notes: Notes, thumbs: Mapping[str, bool]) -> None:
         self.notes = notes
         self.thumbs = thumbs
         self.turns: list[Turn] = []
         self.thoughts: list[str] = []
-        self.calls: dict[str, str] = {}  # those without a result yet: id → tool
+        self.calls: dict[str, str] = {}  # calls without a result yet: id → tool
 
     def of(self, messages: Iterator[Any]) -> list[Turn]:
         """Return the turns of these messages."""
@@ -127,7 +128,7 @@ class _Turns:
         return self.turns
 
     def add(self, message: dict[str, Any]) -> None:
-        """Add what a message says. Raises `BadLine` for one that is not understood."""
+        """Add the content of a message. Raises `BadLine` for a type that is not known."""
         role = _role(message)
         content = message.get("content")
         if role is None or not isinstance(content, dict | None):
@@ -228,7 +229,7 @@ class _Turns:
             self.notes["results_without_call"] += 1
 
     def _drop_calls(self) -> None:
-        """Drop the calls that got no result."""
+        """Remove the calls that got no result."""
         if not self.calls:
             return
         self.notes["calls_without_result"] += len(self.calls)
@@ -240,12 +241,12 @@ class _Turns:
         self.calls = {}
 
     def _drop_thoughts(self) -> None:
-        """Drop the thoughts of an answer that never came."""
+        """Remove the thoughts of an answer that never came."""
         self.notes["thoughts_without_answer"] += bool(self.thoughts)
         self.thoughts = []
 
     def _without_citations(self, words: str) -> str:
-        """Return an answer without marks of its sources, which are written by ChatGPT's page."""
+        """Return an answer without marks of its sources, which ChatGPT's page adds."""
         if "【" not in words and not PRIVATE.search(words):
             return words
         words, entities = ENTITY.subn(_entity, words)
@@ -264,7 +265,7 @@ def _entity(match: re.Match[str]) -> str:
 
 
 def _instructions(content: dict[str, Any], metadata: dict[str, Any]) -> str:
-    """Return the user's custom instructions, as exports of 2024 and of 2023 hold them."""
+    """Return the user's custom instructions, in the form of exports of 2024 or of 2023."""
     if content.get("content_type") == "user_editable_context":
         stated = [content.get("user_profile"), content.get("user_instructions")]
     elif metadata.get("is_user_system_message"):
@@ -277,14 +278,14 @@ def _instructions(content: dict[str, Any], metadata: dict[str, Any]) -> str:
 
 
 def _words(content: dict[str, Any]) -> tuple[str, int, int]:
-    """Return a content's text, and how many images and other parts it has."""
+    """Return a content's text, and the numbers of images and other parts in it."""
     texts = []
     images = others = 0
     parts = content.get("parts")
     for part in parts if isinstance(parts, list) else ():
         if isinstance(part, str):
             texts.append(part)
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):  # of a voice chat
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):  # a voice chat
             texts.append(part["text"])
         elif isinstance(part, dict):
             images += part.get("content_type") == IMAGE
@@ -307,7 +308,7 @@ def _thoughts(content: dict[str, Any]) -> list[str]:
 
 
 def _arguments(words: str, kind: Any) -> dict[str, Any]:
-    """Return a call's arguments: the JSON object that it is, or its text below one key."""
+    """Return a call's arguments: the JSON object in the text, or the text below one key."""
     value = object_in(words)
     return {"code" if kind == "code" else "input": words} if value is None else value
 

@@ -1,9 +1,9 @@
-"""Claude.ai's export: conversations.json in the archive that Settings → Privacy → Export data gives.
+"""Claude.ai's export: conversations.json in the archive of Settings → Privacy → Export data.
 
-Anthropic publishes no schema. The one read here is what public readers of real exports describe from 2024 to
-2026: `chat_messages` with `sender`, `text` and `content` blocks
-(github.com/brandtcormorant/claude-json-schema, github.com/Sinity/polylogue docs/providers/claude-ai.md);
-browser exporters add `parent_message_uuid` and `current_leaf_message_uuid`.
+Anthropic publishes no schema. The one read here is the one that public readers of real exports describe from
+2024 to 2026: `chat_messages` with `sender`, `text` and `content` blocks
+(github.com/brandtcormorant/claude-json-schema, github.com/Sinity/polylogue docs/providers/claude-ai.md).
+Browser exporters add `parent_message_uuid` and `current_leaf_message_uuid`.
 """
 
 import re
@@ -17,7 +17,7 @@ from pipeline.stages.curate.exports.export import Export, Head, Notes, each_reco
 from pipeline.stages.curate.exports.trees import Reader, Tree, parents_of, tree_rows
 from pipeline.stages.curate.wire.draft import Turn
 
-# what older exports hold in `text` in place of a block
+# Placeholder for a block in the `text` of older exports.
 UNSUPPORTED = re.compile(r"(?:```\n)?This block is not supported on your current device yet\.\n?(?:```)?\n*")
 CUT_OFF = ("max_tokens", "user_canceled")
 
@@ -76,7 +76,7 @@ def _turns(message: dict[str, Any], notes: Notes) -> list[Turn]:
 
 
 def _asked(message: dict[str, Any], words: str, notes: Notes) -> list[Turn]:
-    """Return the user's turn, with the text of what is attached behind it."""
+    """Return the user's turn, with the text of attachments after it."""
     names = []
     for attached in objects(message.get("attachments")):
         name = str(attached.get("file_name") or "")

@@ -1,14 +1,14 @@
 """Claude Code's sessions: `~/.claude/projects/PROJECT/SESSION.jsonl`, and its subagents' `agent-*.jsonl`.
 
-Anthropic does not publish the schema. What is read here is what versions 1.0 to 2.1 write (2025-06 to
-2026-10), as public readers of these files describe it (ticpu/claude-conversation-search-mcp
-`docs/jsonl-format.md`, alicoding/claude-parser `docs/JSONL-STRUCTURE.md`), and the reports of sessions whose
-links are broken (anthropics/claude-code 22526, 35024, 58554).
+Anthropic does not publish the schema. The one read here is that of versions 1.0 to 2.1 (2025-06 to 2026-10),
+as public readers of these files describe it (ticpu/claude-conversation-search-mcp `docs/jsonl-format.md`,
+alicoding/claude-parser `docs/JSONL-STRUCTURE.md`), and the reports of sessions whose links are broken
+(anthropics/claude-code 22526, 35024, 58554).
 
-A line is an event. Those of type `user` and `assistant` hold a message of the Messages API, in one or more
-lines of the same `message.id`. `parentUuid` names the event before. It often names one that was never
-written, or of several calls only the first; so events count in the file's order, and links only tell which
-prompts the user took back: of several with one parent, the one that goes on longest in the file stays.
+A line is an event. Those of type `user` and `assistant` contain a message of the Messages API, in one or more
+lines with the same `message.id`. `parentUuid` names the event before. It often names one that was never
+written, or only the first of several calls. So events count in the file's order, and links only show the
+prompts that the user took back: of several with one parent, the one that continues longest in the file stays.
 """
 
 import re
@@ -27,7 +27,7 @@ REMINDER = re.compile(
     r"|\s*<system-reminder>(?:(?!<system-reminder>).)*</system-reminder>\s*\Z",
     re.DOTALL,
 )
-# what the program ran itself, without the model
+# Beginnings of messages on commands that the program ran itself, without the model.
 LOCAL = (
     "<command-name>",
     "<command-message>",
@@ -35,9 +35,9 @@ LOCAL = (
     "Caveat: The messages below were generated",
 )
 INTERRUPTED = re.compile(r"\[Request interrupted by user[^\]]*\]")
-# types of events without a message that are counted by their name
+# Types of events without a message that are counted by their name.
 OTHERS = ("attachment", "file-history-snapshot", "progress", "queue-operation", "summary", "system")
-SYNTHETIC = "<synthetic>"  # the model's name in answers that the program wrote
+SYNTHETIC = "<synthetic>"  # name of the model in answers that the program wrote
 
 
 class Event(NamedTuple):
@@ -57,7 +57,7 @@ class Event(NamedTuple):
 
     @property
     def agent(self) -> str | None:
-        """The subagent's name, which older versions don't write."""
+        """Return the subagent's name, which older versions don't write."""
         return self._text("agentId")
 
     @property
@@ -66,7 +66,7 @@ class Event(NamedTuple):
 
     @property
     def is_side(self) -> bool:
-        """True for an event of a subagent."""
+        """Return True for an event of a subagent."""
         return self.value.get("isSidechain") is True
 
     @property
@@ -75,7 +75,7 @@ class Event(NamedTuple):
 
     @property
     def content(self) -> list[Any]:
-        """The blocks of its message."""
+        """Return the blocks of the event's message."""
         content = self.value["message"]["content"]
         return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
@@ -84,7 +84,7 @@ class Event(NamedTuple):
         return stated if isinstance(stated, str) else None
 
     def is_prompt(self) -> bool:
-        """Return True for what the user has typed."""
+        """Return True for text that the user has typed."""
         if self.value["type"] != "user" or self.value.get("isMeta") or self.is_summary:
             return False
         texts = [part.get("text") for part in self.content if isinstance(part, dict)]
@@ -94,7 +94,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Session:
-    """The events of a conversation and of the subagents that it started."""
+    """Events of a conversation and of the subagents that it started."""
 
     events: list[Event] = field(default_factory=list)
 
@@ -118,7 +118,7 @@ def is_head(head: Head) -> bool:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each conversation, each part of one that was compacted, and each subagent."""
+    """Yield a row for each conversation, each part of one that was compacted, and each subagent."""
     session = Session()
     known: set[Any] = set()
     for number, offset, value in records:
@@ -140,7 +140,7 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
 
 
 def _checked(value: Any) -> dict[str, Any]:
-    """Return an event. Raises `BadLine` for what is none."""
+    """Return an event. Raises `BadLine` for any other value."""
     if isinstance(value, BadLine):
         raise value
     if not isinstance(value, dict):
@@ -161,7 +161,7 @@ def _checked(value: Any) -> dict[str, Any]:
 def _rows(events: list[Event], notes: Notes) -> Iterator[Conversation]:
     taken_back = _taken_back(events, notes)
     chains: dict[Any, list[Event]] = defaultdict(list)
-    roots: dict[Any, Any] = {}  # of a subagent's events
+    roots: dict[Any, Any] = {}  # event of a subagent → root of its conversation
     compactions = 0
     for event in events:
         if event.uuid in taken_back:
@@ -199,14 +199,16 @@ def _taken_back(events: list[Event], notes: Notes) -> set[Any]:
         stays = max(rivals, key=lambda event: last[event.uuid])
         left.update(event.uuid for event in rivals if event is not stays and event.uuid is not None)
     notes["branches_left_out"] += len(left)
-    for event in events:  # what follows from them stands behind them
+    for event in events:  # Events that follow from others come after them.
         if event.parent in left and event.uuid is not None:
             left.add(event.uuid)
     return left
 
 
 def _message_before(uuid: Any, parents: dict[Any, Any], messages: set[Any]) -> Any:
-    """Return the nearest message among an event and those before it, None without one (or in a circle)."""
+    """Return the nearest message among an event and those before it; None if there is none (or in a
+    circle).
+    """
     passed = set()
     while uuid in parents and uuid not in messages and uuid not in passed:
         passed.add(uuid)
@@ -229,9 +231,11 @@ def _row(chain: list[Event], notes: Notes) -> Iterator[Conversation]:
 
 
 def _with_answers_together(chain: list[Event]) -> list[Event]:
-    """Return the events with those of one answer beside each other; results may stand between them."""
+    """Return the events with those of one answer next to each other. In the file, results may be between
+    them.
+    """
     ordered: list[Event] = []
-    place = -1  # of the last event of an answer
+    place = -1  # index of the last event of an answer
     for event in chain:
         if event.value["type"] != "assistant":
             ordered.append(event)
@@ -244,7 +248,7 @@ def _with_answers_together(chain: list[Event]) -> list[Event]:
 
 
 def _add(draft: Draft, event: Event, notes: Notes) -> None:
-    """Add what an event says. Raises `BadLine` for a result that is nested too deep."""
+    """Add the content of an event. Raises `BadLine` for a result that is nested too deep."""
     kind = event.value["type"]
     if kind == "assistant":
         if event.value.get("isApiErrorMessage"):
@@ -273,7 +277,7 @@ def _ask(draft: Draft, text: str, notes: Notes) -> None:
 
 
 def _queued(value: dict[str, Any]) -> str:
-    """Return what the user typed while the model was working."""
+    """Return the text that the user typed while the model was working."""
     attachment = value.get("attachment")
     if not isinstance(attachment, dict) or attachment.get("type") != "queued_command":
         return ""
@@ -282,7 +286,7 @@ def _queued(value: dict[str, Any]) -> str:
 
 
 def _without_reminders(text: str, notes: Notes) -> str:
-    """Return a text without the reminders that the program put in front of it or behind it."""
+    """Return a text without the reminders that the program put in front of it or after it."""
     if "<system-reminder>" not in text:
         return text
     rest, count = REMINDER.subn("", text)

@@ -2,11 +2,11 @@
 
 After openai/codex `codex-rs/protocol/src/protocol.rs` (`RolloutLine`: `session_meta`, `turn_context`,
 `response_item`, `event_msg`, `compacted`) and `models.rs` (`ResponseItem`), as of 2025-09 to 2026-10. Before
-that a line was the bare item, after a first line with `id`, `timestamp` and `instructions`; the TypeScript
+that a line was the bare item, after a first line with `id`, `timestamp` and `instructions`. The TypeScript
 version wrote one object with `session` and `items`.
 
-The items are what the model was given and what it answered. Events repeat them for the screen and are left
-out, but for an aborted turn and for turns that were rolled back.
+The items are the model's input and its answers. Events repeat them for the screen and are left out, except an
+aborted turn and turns that were rolled back.
 """
 
 from collections.abc import Iterable, Iterator
@@ -50,7 +50,7 @@ def is_head(head: Head) -> bool:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each conversation, and one for what was said after each compaction."""
+    """Yield a row for each conversation, and one for the turns after each compaction."""
     thread: Thread | None = None
     for number, offset, value in records:
         try:
@@ -74,7 +74,7 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
 
 
 def _lines_of(value: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return (type, payload) of a line, also of an older one; raises `BadLine` for what is none."""
+    """Return (type, payload) of a line, also of an older one. Raises `BadLine` for any other value."""
     if isinstance(value, BadLine):
         raise value
     if not isinstance(value, dict):
@@ -98,14 +98,14 @@ def _lines_of(value: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _add(thread: Thread, kind: str, payload: dict[str, Any], notes: Notes) -> None:
-    """Add what a line says to the thread. Raises `BadLine` for a result that is nested too deep."""
+    """Add the content of a line to the thread. Raises `BadLine` for a result that is nested too deep."""
     draft = thread.draft
     if kind == "session_meta":
         stated = payload.get("base_instructions") or payload.get("instructions")
         words = stated.get("text") if isinstance(stated, dict) else stated
         thread.instructions = words if isinstance(words, str) else thread.instructions
     elif kind == "response_item":
-        if not _is_abort(payload):  # the event says it too
+        if not _is_abort(payload):  # The event repeats it.
             add_item(draft, payload, notes)
     elif kind == "compacted":
         notes["compactions"] += 1
@@ -119,7 +119,7 @@ def _add(thread: Thread, kind: str, payload: dict[str, Any], notes: Notes) -> No
 
 
 def _is_abort(item: dict[str, Any]) -> bool:
-    """Return True for the text that tells the model that the user broke its turn off."""
+    """Return True for the text that tells the model that the user interrupted its turn."""
     parts = item.get("content")
     if item.get("role") != "user" or not isinstance(parts, list) or len(parts) != 1:
         return False
@@ -128,7 +128,7 @@ def _is_abort(item: dict[str, Any]) -> bool:
 
 
 def _compact(draft: Draft, payload: dict[str, Any], notes: Notes) -> None:
-    """Begin again with what the model was given in place of what had been said, which isn't trained again."""
+    """Begin again with the model's input that replaced the conversation so far. It isn't trained again."""
     history = payload.get("replacement_history")
     if isinstance(history, list) and history:
         for item in history:
@@ -156,7 +156,7 @@ def _row(thread: Thread, notes: Notes) -> Iterator[Conversation]:
     turns = thread.draft.turns
     said = next((turn["content"] for turn in turns if turn["role"] == "user"), "")
     instructions = thread.instructions.strip()
-    if turns and instructions and instructions not in said:  # some versions repeat them as the user's
+    if turns and instructions and instructions not in said:  # Some versions repeat them as the user's.
         if turns[0]["role"] == "system":
             turns[0]["content"] = joined(instructions, turns[0]["content"])
         else:

@@ -47,8 +47,9 @@ def rows_of(event: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
 
 
 def _turns(prompt: str) -> list[dict[str, Any]]:
-    """Return the turns of a prompt; one without roles is the user's. Raises `BadLine` if tools were used,
-    since the text says their calls in words.
+    """Return the turns of a prompt. One without roles is the user's.
+
+    Raises `BadLine` if tools were used, because the text describes their calls in words.
     """
     nothing, *pieces = ROLE.split(prompt)
     if nothing.strip() or not pieces:

@@ -1,5 +1,5 @@
-"""Cursor's conversations, from its database (`cursor_database` says which versions) or as the JSON of a
-`composerData` that holds its bubbles.
+"""Cursor's conversations, from its database (`cursor_database` names the versions) or as the JSON of a
+`composerData` with its bubbles inside.
 
 A bubble of type 1 is the user's, of type 2 the assistant's: a text, a thought, or a call (`toolFormerData`)
 with its result in the same bubble.
@@ -25,7 +25,7 @@ def is_head(head: Head) -> bool:
 
 
 def rows_of(composer: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
-    """Yield the row of a conversation, none of an empty draft. Raises `BadLine` for one in another form."""
+    """Yield the row of a conversation, none for an empty draft. Raises `BadLine` for one in another form."""
     bubbles = composer.get("conversation")
     if composer.get("fullConversationHeadersOnly") and not bubbles:
         raise BadLine("bad_shape", "it names its bubbles and does not hold them: give the entire state.vscdb")
@@ -67,8 +67,10 @@ def _add(draft: Draft, bubble: dict[str, Any], notes: Notes) -> None:
 
 
 def _add_call(draft: Draft, bubble: dict[str, Any], name: str, *, is_last: bool, notes: Notes) -> None:
-    """Add the call of a bubble and its result. One that was refused or broken off has no result, and isn't
-    read, unless the conversation ends with it.
+    """Add the call of a bubble and its result.
+
+    A call that was refused or interrupted has no result. It isn't read, unless it is the last one of the
+    conversation.
     """
     tool = bubble.get("toolFormerData")
     if bubble["type"] == USER or not isinstance(tool, dict) or not tool.get("name"):

@@ -1,8 +1,8 @@
 """Cursor's conversations in its database, `globalStorage/state.vscdb` (SQLite), which is only read.
 
-Cursor does not publish the schema. Read is what versions 0.45 to 2.4 write (`composerData` of `_v` 3 to 14,
-bubbles of `_v` 2 and 3; 2025-02 to 2026-10), as public readers describe it (michaeldhood/chatrxiv
-`docs/cursor/storage-reference.md`, pppp606/cursor-efficiency `docs/vscdbRelation.md`): table `cursorDiskKV`
+Cursor does not publish the schema. The one read here is that of versions 0.45 to 2.4 (`composerData` of `_v`
+3 to 14, bubbles of `_v` 2 and 3; 2025-02 to 2026-10), as public readers describe it (michaeldhood/chatrxiv
+`docs/cursor/storage-reference.md`, pppp606/cursor-efficiency `docs/vscdbRelation.md`). Table `cursorDiskKV`
 has a key `composerData:ID` for each conversation, with its bubbles inside (`conversation`) or named in order
 (`fullConversationHeadersOnly`) and stored at `bubbleId:ID:BUBBLE`.
 """
@@ -20,8 +20,8 @@ COMPOSERS = (
     "SELECT key, value FROM cursorDiskKV WHERE key >= 'composerData:' AND key < 'composerData;' ORDER BY key"
 )
 BUBBLE = "SELECT value FROM cursorDiskKV WHERE key = ?"
-MISSING = "missing"  # key of a bubble that is named, and not in the database
-# what a row needs of a bubble, which may hold tens of megabytes of files besides
+MISSING = "missing"  # key of a bubble that is named, but missing in the database
+# Keys of a bubble that a row needs. In addition it may contain tens of megabytes of files.
 OF_BUBBLE = ("type", "text", "thinking", "toolFormerData", "images", MISSING)
 OF_TOOL = ("name", "rawArgs", "params", "result", "status", "toolCallId", "userDecision")
 GLOBAL = "Cursor keeps conversations in globalStorage/state.vscdb"
@@ -30,7 +30,7 @@ GLOBAL = "Cursor keeps conversations in globalStorage/state.vscdb"
 def composer_rows(path: Path) -> Iterator[bytes | BadLine]:
     """Yield each conversation of the database as the JSON of an object with `composerId` and `conversation`.
 
-    Raises `BadLine` for a file that is no such database.
+    Raises `BadLine` if the file is not such a database.
     """
     log = path.with_name(f"{path.name}-wal")
     if log.is_file() and log.stat().st_size:
@@ -90,5 +90,5 @@ def _bubble(bubble: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stated(value: Any) -> str | bytes:
-    """Return the JSON in a cell of the table, which is text or bytes; nothing for a cell that is neither."""
+    """Return the JSON in a cell of the table, which is text or bytes; an empty text for any other cell."""
     return value if isinstance(value, str | bytes) else ""

@@ -1,8 +1,8 @@
-"""Discord's channels as DiscordChatExporter writes them (`--format Json`).
+"""Discord's channels in the form of DiscordChatExporter (`--format Json`).
 
 After the program's source (github.com/Tyrrrz/DiscordChatExporter, JsonMessageWriter.cs, as of 2026): one
-object with `guild`, `channel` and `messages`. A chain of replies is a conversation; if only two write, a
-conversation is what lies between two silences.
+object with `guild`, `channel` and `messages`. A chain of replies is a conversation. If only two people write,
+a conversation is the messages between two silences.
 
 A conversation has the number of its first message among all in the file, not that of its channel: chains that
 begin with one message belong together, and those of a channel don't.
@@ -39,7 +39,7 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
     """Yield the conversations of each channel. All of a channel's messages are in memory."""
     before = 0  # messages of earlier channels; a channel that can't be read counts as one
     for number, offset, value in records:
-        before = max(before, number - 1)  # records of other programs stand before it
+        before = max(before, number - 1)  # Records of other programs may precede it.
         if isinstance(value, BadLine):
             before += 1
             yield Conversation(before, offset, value)
@@ -67,13 +67,13 @@ def _conversations(before: int, stated: list[Any], notes: Notes) -> Iterator[Con
         notes["empty_conversations"] += 1
     ordered = [*messages.values()]
     divide = direct_conversations if is_direct(ordered) else reply_chains
-    # those that begin with one message follow each other
+    # Conversations that begin with one message follow each other.
     conversations = sorted(divide(ordered, notes), key=lambda conversation: conversation[0].number)
     yield from map(conversation_of, conversations)
 
 
 def _message(number: int, value: Any, notes: Notes) -> Message | None:
-    """Return what somebody said; None if nobody did. Raises `BadLine`."""
+    """Return a message that somebody wrote; None for other messages. Raises `BadLine`."""
     author = value.get("author") if isinstance(value, dict) else None
     if not isinstance(author, dict) or not isinstance(value.get("id"), str):
         raise BadLine("bad_shape", "a message of DiscordChatExporter has id, type, author and content")

@@ -1,6 +1,7 @@
-"""The export of a program: it is recognized by the beginning of a file, and its records become rows.
+"""The interface to a program's export: it is recognized by the beginning of a file, and its records become
+rows.
 
-A record is what the file's container gives: a line of JSONL, an element of an array, or the one object of a
+A record is the unit of the file's container: a line of JSONL, an element of an array, or the one object of a
 file. A row is an object in one of the formats of `reading.formats`, mostly `messages`. One record may give
 several rows (branches of a conversation), and many records one row (a session that is written line by line).
 """
@@ -14,29 +15,29 @@ from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.wire.draft import Turn
 
 HEAD_RECORDS = 20  # records by which a file is recognized
-# of one record: a whole conversation, of which a row keeps less, or the one object of a file
+# Bytes of one record: a whole conversation, of which a row keeps less, or the one object of a file.
 MAX_RECORD_BYTES = 64 << 20
 
 
 class Record(NamedTuple):
-    """A JSON value of a file, or why there is none."""
+    """A JSON value of a file, or the reason why it can't be read."""
 
-    number: int  # from 1
+    number: int  # number from 1
     offset: int | None  # bytes from the start of the unpacked file
     value: Any | BadLine
 
 
 class Conversation(NamedTuple):
-    """A row that an export gives, or why its records give none."""
+    """A row of an export, or the reason why its records give none."""
 
-    number: int  # of the record at which it begins
+    number: int  # number of the record at which it begins
     offset: int | None
     row: dict[str, Any] | BadLine
 
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning of a file: its layout and its first records, without those that can't be read."""
+    """Beginning of a file: its layout and its first records, without those that can't be read."""
 
     layout: str  # "lines", "array" or "object"
     values: tuple[Any, ...]
@@ -46,19 +47,21 @@ class Head:
         return [value for value in self.values if isinstance(value, dict)]
 
 
-# What was left out or decided, as name → how often. It comes to stand in reports/data.json.
+# Counts of what was left out or decided, as name → number. They are written to reports/data.json.
 Notes = Counter[str]
 
 
 def nothing_beside(name: str) -> list[Any]:
-    """Return the records beside a file that lies alone: none."""
+    """Return the records next to a file without other files of its export: none."""
     return []
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records of an export. `beside` gives those of another file of it, by the file's name: thumbs in
-    ChatGPT's message_feedback.json, people in Slack's users.json. If there is no such file, these are none.
+    """Records of an export. `beside` returns those of another file of it, by the file's name.
+
+    Examples are thumbs in ChatGPT's message_feedback.json, or people in Slack's users.json. If there is no
+    such file, it returns none.
     """
 
     each: Iterable[Record]
@@ -70,13 +73,13 @@ class Records:
 
 @dataclass(frozen=True)
 class Export:
-    """The export of one program.
+    """Export of one program.
 
-    `read` gives a row, or a `BadLine` that names what is wrong, for everything in the file that is a
-    conversation; what it leaves out on purpose it counts in the notes. It holds one conversation in memory.
-    Of an archive, the files in one folder are one sequence of records if `joins_folder`. A file with a record
-    longer than a row is tried as well if its first bytes name all of `large_keys`. If `has_rows`, its records
-    also have the keys of rows; in any other export these show that a file is none.
+    `read` yields a row, or a `BadLine` with the error, for every conversation in the file. It counts content
+    that is left out on purpose in the notes. One conversation is in memory. In an archive, the files in one
+    folder are one sequence of records if `joins_folder`. A file with a record longer than a row is tried as
+    well if its first bytes contain all of `large_keys`. If `has_rows`, its records also have the keys of
+    rows. In any other export these keys show that the file is not an export.
     """
 
     name: str
@@ -88,12 +91,12 @@ class Export:
 
 
 class Alone:
-    """The messages that are records themselves: all of them are one conversation, if each can be read."""
+    """Messages that are records themselves: all of them are one conversation, if each can be read."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.begin: tuple[int, int | None] = (1, 0)
-        self.hole: BadLine | None = None  # why one of them is rejected
+        self.hole: BadLine | None = None  # reason why one of them is rejected
 
     def add(self, number: int, offset: int | None, turns: list[Turn]) -> None:
         """Add the turns of a record."""
@@ -104,7 +107,7 @@ class Alone:
     def conversation(
         self, notes: Notes, settle: Callable[[list[Turn], Notes], list[Turn]] = lambda turns, notes: turns
     ) -> Iterator[Conversation]:
-        """Yield the conversation if there is one. `settle` gives the turns that are kept of it."""
+        """Yield the conversation if there is one. `settle` returns the turns that are kept of it."""
         if self.turns and self.hole is not None:
             why = "a message of this conversation is rejected, and the rest is not read either"
             yield Conversation(*self.begin, BadLine(self.hole.code, why))
@@ -117,9 +120,9 @@ class Alone:
 def each_record(
     rows_of: Callable[[dict[str, Any], Notes], Iterable[dict[str, Any]]],
 ) -> Callable[[Iterable[Record], Notes], Iterator[Conversation]]:
-    """Return the `read` of an export of which each record is a conversation.
+    """Return the `read` of an export in which each record is a conversation.
 
-    `rows_of` gives the rows of one; it may raise `BadLine`, which then stands for the record.
+    `rows_of` returns the rows of a record. It may raise `BadLine`, which then replaces the record.
     """
 
     def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:

@@ -1,8 +1,9 @@
 """Gemini's activity from Google Takeout: My Activity → Gemini Apps as JSON, MyActivity.json.
 
-Google publishes no schema. The one read here is what public readers of real exports describe up to September
-2026: an array of activities, the newest first, each with `header`, `title` ("Prompted …"), `time`, `products`
-and the answer as HTML in `safeHtmlItem`. There is no id of a conversation, so each exchange is a row.
+Google publishes no schema. The one read here is the one that public readers of real exports describe up to
+September 2026: an array of activities, the newest first, each with `header`, `title` ("Prompted …"), `time`,
+`products` and the answer as HTML in `safeHtmlItem`. There is no id of a conversation, so each exchange is a
+row.
 """
 
 import re
@@ -17,7 +18,7 @@ from pipeline.stages.curate.exports.markdown import markdown_of
 
 NAMES = ("gemini", "bard")
 PROMPTED = re.compile(r"(?:Prompted with: |Asked (?:Gemini|Bard): |Prompted |Asked |Said )")
-OTHERS = (  # what one did that is no prompt
+OTHERS = (  # activities that are not prompts
     *(
         "Added",
         "Answered",

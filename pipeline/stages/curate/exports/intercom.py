@@ -1,4 +1,4 @@
-"""Conversations of Intercom with their parts, as its API gives them.
+"""Conversations of Intercom with their parts, as its API returns them.
 
 After <https://developers.intercom.com/docs/references/rest-api/api.intercom.io/conversations> (2.0 to 2.14):
 `source` is the first message, `conversation_parts` the others. Each has an `author` with a type, and a `body`
@@ -55,7 +55,7 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
 
 
 def _messages(part: Mapping[str, Any], where: str, number: int, notes: Notes) -> list[Message]:
-    """Return the message of a part; none of a note, and of one that only says what was done."""
+    """Return the message of a part; none for a note, and for a part that only records an action."""
     if part.get("part_type") in NOTES:
         notes["private_comments"] += 1
         return []

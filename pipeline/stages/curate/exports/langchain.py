@@ -1,9 +1,9 @@
 """LangChain's and LangGraph's serialized messages: an array of them, or a record with `messages`.
 
-After langchain-ai/langchain `libs/core/langchain_core/messages` (0.1 to 1.0): `messages_to_dict` writes
-`{"type": "human", "data": {"content": …}}`, which chat histories in files and databases hold; `dumps` and
-LangGraph's streams `{"lc": 1, "type": "constructor", "id": [… "HumanMessage"], "kwargs": {…}}`;
-`model_dump` and LangGraph's API `{"type": "human", "content": …, "additional_kwargs": {…}}`.
+After langchain-ai/langchain `libs/core/langchain_core/messages` (0.1 to 1.0). `messages_to_dict` writes
+`{"type": "human", "data": {"content": …}}`, which chat histories in files and databases contain. `dumps` and
+LangGraph's streams write `{"lc": 1, "type": "constructor", "id": [… "HumanMessage"], "kwargs": {…}}`.
+`model_dump` and LangGraph's API write `{"type": "human", "content": …, "additional_kwargs": {…}}`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from pipeline.stages.curate.exports.answers import objects, result_text, texts, 
 from pipeline.stages.curate.exports.export import Alone, Conversation, Export, Head, Notes, Record
 from pipeline.stages.curate.wire.draft import Turn, call_of, settled
 
-# of a message's type, or of its class in small letters without "message"
+# Roles by a message's type, or by its class in small letters without "message".
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("ai", "assistant"), "assistant"),
@@ -26,7 +26,7 @@ TYPES = (*ROLES, "chat", "remove")
 CUT_OFF = ("length", "max_tokens", "MAX_TOKENS", "content_filter")
 OF_MESSAGES = ("additional_kwargs", "response_metadata", "tool_calls", "tool_call_id")
 IMAGES = ("image", "image_url")
-CALLS = ("tool_use", "tool_call", "function_call")  # parts that repeat the calls
+CALLS = ("tool_use", "tool_call", "function_call")  # types of parts that repeat the calls
 NO_TEXTS = (*CALLS, "input_json_delta")
 
 
@@ -65,7 +65,7 @@ def _type_of(value: Mapping[str, Any]) -> str:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each conversation, and one for all messages that are records themselves, if each can be
+    """Yield a row for each conversation, and one for all messages that are records themselves, if each can be
     read.
     """
     alone = Alone()
@@ -98,8 +98,8 @@ def _row(listed: list[Any], notes: Notes) -> Iterator[dict[str, Any]]:
 
 
 def turns_of(message: Any, where: str, notes: Notes) -> list[Turn]:
-    """Return the turn of a message, none if it is one that removes another. Raises `BadLine` for anything
-    that is no message.
+    """Return the turn of a message, none for one that removes another. Raises `BadLine` for anything that is
+    not a message.
     """
     if not is_message(message):
         raise BadLine(
@@ -175,7 +175,7 @@ def _answer(data: Mapping[str, Any], words: str, notes: Notes) -> Turn:
         calls = [_call_of(call.get("function"), call.get("id")) for call in listed]
     if not calls and isinstance(more.get("function_call"), dict):
         calls = [_call_of(more["function_call"], None)]
-    if not calls:  # before LangChain 0.1.16, Anthropic's calls were parts and nothing else
+    if not calls:  # Before LangChain 0.1.16, Anthropic's calls were only parts.
         calls = [_call_of_part(part) for part in parts if part.get("type") in CALLS]
     notes["calls_unreadable"] += len(objects(data.get("invalid_tool_calls")))
     if calls:
@@ -189,13 +189,15 @@ def _answer(data: Mapping[str, Any], words: str, notes: Notes) -> Turn:
 
 
 def _call_of(function: Any, place: Any) -> dict[str, Any]:
-    """Return a call as OpenAI has it in older messages."""
+    """Return a call from OpenAI's form in older messages."""
     given = function if isinstance(function, dict) else {}
     return call_of(given.get("name"), given.get("arguments"), place)
 
 
 def _call_of_part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call as Anthropic, LangChain 1.0 or OpenAI's Responses have it among a content's parts."""
+    """Return a call from the form of Anthropic, LangChain 1.0 or OpenAI's Responses among a
+    content's parts.
+    """
     given = next((part[key] for key in ("input", "args", "arguments") if part.get(key) is not None), None)
     return call_of(part.get("name"), given, part.get("call_id") or part.get("id"))
 

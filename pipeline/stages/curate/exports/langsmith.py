@@ -1,9 +1,9 @@
-"""Runs of LangSmith, as its API and `list_runs` of its SDK give them: a run a line, an array of runs, or an
+"""Runs of LangSmith, as its API and `list_runs` of its SDK return them: a run a line, an array of runs, or an
 object with `runs`.
 
 After <https://docs.langchain.com/langsmith/run-data-format> (2024 to 2026): `run_type`, `inputs`, `outputs`,
-`parent_run_id`, `error`, `status`, `extra`. Of a run of type llm the inputs hold `messages` (LangChain's, in
-a list of lists, or OpenAI's) or `prompts`, the outputs `generations`, or what the API answered.
+`parent_run_id`, `error`, `status`, `extra`. In a run of type llm the inputs contain `messages` (LangChain's,
+in a list of lists, or OpenAI's) or `prompts`, the outputs `generations`, or the answer of the API.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +18,13 @@ from pipeline.stages.curate.wire.draft import Turn, settled
 from pipeline.stages.curate.wire.requests import answered, asked
 
 LLM = "llm"
-ANSWERS = ("choices", "candidates", "message", "content", "role", "tool_calls")  # of an API's answer
-QUESTIONS = ("input", "question", "query")  # of a chain that is asked in words
+ANSWERS = ("choices", "candidates", "message", "content", "role", "tool_calls")  # keys of an API's answer
+QUESTIONS = ("input", "question", "query")  # input keys of a chain that is asked in words
 REPLIES = ("output", "answer", "response", "text")
 
 
 def is_head(head: Head) -> bool:
-    """Return True if a record is a run, or holds a list of runs."""
+    """Return True if a record is a run, or contains a list of runs."""
     return any(map(_is_run, _runs(head.objects())))
 
 
@@ -33,14 +33,16 @@ def _is_run(value: Any) -> bool:
 
 
 def _runs(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the runs that are records, or stand in a list in one."""
+    """Yield the runs that are records, or are in a list in one."""
     for value in values:
         listed = value.get("runs") if isinstance(value, dict) else None
         yield from listed if isinstance(listed, list) else [value]
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each run of a model; if the first runs are no model's, for each run without a parent."""
+    """Yield a row for each run of a model. If the first runs are not of models, yield one for each run
+    without a parent.
+    """
     rest = iter(records)
     first = list(islice(rest, HEAD_RECORDS))
     runs = _runs(record.value for record in first)
@@ -57,7 +59,7 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
 
 
 def _row(run: Any, *, of_models: bool, notes: Notes) -> dict[str, Any] | None:
-    """Return the row of a run, None if it is one that is left out."""
+    """Return the row of a run, None for one that is left out."""
     if isinstance(run, BadLine):
         raise run
     if not _is_run(run):
@@ -75,7 +77,7 @@ def _row(run: Any, *, of_models: bool, notes: Notes) -> dict[str, Any] | None:
     row = _asked(inputs, notes)
     asked_turns = row["messages"]
     replied = _answered(outputs, notes)
-    if replied[: len(asked_turns)] == asked_turns:  # a graph's state, which has the question too
+    if replied[: len(asked_turns)] == asked_turns:  # The state of a graph, which contains the question too.
         replied = replied[len(asked_turns) :]
     tools = _tools(run)
     return row | {"messages": settled([*asked_turns, *replied], notes)} | ({"tools": tools} if tools else {})

@@ -1,7 +1,7 @@
 """LibreChat's export of a conversation as JSON, flat or recursive.
 
 After the program's source (github.com/danny-avila/LibreChat, useExportConversation.ts and importers.js, as of
-2026): `conversationId` beside `messages`, or `messagesTree` with `children`; a message has `messageId`,
+2026): `conversationId` next to `messages`, or `messagesTree` with `children`. A message has `messageId`,
 `parentMessageId`, `isCreatedByUser`, `text` or `content` parts.
 """
 
@@ -16,7 +16,7 @@ from pipeline.stages.curate.wire.draft import Turn
 
 LISTS = ("messagesTree", "messages")
 THUMBS = {"thumbsUp": True, "thumbsDown": False}
-SYSTEMS = ("promptPrefix", "instructions", "system")  # options that hold the system text
+SYSTEMS = ("promptPrefix", "instructions", "system")  # options that contain the system text
 
 
 def is_head(head: Head) -> bool:

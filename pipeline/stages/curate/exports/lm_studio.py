@@ -2,8 +2,8 @@
 
 The program publishes no schema. The one read here is that of versions 0.3 (2024 to 2026), after public
 readers (github.com/YorkieDev/lm-studio-conversation-converter): `messages` with `versions` and
-`currentlySelected`; a version is a `singleStep` with `content`, or a `multiStep` with `steps` of content
-blocks, of which those in the style `thinking` are reasoning.
+`currentlySelected`. A version is a `singleStep` with `content`, or a `multiStep` with `steps` of content
+blocks. Those in the style `thinking` are reasoning.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from pipeline.stages.curate.wire.draft import Turn
 
 SYSTEM = "llm.prediction.systemPrompt"
 CUT_OFF = ("userStopped", "maxPredictedTokensReached", "contextLengthReached")
-NOT_SAID = ("debugInfoBlock", "status", "toolStatus")  # steps that show how it went
+NOT_SAID = ("debugInfoBlock", "status", "toolStatus")  # steps that show the progress
 
 
 def is_head(head: Head) -> bool:

@@ -1,4 +1,6 @@
-"""HTML of an answer as Markdown, which models write: paragraphs, lists, headings, code, tables, emphasis."""
+"""Conversion of an answer's HTML to Markdown, the form that models write: paragraphs, lists, headings, code,
+tables, emphasis.
+"""
 
 import re
 from html.parser import HTMLParser
@@ -20,15 +22,16 @@ def markdown_of(html: str) -> str:
 
 
 class _Writer(HTMLParser):
-    """Writes Markdown while it reads HTML. White space counts within `pre` only."""
+    """Parser of HTML that writes Markdown. White space counts only within `pre`."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.pieces: list[str] = []
-        self.lists: list[int | None] = []  # of each list that is open the next number, None without numbers
+        # next number of each list that is open, None for a list without numbers
+        self.lists: list[int | None] = []
         self.hidden = 0
         self.in_pre = False
-        self.cells = 0  # of the table's row
+        self.cells = 0  # cells in the table's row
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in HIDDEN:

@@ -1,7 +1,7 @@
 """Mail in an mbox file, as Thunderbird, Apple Mail and Google Takeout write it (RFC 4155, RFC 5322).
 
 A thread is a conversation: mails that name each other in References or In-Reply-To, or have one of Gmail's
-thread ids. Quoted text and signatures are taken out, since the mail that is quoted stands before.
+thread ids. Quoted text and signatures are removed, because the quoted mail comes before.
 """
 
 import re
@@ -16,10 +16,10 @@ from pipeline.stages.curate.exports.export import Conversation, Export, Head, No
 from pipeline.stages.curate.exports.markdown import markdown_of
 from pipeline.stages.curate.exports.people import Message, conversation_of, spoken
 
-MAILBOX = "mailbox"  # the layout of such a file
+MAILBOX = "mailbox"  # layout of such a file
 IDS = re.compile(r"<([^<>\s]+)>")
 SIGNATURE = re.compile(r"^-- ?$", re.MULTILINE)
-# a line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:"
+# A line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:".
 INTRODUCES = re.compile(
     r"(wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef)\b.*:\s*$", re.IGNORECASE
 )
@@ -29,14 +29,14 @@ FORWARDED = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 BEGINNINGS = ("On ", "Am ", "Le ", "El ", "Il ", "Den ", "Op ")
-INTRODUCTION_LINES = 3  # a long one is broken
+INTRODUCTION_LINES = 3  # A long introduction is broken into lines.
 
 
 class Mail(NamedTuple):
-    """A mail, and what it answers."""
+    """A mail, and the mail that it answers."""
 
     message: Message
-    depth: int  # mails before it in its thread, as it says
+    depth: int  # mails before it in its thread, according to its header
 
 
 def is_head(head: Head) -> bool:
@@ -72,7 +72,7 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
 
 
 def _order(mail: Mail) -> tuple[int, float]:
-    """Return the key by which mails of a thread are sorted: clocks differ, so its depth is first."""
+    """Return the sort key of the mails of a thread. Depth comes first, because clocks differ."""
     return mail.depth, mail.message.time
 
 
@@ -88,7 +88,7 @@ def _mail(number: int, data: Any, notes: Notes) -> tuple[Mail, list[str]]:
         time = _seconds(str(parsed.get("Date", "")))
         text = _text(parsed)
         attached = sum(1 for _ in parsed.iter_attachments())
-    except Exception as error:  # of a damaged mail the library raises whatever it leads it to
+    except Exception as error:  # For a damaged mail the library raises any exception.
         raise BadLine("bad_shape", f"the mail can't be read ({type(error).__name__})") from None
     if not address and not ids:
         raise BadLine("bad_shape", "this is no mail: it has neither From nor Message-ID")
@@ -114,7 +114,7 @@ def _seconds(date: str) -> float:
 
 
 def _text(mail: EmailMessage) -> str:
-    """Return the mail's text, of HTML as Markdown."""
+    """Return the mail's text, with HTML converted to Markdown."""
     body = mail.get_body(("plain", "html"))
     if body is None:
         return ""
@@ -126,7 +126,7 @@ def _text(mail: EmailMessage) -> str:
 
 
 def _own_words(text: str, notes: Notes) -> str:
-    """Return a mail's text without what it quotes, and without its signature."""
+    """Return a mail's text without quotations, and without its signature."""
     text = text.replace("\r\n", "\n")
     if signature := SIGNATURE.search(text):
         notes["signatures"] += 1
@@ -147,7 +147,7 @@ def _own_words(text: str, notes: Notes) -> str:
 
 
 def _drop_introduction(kept: list[str]) -> None:
-    """Take off the lines that introduce the quotation that follows, if there are any."""
+    """Remove the lines that introduce the quotation that follows, if there are any."""
     while kept and not kept[-1].strip():
         kept.pop()
     for count in range(1, INTRODUCTION_LINES + 1):

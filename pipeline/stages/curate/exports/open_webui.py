@@ -1,8 +1,8 @@
 """Open WebUI's chats: Settings → Data Controls → Export Chats (all-chats-export-….json), or a chat's menu.
 
 After the program's source (github.com/open-webui/open-webui, models/chats.py, as of 2026): `chat.history` has
-`messages` by id (`parentId`, `role`, `content`, `annotation.rating`) and `currentId`. Reasoning and calls of
-tools stand in the content as `<details type="…">`.
+`messages` by id (`parentId`, `role`, `content`, `annotation.rating`) and `currentId`. The content contains
+reasoning and tool calls as `<details type="…">`.
 """
 
 import html
@@ -118,7 +118,7 @@ def _add(answer: Answer, attributes: Mapping[str, str], inside: str) -> None:
 
 
 def _decoded(attribute: str) -> Any:
-    """Return an attribute's value: text, that is JSON, which may be JSON text again."""
+    """Return an attribute's value: text that is JSON, which may be JSON text again."""
     words: Any = html.unescape(attribute)
     for _ in range(2):
         if not isinstance(words, str):

@@ -1,7 +1,7 @@
-"""Chats between people, and with bots: which messages are one conversation, and who is the assistant.
+"""Chats between people, and with bots: their division into conversations, and the choice of the assistant.
 
-A bot is the assistant, anybody else is the user. `curate.fields` says who else answers (`roles`), by the
-`author` that each turn has. Names are not kept beside that: neighboring messages of one side are joined.
+A bot is the assistant, anybody else is the user. `curate.fields` can name others who answer (`roles`), by the
+`author` of each turn. Apart from that, names are not kept: neighboring messages of one side are joined.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,20 +12,20 @@ from pipeline.stages.curate.exports.export import Conversation, Notes
 from pipeline.stages.curate.wire.draft import Turn
 
 SILENCE = 6 * 3600  # seconds after which a direct conversation ends
-BREATH = 300  # seconds within which a message goes on with what its author said before
+BREATH = 300  # seconds within which a message continues its author's message before
 FEW = 2  # people of a direct conversation
 
 
 class Message(NamedTuple):
-    """What somebody wrote."""
+    """Message of a person or a bot."""
 
-    place: str  # its id
-    number: int  # of the record
+    place: str  # id of the message
+    number: int  # number of the record
     author: str
     is_bot: bool
     words: str
     time: float  # seconds
-    follows: str | None  # the message or thread that it answers
+    follows: str | None  # message or thread that it answers
 
 
 def turn_of(message: Message) -> Turn:
@@ -50,7 +50,7 @@ def is_direct(messages: Sequence[Message]) -> bool:
 
 
 def direct_conversations(messages: Sequence[Message], notes: Notes) -> Iterator[list[Message]]:
-    """Yield what was said between two long silences."""
+    """Yield the messages between two long silences."""
     current: list[Message] = []
     for message in messages:
         if current and message.time - current[-1].time > SILENCE:
@@ -96,7 +96,7 @@ def _chain(place: str, parents: dict[str, str], known: dict[str, Message]) -> li
 
 
 def spoken(messages: list[Message], notes: Notes) -> Iterator[list[Message]]:
-    """Yield the messages if more than one person speaks; else count them."""
+    """Yield the messages if more than one person speaks; otherwise count them."""
     if len({message.author for message in messages}) > 1:
         yield messages
     else:
@@ -104,7 +104,7 @@ def spoken(messages: list[Message], notes: Notes) -> Iterator[list[Message]]:
 
 
 def seconds(stamp: Any) -> float:
-    """Return the seconds of an ISO time; 0 if it is none."""
+    """Return the seconds of an ISO time; 0 for any other value."""
     try:
         return datetime.fromisoformat(str(stamp)).timestamp()
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Conversations that are longer than a row may be, cut in front of the user's turns."""
+"""Splitting of conversations that are longer than a row may be, in front of the user's turns."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +7,15 @@ import orjson
 
 from pipeline.core.jsonl import BadLine
 
-CUT_KEYS = {"messages", "tools"}  # of rows that are cut; of others each part may belong to the whole
+# keys of rows that are cut; with any other key each part may belong to the whole
+CUT_KEYS = {"messages", "tools"}
 
 
 def cut_rows(row: dict[str, Any], max_bytes: int) -> Iterator[dict[str, Any] | BadLine]:
-    """Yield rows of at most `max_bytes`, each with the system turn and the tools, which are the conversation
-    in order. An exchange that is longer by itself gives a `BadLine`.
+    """Yield rows of at most `max_bytes`, each with the system turn and the tools. Together they are the
+    conversation, in order.
+
+    An exchange that is longer by itself gives a `BadLine`.
     """
     turns = row.get("messages")
     if not CUT_KEYS.issuperset(row) or not isinstance(turns, list):

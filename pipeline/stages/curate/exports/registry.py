@@ -57,10 +57,10 @@ EXPORTS: tuple[Export, ...] = (
 
 
 def export_of(head: Head) -> Export | None:
-    """Return the export that a file with this beginning is, None for rows in a format of one's own."""
+    """Return the export of a file with this beginning, None for rows in a format of the user's own."""
     return next((export for export in EXPORTS if export.is_head(head)), None)
 
 
 def may_be_large(beginning: bytes) -> bool:
-    """Return True if a file begins as an export does that has records longer than a row."""
+    """Return True if a file begins like an export that has records longer than a row."""
     return any(export.large_keys and all(key in beginning for key in export.large_keys) for export in EXPORTS)

@@ -1,5 +1,5 @@
-"""Files that programs write beside their conversations, and that hold none: lists of sessions, what the
-screen showed, figures. Whoever puts a program's folder below data/raw has them there too.
+"""Files without conversations that programs write next to their conversations: lists of sessions, contents of
+the screen, figures. They are below data/raw if the user puts a program's folder there.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ def _are(check: Callable[[dict[str, Any]], bool]) -> Callable[[Head], bool]:
 
 
 def _left_out(name: str) -> Callable[[Iterable[Record], Notes], Iterator[Conversation]]:
-    """Return a reader that gives no row, and counts the records."""
+    """Return a reader that yields no row, and counts the records."""
 
     def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
         notes[name] += sum(1 for _ in records)
@@ -28,19 +28,19 @@ def _left_out(name: str) -> Callable[[Iterable[Record], Notes], Iterator[Convers
     return read
 
 
-# Cline's and Roo Code's ui_messages.json: the same conversation as on the screen
+# Cline's and Roo Code's ui_messages.json: the same conversation as on the screen.
 SCREENS = Export(
     "cline_screen",
     _are(lambda value: value.get("type") in ("say", "ask") and "ts" in value),
     _left_out("messages_of_the_screen"),
 )
-# Cline's task_metadata.json, Roo Code's history_item.json
+# Cline's task_metadata.json, Roo Code's history_item.json.
 TASKS = Export(
     "cline_task",
     _are(lambda value: "files_in_context" in value or {"task", "tokensIn", "tokensOut"} <= value.keys()),
     _left_out("figures_of_tasks"),
 )
-# Continue's sessions.json, Claude Code's sessions-index.json
+# Continue's sessions.json, Claude Code's sessions-index.json.
 LISTS = Export(
     "session_list",
     _are(
@@ -55,7 +55,7 @@ LISTS = Export(
     _left_out("lists_of_sessions"),
 )
 # ChatGPT's user.json, message_feedback.json … and Claude.ai's users.json and memories.json, if an archive was
-# unpacked
+# unpacked.
 ACCOUNTS = Export(
     "account",
     _are(
@@ -69,7 +69,7 @@ ACCOUNTS = Export(
     ),
     _left_out("records_of_the_account"),
 )
-# Slack's users.json, channels.json and dms.json
+# Slack's users.json, channels.json and dms.json.
 WORKSPACES = Export(
     "slack_workspace",
     _are(

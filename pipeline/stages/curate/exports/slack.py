@@ -1,7 +1,8 @@
 """Slack's export of a workspace: a zip archive with channels.json, users.json and CHANNEL/YYYY-MM-DD.json.
 
 Slack describes the files in slack.com/help/articles/220556107 ("How to read Slack data exports"), a message
-in the message event of api.slack.com. A thread (`thread_ts`) is a conversation; it may go over several days.
+in the message event of api.slack.com. A thread (`thread_ts`) is a conversation. It may extend over several
+days.
 """
 
 import html
@@ -20,7 +21,8 @@ from pipeline.stages.curate.exports.people import (
     spoken,
 )
 
-SAID = (None, "bot_message", "file_share", "me_message", "thread_broadcast")  # subtypes in which one speaks
+# subtypes of messages that somebody wrote
+SAID = (None, "bot_message", "file_share", "me_message", "thread_broadcast")
 DELETED = ("tombstone", "message_deleted")
 MARKUP = re.compile(r"<([@#!]?)([^<>|]+)(?:\|([^<>]*))?>")
 
@@ -75,7 +77,7 @@ def _name(user: Mapping[str, Any]) -> str:
 
 
 def _message(number: int, value: Any, names: Mapping[str, str], notes: Notes) -> Message | None:
-    """Return what somebody said; None if nobody did. Raises `BadLine`."""
+    """Return a message that somebody wrote; None for other messages. Raises `BadLine`."""
     if isinstance(value, BadLine):
         raise value
     if not isinstance(value, dict) or not isinstance(value.get("ts"), str):

@@ -31,7 +31,7 @@ def _articles(value: dict[str, Any]) -> list[Any]:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each question that has an answer."""
+    """Yield a row for each question that has an answer."""
     rest = iter(records)
     first = list(islice(rest, 2))
     for number, offset, value in chain(first, rest):
@@ -49,7 +49,7 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
 
 
 def _rows(article: Any) -> Iterator[dict[str, Any] | BadLine]:
-    """Yield the rows of an article, one for each question, and one for what holds no questions."""
+    """Yield the rows of an article, one for each question, and one for parts without questions."""
     paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
     if not isinstance(paragraphs, list):
         yield BadLine("bad_shape", "an article of SQuAD has a list paragraphs")

@@ -1,7 +1,7 @@
 """Conversations that are trees: an edited question or another answer begins a branch.
 
-The branch that was current becomes the conversation. Two answers to one turn, of which one has a thumb up and
-the other a thumb down, become a preference. Other branches are counted.
+The branch that was current becomes the conversation. Two answers to one turn become a preference if one has a
+thumb up and the other a thumb down. Other branches are counted.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class Tree:
     parents: Mapping[str, str | None]
 
     def branch(self, leaf: str) -> list[str]:
-        """Return the ids from the root to `leaf`. Raises `BadLine` if they go round in a circle."""
+        """Return the ids from the root to `leaf`. Raises `BadLine` if they form a circle."""
         ids: dict[str, None] = {}
         place: str | None = leaf
         while place is not None and place in self.messages:
@@ -41,14 +41,16 @@ class Tree:
 
 
 def parents_of(messages: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, str | None]:
-    """Return the id of the message that each follows, which it has at `key`; None for what is no id."""
+    """Return the id of the message that each follows, from its key `key`; None for a value that is
+    not an id.
+    """
     stated = {place: message.get(key) for place, message in messages.items()}
     return {place: parent if isinstance(parent, str) else None for place, parent in stated.items()}
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The functions that read a program's messages: a branch as turns, and if a message is the user's."""
+    """Functions that read a program's messages: a branch as turns, and True for a message of the user."""
 
     turns: Callable[[Sequence[str], Notes], list[Turn]]
     is_user: Callable[[str], bool]
@@ -74,7 +76,7 @@ def tree_rows(
 def _preferences(
     tree: Tree, rated: Mapping[str, bool], reader: Reader, notes: Notes
 ) -> Iterator[dict[str, Any]]:
-    """Yield a preference for each thumb up beside a thumb down after the same turn of the user."""
+    """Yield a preference for each thumb up next to a thumb down after the same turn of the user."""
     ups: dict[str, list[list[str]]] = {}
     downs: dict[str, list[list[str]]] = {}
     for place, up in rated.items():
@@ -94,7 +96,7 @@ def _preferences(
 
 
 def _preference(chosen: Sequence[str], rejected: Sequence[str], asked: str, reader: Reader) -> dict[str, Any]:
-    told = Counter[str]()  # what is left out of the current branch is counted there
+    told = Counter[str]()  # dropped, because omissions are counted only for the current branch
     prompt = reader.turns(chosen[: chosen.index(asked) + 1], told)
     sides = []
     for branch in (chosen, rejected):

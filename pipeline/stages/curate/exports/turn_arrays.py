@@ -1,10 +1,9 @@
-"""A file that is one array of turns is one conversation: `api_conversation_history.json` of Cline and Roo
-Code, and what other programs save of the messages that they sent.
+"""Files that are one array of turns, which is one conversation: `api_conversation_history.json` of Cline and
+Roo Code, and the messages that other programs save after sending them.
 
-Cline 3 and Roo Code 3 (2025-01 to 2026-10) keep the messages of Anthropic's API there, with `ts` and, in Roo
+Cline 3 and Roo Code 3 (2025-01 to 2026-10) store the messages of Anthropic's API there, with `ts` and, in Roo
 Code, `isSummary` (cline/cline `src/core/storage/disk.ts`, RooCodeInc/Roo-Code `src/core/task-persistence`).
-Calls of tools that are XML inside the text, as these programs ask for it, stay so; `tool_use` blocks become
-calls.
+Tool calls that are XML inside the text, as these programs require, stay so. `tool_use` blocks become calls.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,13 +16,13 @@ from pipeline.stages.curate.wire.draft import Draft, settled
 from pipeline.stages.curate.wire.items import reasoning_of_item
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# keys of turns that belong to one of several conversations
+# Keys of turns that belong to one of several conversations.
 SEVERAL = (
     *("chat_id", "conversation_id", "dialogue_id", "session_id", "thread_id"),
     *("chatId", "conversationId", "dialogueId", "sessionId", "threadId"),
 )
-OF_ROWS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")  # no turn has these
-# all keys of Cline's and Roo Code's turns; in an array with others each turn is read as in a row of messages
+OF_ROWS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")  # keys that no turn has
+# All keys of Cline's and Roo Code's turns. In an array with others each turn is read as in a row of messages.
 CLINE = frozenset(
     (
         *("role", "content", "ts", "id", "type", "text", "summary", "encrypted_content", "reasoning_content"),
@@ -51,7 +50,7 @@ def _is_alone(value: dict[str, Any]) -> bool:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give one row, and another for what was said after each summary of Roo Code's."""
+    """Yield one row, and another for the turns after each of Roo Code's summaries."""
     turns: list[dict[str, Any]] = []
     begin: tuple[int, int | None] = (1, 0)
     for number, offset, value in records:

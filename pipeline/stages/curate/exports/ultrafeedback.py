@@ -25,7 +25,7 @@ class Scored(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The score by which completions are put in order."""
+        """Return the score by which completions are sorted."""
         return self.fine if math.isnan(self.overall) else self.overall
 
 
@@ -35,7 +35,7 @@ def is_head(head: Head) -> bool:
 
 
 def _completions(value: Mapping[str, Any]) -> list[Any]:
-    """Return the completions of a record; none if it is no such record."""
+    """Return the completions of a record; none for any other record."""
     listed = value.get("completions")
     if not isinstance(value.get("instruction"), str) or not isinstance(listed, list):
         return []
@@ -46,7 +46,9 @@ def _completions(value: Mapping[str, Any]) -> list[Any]:
 
 
 def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
-    """Yield the pair of a record. Raises `BadLine` if the scores name no best and no worst completion."""
+    """Yield the pair of a record. Raises `BadLine` if the scores determine no best and no worst
+    completion.
+    """
     listed = _completions(value)
     if not listed:
         raise BadLine("bad_shape", "a record of UltraFeedback has an instruction and completions with scores")

@@ -17,14 +17,14 @@ from pipeline.stages.curate.exports.turn_arrays import SEVERAL
 from pipeline.stages.curate.wire.draft import Turn
 
 ROLES = ("system", "user", "assistant", "data")
-TOOL = "tool-"  # begins the type of a call's part, before the tool's name
-INVOCATION = "tool-invocation"  # a call's part in version 4
+TOOL = "tool-"  # prefix of the type of a call's part, before the tool's name
+INVOCATION = "tool-invocation"  # type of a call's part in version 4
 SOURCES = ("source", "source-url", "source-document")
 
 
 def is_head(head: Head) -> bool:
-    """Return True if a record is a chat with such messages, or if an array begins with messages, of which one
-    is such.
+    """Return True if a record is a chat with such messages, or if an array begins with messages and one of
+    them is such a message.
     """
     if any(_has_messages(value) for value in head.objects()):
         return True
@@ -46,7 +46,9 @@ def _is_message(value: Mapping[str, Any]) -> bool:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each chat, and one for all messages that are records themselves, if each can be read."""
+    """Yield a row for each chat, and one for all messages that are records themselves, if each can
+    be read.
+    """
     alone = Alone()
     for number, offset, value in records:
         try:
@@ -150,7 +152,7 @@ def _add(answer: Answer, part: dict[str, Any], place: str) -> None:
 
 
 def _add_call(answer: Answer, place: str, call: Mapping[str, Any]) -> None:
-    """Add a call, and its result if it has one. A preliminary output is none yet."""
+    """Add a call, and its result if it has one. A preliminary output is not a result yet."""
     if not isinstance(call.get("toolName"), str):
         raise BadLine("bad_tool_call", f"{place} is a call without a tool's name")
     place = str(call.get("toolCallId") or place)

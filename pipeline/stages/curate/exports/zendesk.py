@@ -1,9 +1,9 @@
-"""Tickets of Zendesk with their comments, a ticket a line, as the account's JSON export has them.
+"""Tickets of Zendesk with their comments, a ticket a line, in the form of the account's JSON export.
 
 After <https://developer.zendesk.com/api-reference/ticketing/tickets/ticket_comments/> and …/tickets/tickets/
-(2024 to 2026): a ticket has `requester_id`, `collaborator_ids` and `comments`, these `author_id`, `public`,
-`body`, `plain_body`, `html_body` and `attachments`. Comments of the requester and of who is in copy are the
-user's, all others the assistant's.
+(2024 to 2026). A ticket has `requester_id`, `collaborator_ids` and `comments`. A comment has `author_id`,
+`public`, `body`, `plain_body`, `html_body` and `attachments`. Comments of the requester and of people in copy
+are the user's, all others the assistant's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -58,7 +58,7 @@ def rows_of(ticket: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
 
 
 def _words(comment: Mapping[str, Any]) -> str:
-    """Return a comment's text, else that of its HTML. Some have spaces that break no line, also by name."""
+    """Return a comment's text, or that of its HTML. Some have no-break spaces, also as HTML entities."""
     plain = texts(comment.get("body")) or texts(comment.get("plain_body"))
     words = plain or markdown_of(texts(comment.get("html_body")))
     for space in NO_BREAK_SPACES:
