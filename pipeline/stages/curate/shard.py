@@ -3,13 +3,13 @@
     python -m pipeline.stages.curate.shard plan of-7          then, each when those before it are done:
     python -m pipeline.stages.curate.shard clean 3-of-7       reads and cleans the third of seven shards
     python -m pipeline.stages.curate.shard sample of-7        boilerplate, exact duplicates, data/guard
-    python -m pipeline.stages.curate.shard sketch 3-of-7      what the third shard's rows are compared by
+    python -m pipeline.stages.curate.shard sketch 3-of-7      features of the third shard's rows
     python -m pipeline.stages.curate.shard join 3-of-7        a seventh of the keys, of all rows
     python -m pipeline.stages.curate.shard cluster of-7       all decisions
     python -m pipeline.stages.curate.shard write 3-of-7       the third shard's rows and rejects
 
-and `python -m pipeline curate --shards 7` publishes it: the bytes that `python -m pipeline curate` makes
-alone.
+Then `python -m pipeline curate --shards 7` publishes it: the same bytes as `python -m pipeline curate` in one
+process.
 """
 
 import argparse

@@ -187,7 +187,7 @@ class TokenCounter:
         return isinstance(self.tokenizer.model, BPE) and byte_level and self.normalized in (None, "NFC")
 
     def _steps(self) -> list[dict[str, Any]]:
-        """The steps of the pre-tokenizer."""
+        """Return the steps of the pre-tokenizer."""
         before = _state(self.tokenizer.pre_tokenizer)
         return list(before.get("pretokenizers", [before]))
 
