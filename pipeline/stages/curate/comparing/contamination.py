@@ -84,7 +84,8 @@ def write_documents(folder: Path, files: Mapping[str, Path], boilerplate: Hashes
     `NGRAM` words or more for each file, because shorter texts cannot be found. Raises `DataError` if a file
     cannot be read.
     """
-    spill, places = Spill(folder, DOCUMENTS), list[Place]()
+    spill = Spill(folder, DOCUMENTS)
+    places = list[Place]()
     with (folder / "texts").open("wb") as file:
         for name, path in files.items():
             texts = read_texts(path)
@@ -111,7 +112,8 @@ class Overlaps:
     """
 
     def __init__(self, prints: Sequence[Spill], folder: Path, boilerplate: Hashes) -> None:
-        self.prints, self.boilerplate = prints, boilerplate
+        self.prints = prints
+        self.boilerplate = boilerplate
         self.texts = folder / "texts"
         self.places: list[Place] = json.loads((folder / f"{DOCUMENTS}.json").read_bytes())
 
@@ -148,8 +150,11 @@ class Overlaps:
                 keys = of_row["key"][of_row["other"] == other]
                 spans = shared_spans(row, self._texts_of(other, row_at), keys, self.boilerplate)
                 if spans:
-                    file, line = self.places[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
-                    yield Leak(number, None if file else other, file, line, spans)
+                    if other >= DOCUMENT:
+                        file, line, _, _ = self.places[other - DOCUMENT]
+                        yield Leak(number, None, file, line, spans)
+                    else:
+                        yield Leak(number, other, None, None, spans)
                     break
 
     def _texts_of(self, other: int, row_at: Callable[[int], Row]) -> list[str]:
@@ -205,7 +210,8 @@ def _runs(place: str, text: str, shared: Hashes, keys: Hashes, boilerplate: Hash
     # The n-grams [first, last) are shared.
     for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         if counted[first:last].any():
-            start, final = int(tokens.at[words[first]]), words[last - 2 + NGRAM]
+            start = int(tokens.at[words[first]])
+            final = words[last - 2 + NGRAM]
             end = int(tokens.at[final + 1]) if final + 1 < len(tokens.at) else len(text)
             shared_text = text[start:end].rstrip()
             yield Span(place, start, start + len(shared_text), shared_text)

@@ -48,7 +48,8 @@ FACT = np.dtype(
     ]
 )
 Table = np.recarray  # records of dtype `FACT`, in the order in which the rows were read
-MOST_DOMAINS, OTHER = 1000, "(other)"  # A domain with one row is not a domain.
+MOST_DOMAINS = 1000  # The limit exists because a domain with one row is not a domain.
+OTHER = "(other)"  # name of the domain of all further rows
 
 
 @dataclass
@@ -71,7 +72,8 @@ class Decisions:
 def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
     """Drop all but the best row of every cluster ("near"), only exact duplicates ("exact"), or nothing."""
     rows = len(clusters.cluster)
-    outcome, duplicate_of = np.zeros(rows, np.uint8), np.full(rows, -1, np.int32)
+    outcome = np.zeros(rows, np.uint8)
+    duplicate_of = np.full(rows, -1, np.int32)
     if which == "near":
         best = np.zeros(rows, np.int32)
         best[clusters.cluster[clusters.keep]] = np.flatnonzero(clusters.keep)
@@ -121,7 +123,8 @@ def _split_groups(decisions: Decisions, table: Table, group: NDArray[np.int32], 
     lowest = np.full(len(group), np.iinfo(np.uint64).max)
     np.minimum.at(lowest, group, table.key)
     by_draw = np.argsort(draws(lowest[leaders], "split", settings.seed), kind="stable")
-    leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], table.domain[kept[first]][by_draw]
+    leaders, sizes = leaders[by_draw], sizes[by_draw]
+    stratum = table.domain[kept[first]][by_draw]
     taken = np.zeros(len(group), np.uint8)
     rows = np.bincount(stratum, weights=sizes).astype(np.int64)
     shares = ((TEST, settings.test_fraction, 1, 1), (VAL, settings.val_fraction, -1, 0))
@@ -181,7 +184,8 @@ def apportion(
     quota = max(least, round(total * fraction)) if fraction > 0 and total > 1 else 0
     exact = rows * (quota / max(total, 1))
     quotas: NDArray[np.int64] = np.floor(exact).astype(np.int64)
-    missing, roomy = quota - int(quotas.sum()), np.flatnonzero(quotas < left)
+    missing = quota - int(quotas.sum())
+    roomy = np.flatnonzero(quotas < left)
     quotas[roomy[np.argsort((quotas - exact)[roomy], kind="stable")][:missing]] += 1
     return quotas
 
@@ -232,8 +236,12 @@ def table_of(facts: NDArray, domains: dict[str, None]) -> Table:
     hashes = np.array([hash_of(name) for name in domains], np.int64)
     order = np.argsort(hashes)
     at = np.minimum(np.searchsorted(hashes[order], facts["domain"]), max(len(hashes) - 1, 0))
-    is_listed = hashes[order][at] == facts["domain"] if len(hashes) else np.zeros(len(facts), np.bool_)
-    facts["domain"] = order[at] if len(hashes) else 0
+    if len(hashes):
+        is_listed = hashes[order][at] == facts["domain"]
+        facts["domain"] = order[at]
+    else:
+        is_listed = np.zeros(len(facts), np.bool_)
+        facts["domain"] = 0
     if not is_listed.all():
         domains.setdefault(OTHER)
         facts["domain"][~is_listed] = list(domains).index(OTHER)

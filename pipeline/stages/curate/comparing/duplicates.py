@@ -75,7 +75,8 @@ def joined(sketched: Sketched, first: Labels, threshold: float, first_bytes: ran
     related = min(threshold, RELATED)
     for name in ("entire", "family"):
         for a, b, alike in sketched.pairs(name, cluster, first, first_bytes):
-            same, near = alike >= threshold, (alike >= related) & (alike < threshold)
+            same = alike >= threshold
+            near = (alike >= related) & (alike < threshold)
             unite(cluster, a[same], b[same])
             unite(group, a[same | near], b[same | near])
             yield (a[same], b[same]), (a[near], b[near])
@@ -125,7 +126,8 @@ def _around_best(
         far = far[alike[far] < threshold]
         order = far[np.lexsort((far, ~worth[far], cluster[far]))]
         best[order] = to_first(cluster[order], order)[0]
-    best[far], alike[far] = far, 1
+    best[far] = far
+    alike[far] = 1
     return best, alike
 
 

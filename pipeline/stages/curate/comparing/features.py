@@ -111,12 +111,14 @@ SHINGLE = 3  # tokens in a shingle
 # duplicates.
 RELATED = 0.7
 SAMPLE_ROWS = 5000  # rows in the sample that is searched for boilerplate
-# share and number of rows in the sample; text in as many rows is boilerplate
-COMMON_SHARE, COMMON_ROWS = 0.05, 20
+# Text in this share of the sample, and in this number of rows, is boilerplate.
+COMMON_SHARE = 0.05
+COMMON_ROWS = 20
 TEMPLATE_SHARE = 0.5  # share of the sample; text in more rows is the data set's template
 OWN = 8  # shingles; two different words, one in the request and one in the answer, change 6
 LONG_REQUEST = 8  # tokens
-BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # rows and characters of the sample that are read at a time
+BLOCK_ROWS = 256  # rows of the sample that are read at a time
+BLOCK_CHARACTERS = 1 << 20  # characters of the sample that are read at a time
 # Suffix after FILE:LINE: the number of one of the rows of a line, of a row that `curate.transform` made of
 # it, which may be cut, or of a part of a long row.
 _PART = re.compile(r":\d+((~\d+)*#\d+|(~\d+)+(#cut)?)$")

@@ -100,7 +100,8 @@ def tokenize(texts: Sequence[str]) -> Tokens:
     """Return the tokens of every text, hashed by their lower-case characters (a polynomial modulo 2^64,
     mixed).
     """
-    counts, passed = np.zeros(len(texts), np.int64), 0
+    counts = np.zeros(len(texts), np.int64)
+    passed = 0
     parts = [(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
     for batch in batches(_pieces(texts), lambda piece: len(piece[1]) + 1, BATCH, BATCH):
         pieces = [piece for _, piece in batch]
@@ -132,7 +133,8 @@ def _scan(text: str) -> tuple[Hashes, NDArray[np.int64], NDArray[np.bool_]]:
     """Return three columns for the tokens: hash, first character, True if it is a word."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     kinds = _KINDS[codes]
-    begins, inner = kinds != SPACE, kinds == LETTER
+    begins = kinds != SPACE
+    inner = kinds == LETTER
     begins[1:] &= ~(inner[1:] & inner[:-1])
     at = np.flatnonzero(begins)
     if not len(at):

@@ -66,7 +66,8 @@ class Sketched:
     """
 
     def __init__(self, folders: Sequence[Path], bases: Sequence[int]) -> None:
-        self.folders, self.bases = folders, np.array(bases)
+        self.folders = folders
+        self.bases = np.array(bases)
         self.files = Files()
 
     def __len__(self) -> int:
