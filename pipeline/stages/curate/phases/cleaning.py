@@ -37,9 +37,10 @@ from pipeline.stages.curate.reading.files import (
 from pipeline.stages.curate.spool import Spool, batches
 from pipeline.stages.curate.workers import Workers
 
-DISK_FACTOR = 4  # Multiple of the raw bytes: clean rows, features, outputs.
+DISK_FACTOR = 4  # multiple of the raw bytes: clean rows, features, outputs.
 BLOCK = 1 << 20  # bytes read at a time
-BLOCK_BYTES, BLOCK_LINES = 1 << 20, 4096  # raw bytes and lines that a worker gets at a time
+BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
+BLOCK_LINES = 4096  # raw lines that a worker gets at a time
 PLAN, FACTS, REJECTS, CHANGES, STATS = "plan.json", "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
 
 
@@ -150,7 +151,9 @@ def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
 
     Raises `DataError` for a bad disk.
     """
-    digest, offset, lines = hashlib.sha256(), 0, 0
+    digest = hashlib.sha256()
+    offset = 0
+    lines = 0
     cuts = [Cut(0, 0) for target in targets if not target]
     with opened(path) as file:
         try:
@@ -172,7 +175,8 @@ def _shards(sizes: dict[str, int], cuts: dict[str, list[Cut]], number: int) -> S
     """Return the parts that each of `number` shards reads, given the cuts of the files."""
     shards: Shards = [[]]
     for name, cuts_inside in cuts.items():
-        begin, end = Cut(0, 0), sizes[name]
+        begin = Cut(0, 0)
+        end = sizes[name]
         for cut in cuts_inside:
             if cut.at > begin.at:
                 part = None if cut.at == end and not begin.at else Part(begin.at, cut.at, begin.lines)
@@ -189,7 +193,8 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
     process.
     """
     paths = dict(files_below(raw_folder(root)))
-    parts, numbers = plan.shards[shard], {name: number for number, name in enumerate(plan.files)}
+    parts = plan.shards[shard]
+    numbers = {name: number for number, name in enumerate(plan.files)}
     stats = CurationStats.of(plan.files, {})
     left = {name: part.stop - part.start if part else size(paths[name]) for name, part in parts}
 

@@ -64,7 +64,8 @@ def sample(root: Path, settings: Curate, work: Work) -> None:
         shown = (rows.row(index) for index in spread_evenly(np.arange(len(rows)), SAMPLE_ROWS))
         common = boilerplate(shown, folder)
         np.savez(folder / BOILERPLATE, **vars(common))
-        keys, row = Spill(folder, "exact"), 0
+        keys = Spill(folder, "exact")
+        row = 0
         for shard in work.each("clean"):
             exact = read_facts(shard)["exact"]
             keys.add(exact, np.arange(row, row + len(exact), dtype=np.uint32))
@@ -111,7 +112,8 @@ def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) ->
 
 def join(settings: Curate, work: Work, shard: int) -> None:
     """Join the keys of all shards that belong to this one (from 0)."""
-    rows, first = work.rows(), np.load(work.made("sample") / FIRST)
+    rows = work.rows()
+    first = np.load(work.made("sample") / FIRST)
     sketched = Sketched(work.each("sketch"), rows.bases)
     # Keys are divided by their first byte.
     in_shard = range(256 * shard // work.shards, 256 * (shard + 1) // work.shards)
@@ -134,7 +136,10 @@ def join(settings: Curate, work: Work, shard: int) -> None:
 def read_edges(folder: Path) -> Iterator[Edges]:
     """Yield the pairs that `join` found."""
     files = [(folder / name).open("rb") for name in EDGES]
-    while len((columns := [np.fromfile(file, np.int32, READ_EDGES) for file in files])[0]) or len(columns[2]):
+    while True:
+        columns = [np.fromfile(file, np.int32, READ_EDGES) for file in files]
+        if not len(columns[0]) and not len(columns[2]):
+            break
         yield (columns[0], columns[1]), (columns[2], columns[3])
     for file in files:
         file.close()
@@ -148,7 +153,8 @@ def several_answers(
     `asking` has the rows that make the same request, `first` the first row with the same content for every
     row.
     """
-    count, shown = 0, list[list[int]]()
+    count = 0
+    shown = list[list[int]]()
     for keys, request_rows in asking:
         for group in pieces(first[request_rows], keys):
             different = np.unique(group)

@@ -107,7 +107,8 @@ def publish(root: Path, settings: Curate, work: Work) -> CurationReport:
 
     Raises `DataError` if no row can be used or a wanted split is empty. Nothing is published then.
     """
-    decided, data = work.made("cluster"), root / "data"
+    decided = work.made("cluster")
+    data = root / "data"
     cleaned, written = work.each("clean"), work.each("write")
     report = load(decided / REPORT, CurationReport)
     report = replace(report, sources=_sources(raw_folder(root), report) or None)
@@ -160,7 +161,8 @@ def _check_not_empty(
 
     `rejects` has the first of each reason.
     """
-    kept, splits = report.rows_kept, report.splits
+    kept = report.rows_kept
+    splits = report.splits
     if not kept:
         commonest = (Counter(report.rejected) + Counter(report.files_rejected)).most_common(3)
         reasons = ", ".join(f"{count} {code}" for code, count in commonest) or "no line in it"
