@@ -75,7 +75,9 @@ BLOCK = 1 << 16  # bytes
 # The rest of a string from inside it to its end, or to the end of the block.
 STRING_REST = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)(")?', re.DOTALL)
 TOKEN = re.compile(rb'"' + STRING_REST.pattern + rb"|[\[\]{},]", re.DOTALL)
-QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
+QUOTE = ord('"')
+COMMA = ord(",")
+OPENING = frozenset(b"[{")
 # Errors in a row that are allowed in the parts of an export's record that no row keeps.
 ROWS_ONLY = ("control_character", "number_out_of_range", "too_deep")
 
@@ -159,9 +161,10 @@ def raw_lines(
     part = part or ALL
     number = part.number
     try:
-        rows = (
-            _document(path, name, notes, style) if style else _rows(path, name, max_line_bytes, notes, part)
-        )
+        if style:
+            rows = _document(path, name, notes, style)
+        else:
+            rows = _rows(path, name, max_line_bytes, notes, part)
         for line in _within_records(rows):
             number = line.number
             yield line
@@ -615,7 +618,8 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
     unknown.
     """
     number = start = size = 0
-    text, mark = bytearray(), b""
+    text = bytearray()
+    mark = b""
     pieces = _pieces(file)
     for offset, piece, mark in pieces:
         if not size:
@@ -645,7 +649,8 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
         yield number + 1, start, BadLine("not_json", "the array is never closed")
         return
     for offset, piece, _ in pieces:
-        if rest := piece.lstrip(JSON_SPACE):
+        rest = piece.lstrip(JSON_SPACE)
+        if rest:
             yield (
                 number + 1,
                 offset + len(piece) - len(rest),
@@ -661,17 +666,23 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:
     After the end everything is yielded uncut. Strings are recognized, brackets are counted. The elements are
     not checked to be JSON here.
     """
-    depth, in_string, closed, base, held = 0, False, False, 0, b""
+    depth = 0
+    in_string = False
+    closed = False
+    base = 0
+    held = b""
     while block := file.read1(BLOCK):
         block = held + block
         cut = end = 0
         if in_string and (rest := STRING_REST.match(block)):
-            end, in_string = rest.end(), rest[1] is None
+            end = rest.end()
+            in_string = rest[1] is None
         for token in () if closed else TOKEN.finditer(block, end):
             at = token.start()
             first = block[at]
             if first == QUOTE:
-                end, in_string = token.end(), token[1] is None
+                end = token.end()
+                in_string = token[1] is None
             elif first in OPENING:
                 depth += 1
                 cut = at + 1 if depth == 1 else cut

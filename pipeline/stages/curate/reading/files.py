@@ -151,7 +151,8 @@ def refusal(path: Path, style: Style | None = None) -> BadLine | None:
     """Return the reason why a complete file isn't read, or None if it is. `style` is set if it is named as a
     document.
     """
-    if why := trouble(path):
+    why = trouble(path)
+    if why:
         return BadLine("unknown_container", f"this is not a readable file: {why}")
     if path.is_dir():
         return BadLine(
@@ -224,7 +225,10 @@ def suffixes(name: str) -> tuple[str, str]:
     *_, first, last = ["", "", *PurePosixPath(name.lower()).suffixes]
     if last in SHORT_ARCHIVES:
         return ARCHIVE, SHORT_ARCHIVES[last]
-    kind, packing = (first, PACKED_SUFFIXES[last]) if last in PACKED_SUFFIXES else (last, "")
+    if last in PACKED_SUFFIXES:
+        kind, packing = first, PACKED_SUFFIXES[last]
+    else:
+        kind, packing = last, ""
     if kind in JSON_SUFFIXES:
         return ".json", packing
     if kind in DOCUMENTS:
@@ -277,9 +281,11 @@ def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> Bu
         pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)
         inside = BufferedReader(Pieces(pieces, limit), GZIP_READ)
     head = inside.peek(HEAD)[:HEAD]
-    if encoding := unmarked(head):
+    encoding = unmarked(head)
+    if encoding:
         raise no_mark(encoding)
-    if encoding := marked(head):
+    encoding = marked(head)
+    if encoding:
         return BufferedReader(Pieces(utf8_pieces(inside, encoding), limit), GZIP_READ)
     return inside
 
@@ -356,7 +362,8 @@ class Pieces(RawIOBase):
     """Byte strings, one after the other, as a file of at most `limit` bytes."""
 
     def __init__(self, pieces: Iterator[bytes], limit: int) -> None:
-        self.pieces, self.limit = pieces, limit
+        self.pieces = pieces
+        self.limit = limit
         self.piece = memoryview(b"")
         self.total = 0
 

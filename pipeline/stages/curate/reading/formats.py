@@ -53,7 +53,8 @@ KNOWN_ROWS = 1024  # sets of keys whose format is cached
 PUT_TOGETHER = "put the turns of a conversation into one row of messages"
 UNREAD = "would be lost: write it into the row's turns, or set it to null in curate.fields"
 OF_CHOICES = "may be choices, which would be lost: put them below the question by curate.fields"
-KEYS_SHOWN, KEY_SHOWN = 6, 40  # keys of a row that fits no format, and characters of each
+KEYS_SHOWN = 6  # keys of a row that fits no format
+KEY_SHOWN = 40  # characters of such a key
 Content = tuple[Kind, dict[str, Any]]  # the kind, and the content of the row in canonical order
 
 
@@ -112,7 +113,8 @@ def _unknown(value: Value) -> str:
         return f"looks like one message of a chat (content with {_speaker(value)}): {PUT_TOGETHER}"
     more = f" and {len(value) - KEYS_SHOWN} more" if len(value) > KEYS_SHOWN else ""
     stated = f"the row has the keys {', '.join(names)}{more}"
-    if missing := _missing(_filled(value)):
+    missing = _missing(_filled(value))
+    if missing:
         return f"{stated}, and {listed(missing, 'or')} is missing or empty"
     return f"{stated}, which fit no format: map them in curate.fields (`quench data check` proposes it)"
 
@@ -135,7 +137,8 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     itself.
     """
     name = detect(value) if format == "auto" else format
-    groups, keys_here = FORMATS[name].keys, _filled(value)
+    groups = FORMATS[name].keys
+    keys_here = _filled(value)
     keys = next(filter(keys_here.issuperset, groups), None)
     if keys is None:
         needs = " or ".join(map(" + ".join, groups))
@@ -198,7 +201,9 @@ def _check_unread(
     said = [turn["content"] for turn in turns]
     said += [turn["reasoning_content"] for turn in turns if "reasoning_content" in turn]
     said += [segment["text"] for segment in content.get("segments", ())]
-    said += [content["answer"], *content.get(OTHERS, ())] if "answer" in content else content.get(OTHERS, ())
+    if "answer" in content:
+        said.append(content["answer"])
+    said += content.get(OTHERS, ())
     whole = {text.strip() for text in said}
     for key in sorted(others):
         stated = value[key]
@@ -352,12 +357,17 @@ def _kto(value: Value, *_: str) -> Content:
     thumb = thumb_of(value, "label" if value.get("kto_tag") is None else "kto_tag")
     plain = {key: value[key] for key in value if key not in ("kto_tag", "label")} | {"label": thumb}
     fields = next(keys for *keys, _ in KTO if _filled(plain).issuperset(keys))
-    return _conversation(plain, *fields) if len(fields) == 1 else _prompt_completion(plain, *fields)
+    if len(fields) == 1:
+        return _conversation(plain, *fields)
+    return _prompt_completion(plain, *fields)
 
 
 def _prompt(value: Value, field: str, answer: str) -> Content:
     messages = system_turn(value)
-    messages += read_turns(value[field], field) if field == "messages" else turns_of(value, field, "user")
+    if field == "messages":
+        messages += read_turns(value[field], field)
+    else:
+        messages += turns_of(value, field, "user")
     return "prompt", _with_tools(value, messages) | _expected(value, answer)
 
 
@@ -588,7 +598,8 @@ def _chat(value: Value, turns: list[Turn], others: Sequence[str] = ()) -> Conten
     if len(value) == 1:
         return "chat", {"messages": turns}
     content = _with_tools(value, system_turn(value) + turns)
-    if (thumb := label_of(value)) is not None:
+    thumb = label_of(value)
+    if thumb is not None:
         if others:
             raise BadRow("bad_shape", "the label is of one answer, and there are several: write a row each")
         return "feedback", content | {"label": thumb}

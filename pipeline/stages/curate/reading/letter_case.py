@@ -40,7 +40,8 @@ KNOWN = frozenset(
         "score",
     )
 )
-KEPT_ROWS, KEPT_LENGTH = 1024, 1000  # rows whose keys are cached, and characters of these
+KEPT_ROWS = 1024  # rows whose keys are cached
+KEPT_LENGTH = 1000  # characters of the keys of such a row
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 LONGEST = max(map(len, KNOWN)) + 8  # characters of a key that is checked, with spaces around it
 

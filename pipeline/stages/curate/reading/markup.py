@@ -316,8 +316,9 @@ def _turns(reader: _Reader, place: str, name: str, content: str) -> list[Turn]:
         content = content[system.end() :].lstrip()
     if role == "system":
         content = DATES.sub("", content)
-    # The first line of code may be indented.
-    content = content.lstrip() if reader.dialect.words or name.startswith("[") else content.lstrip("\r\n")
+    content = content.lstrip("\r\n")  # The first line of code may be indented.
+    if reader.dialect.words or name.startswith("["):
+        content = content.lstrip()
     found = [("system", system[1].strip())] if system else []
     found.append((role, content))
     return [{"role": role, "content": said} for role, said in found if said or role != "system"]

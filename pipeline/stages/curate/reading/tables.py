@@ -138,7 +138,9 @@ def _cells(record: bytes | None, separator: str, max_bytes: int, notes: Counter[
         cells = next(csv.reader([text], strict=True, delimiter=separator))
         record.decode("utf-8")
     except csv.Error as error:
-        faults = FAULTS if "\r" in text.replace("\r\n", "\n") else FAULTS | {"new-line character": INSIDE}
+        faults = FAULTS
+        if "\r" not in text.replace("\r\n", "\n"):
+            faults = FAULTS | {"new-line character": INSIDE}
         raise BadLine(
             "not_csv",
             next((note for cause, note in faults.items() if cause in str(error)), "its quotes don't match"),

@@ -118,7 +118,8 @@ def value_of(words: str) -> Any:
         return parse_value(words.encode())
     except BadLine:
         pass
-    if glaive := GLAIVE.fullmatch(words):
+    glaive = GLAIVE.fullmatch(words)
+    if glaive:
         try:
             arguments = parse_value(glaive[2].replace("\\'", "'").encode())
             return {"name": parse_value(glaive[1].encode()), "arguments": arguments}

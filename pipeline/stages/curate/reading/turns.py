@@ -45,8 +45,10 @@ ROLES = (
 )
 USUAL = ("system", "user", "assistant", "tool")
 MAP_IT = "map it in curate.fields (role, roles)"
-KEYS_SHOWN, KEY_SHOWN = 6, 40  # keys of a turn without a role, and characters of each
-SCHEMAS, CACHE = {"input_schema": "parameters"}, ("cache_control",)  # keys of Anthropic's tools
+KEYS_SHOWN = 6  # keys of a turn without a role
+KEY_SHOWN = 40  # characters of such a key
+SCHEMAS = {"input_schema": "parameters"}  # key of Anthropic's tools → key of OpenAI's
+CACHE = ("cache_control",)  # key of Anthropic's tools
 # roles of an assistant's turn whose text is the call, as JSON
 CALLERS = frozenset({"function_call", "tool_call"})
 # Without them the turn means something else.
@@ -59,7 +61,8 @@ def read_turns(value: Any, field: str) -> list[Turn]:
     turns = []
     for number, item in enumerate(items(value, field), start=1):
         if type(item) is dict and len(item) == 2:  # A role and a text, the usual case.
-            role, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
+            role = item.get("role", item.get("from"))
+            content = item.get("content", item.get("value"))
             if type(content) is str and type(role) is str and role in ROLES:
                 turns.append({"role": ROLES[role], "content": content})
                 continue
@@ -161,13 +164,16 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 def _turn(item: Any, where: str) -> Turn:
     item = without_nulls(need(dict, item, where, "bad_shape"))
-    if lost := [key for key in LOST if item.get(key)]:
+    lost = [key for key in LOST if item.get(key)]
+    if lost:
         raise BadRow("unsupported_field", f"{where}: {lost[0]} would be lost")
     name = item.get("role", item.get("from"))
-    name = name if not isinstance(name, str) or name in ROLES else name.strip().lower().replace("-", "_")
+    if isinstance(name, str) and name not in ROLES:
+        name = name.strip().lower().replace("-", "_")
     if not isinstance(name, str) or (name not in ROLES and name not in CALLERS):
         raise BadRow("bad_role", f"{where}: {_without_role(item)}")
-    role, content = ROLES.get(name, "assistant"), item.get("content", item.get("value", item.get("text")))
+    role = ROLES.get(name, "assistant")
+    content = item.get("content", item.get("value", item.get("text")))
     calls = _calls(item, where)
     if name in CALLERS:
         if calls:
@@ -185,7 +191,8 @@ def _turn(item: Any, where: str) -> Turn:
     stated = reasoning_of(item, role, where)
     if stated and thoughts and stated.strip() != thoughts.strip():
         raise BadRow("unsupported_field", f"{where}: its parts have other reasoning than its own key")
-    if reasoning := stated or thoughts:
+    reasoning = stated or thoughts
+    if reasoning:
         if role != "assistant":
             raise BadRow("unsupported_field", f"{where}: only the assistant's reasoning is kept")
         result["reasoning_content"] = reasoning
@@ -214,16 +221,15 @@ def _result_text(content: Any) -> Any:
     parts = isinstance(content, list) and all(
         isinstance(part, str) or (isinstance(part, dict) and "text" in part) for part in content
     )
-    return (
-        content
-        if content is None or isinstance(content, str) or parts
-        else json.dumps(content, ensure_ascii=False)
-    )
+    if content is None or isinstance(content, str) or parts:
+        return content
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Return the calls of a turn in OpenAI's form, `tool_calls` or the older `function_call`."""
-    calls, single = item.get("tool_calls"), item.get("function_call")
+    calls = item.get("tool_calls")
+    single = item.get("function_call")
     if calls and single:
         raise BadRow("bad_tool_call", f"{where} has both tool_calls and function_call")
     calls = need(list, calls or ([single] if single else []), f"{where} tool_calls", "bad_tool_call")

@@ -151,7 +151,9 @@ def accepted_answers(value: Any, where: str) -> list[str]:
 
 def answer_text(value: Any, where: str) -> str:
     """Return an answer as text, also from a number, true or false."""
-    return json.dumps(value) if isinstance(value, bool | int | float) else one_text(value, where)
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return one_text(value, where)
 
 
 def domain_of(value: Value, default: str) -> str:
