@@ -109,7 +109,8 @@ class ControlTokens:
         origin: Sequence[int] = range(len(text))
         if folded != text:
             origin = [place for place, char in enumerate(text) for _ in _folds()[0].get(char, char)]
-        pieces, done = [], 0
+        pieces = []
+        done = 0
         for number, start, end in matches:
             # A character that folds to several is included whole; the part that is not in the token stays.
             first, last = bisect_left(origin, origin[start]), bisect_right(origin, origin[end - 1])

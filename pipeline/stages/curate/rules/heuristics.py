@@ -104,16 +104,20 @@ RUN = 10  # words, or characters of scripts without spaces
 _TRAIL = "[\u0080-\u009f¡-ª¬-º¼-¿ŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]"
 MOJIBAKE = re.compile(f"[ÂÃÄÅÎÏÐÑØÙ]{_TRAIL}|Â[\u00a0«»]|[à-ï]{_TRAIL}{_TRAIL}|ð[Ÿ\u009f]..")
 FEWEST_BROKEN = 3  # places; one or two may be “café…”
-MOST_REPEATED, FEWEST_READABLE, MOST_BROKEN = 0.6, 0.25, 0.01  # shares of a text
+# Shares of a text.
+MOST_REPEATED = 0.6
+FEWEST_READABLE = 0.25
+MOST_BROKEN = 0.01
 
 
 def garbage(row: Row, changes: Changes) -> Row:
     """Reject a row if a user's or assistant's text, or a segment, is garbage."""
     for field in (*TURN_LISTS, "segments"):
         for number, part in enumerate(row.get(field, ()), start=1):
-            if part.get("role") not in ("system", "tool") and (
-                reason := garbage_in(part["text"] if field == "segments" else part["content"])
-            ):
+            if part.get("role") in ("system", "tool"):
+                continue
+            reason = garbage_in(part["text"] if field == "segments" else part["content"])
+            if reason:
                 raise BadRow("garbage", f"{field} {number}: {reason}")
     return row
 
@@ -167,7 +171,8 @@ def _repeated(text: str) -> float:
         units = text
     runs = list(zip(*(units[start:] for start in range(RUN)), strict=False))
     counts = Counter(runs)
-    covered, end = 0, 0
+    covered = 0
+    end = 0
     for start, run in enumerate(runs):
         if counts[run] > 2:
             covered += start + RUN - max(start, end)

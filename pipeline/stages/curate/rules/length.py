@@ -20,8 +20,10 @@ EXACT = 4  # Counting stops at this multiple of the budget.
 MOST_TURNS = 20_000  # turns of a row that is split
 MOST_PARTS = 2000  # parts of one row, including those that are lost
 LISTED = 20  # parts whose sizes are listed
-# Limit of the work of splitting, in characters counted. A row of ordinary turns needs three quarters of it.
-WORK, WORK_PER_CHARACTER = 1 << 20, 4
+# Limit of the work of splitting, in characters counted: a constant, and a multiple of the row's characters.
+# A row of ordinary turns needs three quarters of it.
+WORK = 1 << 20
+WORK_PER_CHARACTER = 4
 REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat, above their own length
 CUT = "#cut"  # suffix of the source of a row of which something was cut off
 
@@ -132,7 +134,9 @@ class Length:
             raise BadRow("over_budget", "too many different words, or too long ones, to count its tokens")
 
     def _text_parts(self, row: Row, changes: Changes) -> list[Row]:
-        text, most, count = row["segments"][0]["text"], self.max_tokens, self.counter
+        text = row["segments"][0]["text"]
+        most = self.max_tokens
+        count = self.counter
         if (
             count.at_least(text) <= most
             and count.counting_cost(text) <= MOST_COST

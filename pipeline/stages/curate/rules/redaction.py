@@ -46,7 +46,8 @@ class Redactor:
         personal: tuple[str, ...] = KINDS,
         names: tuple[str, ...] = (),
     ) -> None:
-        self._secrets, self._personal = secrets, personal
+        self._secrets = secrets
+        self._personal = personal
         spellings = [spelling for name in names if name.strip() for spelling in (name, name.upper())]
         self._names = AhoCorasick(spellings) if spellings else None
         self.counts: Counter[str] = Counter()
@@ -81,7 +82,8 @@ class Redactor:
             return _replaced(text, spans, name)
 
         for _ in range(PASSES):
-            if (edited := edit_texts(row, edit)) is row:
+            edited = edit_texts(row, edit)
+            if edited is row:
                 self.counts += counts
                 return row
             row = edited
@@ -96,7 +98,8 @@ class Redactor:
         """
         text = text.encode("utf-8", "replace").decode()  # Halves of surrogate pairs are replaced.
         for _ in range(PASSES):
-            if not (spans := list(self._found_escaped(text))):
+            spans = list(self._found_escaped(text))
+            if not spans:
                 return text
             text = _replaced(
                 text, _disjoint([*spans, *repeats_of([text])(text)]), lambda kind, _: f"[{kind.upper()}]"
@@ -196,7 +199,8 @@ def _namer(text: str) -> Namer:
 
 def _replaced(text: str, spans: list[Span], name: Namer) -> str:
     """Return the text with placeholders. `spans` are in order and disjoint."""
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for span in spans:
         pieces += [text[end : span.start], name(span.kind, text[span.start : span.end])]
         end = span.end

@@ -178,7 +178,12 @@ def find_private_keys(text: str) -> Iterator[Span]:
     for edge, following in zip_longest(edges, edges[1:]):
         if edge["begin"]:
             closed = following is not None and not following["begin"]
-            end = len(text) if following is None else following.end() if closed else following.start()
+            if following is None:
+                end = len(text)
+            elif closed:
+                end = following.end()
+            else:
+                end = following.start()
             if not closed or real_pem(text[edge.start() : end]):
                 yield Span(edge.start(), end, "private_key", 2)
 

@@ -114,7 +114,8 @@ def move_reasoning(row: Row, changes: Changes) -> Row:
                 continue
             moved = {**moved, field: [*moved[field][: number - 1], new, *moved[field][number:]]}
             if new["content"] != turn["content"]:
-                place, before, after = f"{field} {number}", turn["content"], new["content"]
+                place = f"{field} {number}"
+                before, after = turn["content"], new["content"]
             else:
                 place = f"{field} {number} reasoning_content"
                 before, after = turn["reasoning_content"], new.get("reasoning_content", "")

@@ -57,7 +57,8 @@ class Tags:
             if open_tags.get(closing, False) == (tag in self.closings):
                 raise BadRow("stray_tag", f"{place} holds {tag} without its other half: {REMEDY}")
             open_tags[closing] = tag in self.closings
-        if left := [closing for closing, is_open in open_tags.items() if is_open]:
+        left = [closing for closing, is_open in open_tags.items() if is_open]
+        if left:
             raise BadRow("stray_tag", f"{place} has no {left[0]} behind what it closes: {REMEDY}")
 
 

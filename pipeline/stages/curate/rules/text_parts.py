@@ -45,14 +45,17 @@ def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
     """Yield (start, end, tokens) of each part, in order, at most `most` tokens by `size`. Raises
     `Unbreakable`.
     """
-    places, start, rate = range(len(text) + 1), 0, CHARACTERS_PER_TOKEN
+    places = range(len(text) + 1)
+    start = 0
+    rate = CHARACTERS_PER_TOKEN
     while start < len(text):
         end, tokens, rate = farthest(places, size, most, start, rate, enough=FULL * most)
         if (
             FULL * (len(text) - start) <= end - start < len(text) - start
             and (rest := size(start, len(text))) <= most
         ):
-            end, tokens = len(text), rest
+            end = len(text)
+            tokens = rest
         if end < len(text):
             end, tokens = _cut(text, size, most, start, end, rate)
         yield start, end, tokens
@@ -62,7 +65,8 @@ def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
 def _cut(text: str, size: Size, most: int, start: int, reach: int, rate: float) -> tuple[int, int]:
     """Return (end, tokens) of the part from `start` to the best place up to `reach`. Raises `Unbreakable`."""
     while (cut := last_cut(text, start, reach)) is not None:
-        if (tokens := size(start, cut)) <= most:
+        tokens = size(start, cut)
+        if tokens <= most:
             return cut, tokens
         reach = cut - 1  # The beginning of a text can have more tokens than a longer part of it.
     reach, _, _ = farthest(range(len(text) + 1), size, most, start, rate, enough=math.inf)
@@ -89,17 +93,23 @@ def farthest(
     running sum of the items' `weights` (one more than there are items) and the weight of a token so far,
     `rate`. Then it is bracketed from both sides.
     """
-    fits, fails, tokens, tries = first, len(weights), 0, 0
+    fits = first
+    fails = len(weights)
+    tokens = 0
+    tries = 0
     while fails - fits > 1 and tokens < enough:
         reach = weights[fits] + int((most - tokens) * rate)
         guess = bisect_right(weights, reach) - 1 if tries < GUESSES else (fits + fails) // 2
         end = min(max(guess, fits + 1), fails - 1)
-        length, tries = size(first, end), tries + 1
+        length = size(first, end)
+        tries += 1
         if length <= most:
-            fits, tokens = end, length
+            fits = end
+            tokens = length
             rate = (weights[end] - weights[first]) / max(length, 1)
         else:
-            fails, rate = end, rate * SLOWER
+            fails = end
+            rate *= SLOWER
     return fits, tokens, rate
 
 
@@ -109,7 +119,9 @@ def spans(weights: Sequence[int], size: Size, most: int) -> Iterator[Span]:
 
     An item that doesn't fit comes by itself. `weights` is their running sum (see `farthest`).
     """
-    items, first, rate = len(weights) - 1, 0, CHARACTERS_PER_TOKEN
+    items = len(weights) - 1
+    first = 0
+    rate = CHARACTERS_PER_TOKEN
     while first < items:
         end, tokens, rate = farthest(weights, size, most, first, rate, enough=math.inf)
         yield first, max(end, first + 1), tokens if end > first else most + 1
@@ -205,7 +217,8 @@ def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
     stretch = text[start : reach + BEYOND]
     first = len(stretch) - len(stretch.lstrip())  # Before that there is only white space.
     for match in _patterns()[0].finditer(stretch):
-        space, end = match["space"], match.end()
+        space = match["space"]
+        end = match.end()
         lines = space.count("\n")
         place = start + end - (len(space) - space.rindex("\n") - 1 if lines else 0)
         if end == len(stretch) or match.start() < first or place > reach:

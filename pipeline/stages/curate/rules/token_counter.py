@@ -27,12 +27,12 @@ Shape = tuple[tuple[str, str], ...]  # Roles, each with a letter if the turn has
 LONE_SPACE = re.compile(r" (?<=\S )(?=\S)")
 NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html).
 NFC_SHRINKS = 4  # This many characters can become one (Greek letters with three marks).
-# Words whose tokens are cached, and their length together.
-CACHED_WORDS, CACHED_CHARACTERS = 1 << 17, 1 << 20
-# Limit of the cost of counting a row, and the cost of a word in addition to its characters.
-MOST_COST, NEW_WORD = 1 << 19, 4
-# Turns of the longest order of roles that is cached, and the number of cached orders.
-CACHED_SHAPE, CACHED_SHAPES = 64, 1 << 13
+CACHED_WORDS = 1 << 17  # words whose tokens are cached
+CACHED_CHARACTERS = 1 << 20  # characters of all of these words together
+MOST_COST = 1 << 19  # limit of the cost of counting a row
+NEW_WORD = 4  # cost of a word in addition to its characters
+CACHED_SHAPE = 64  # turns of the longest order of roles that is cached
+CACHED_SHAPES = 1 << 13  # orders of roles that are cached
 STRETCH = 4096  # words between two checks of the limit
 # One of each kind of character that the rules before merging treat differently.
 KINDS = "aBéжß東ا9½_-'’\"()<>|#$&+.,!?:;@/\\~*{}[]=🙂\u0301\u200d£\ufe0f"
@@ -149,7 +149,8 @@ class TokenCounter:
         """
         if not self.bounded or "tools" in row or row["kind"] not in ANSWERED:
             return None
-        shape, size = [], 0
+        shape = []
+        size = 0
         for turn in row["messages"]:
             text = turn["content"]
             if len(turn) > 2 and turn.keys() - {"role", "content", "train"}:
@@ -226,7 +227,9 @@ class _Words(dict[str, int]):
     """Cache of the tokens of each word after `before`."""
 
     def __init__(self, before: str, count: Callable[[str], int]) -> None:
-        self.before, self.count, self.characters = before, count, 0
+        self.before = before
+        self.count = count
+        self.characters = 0
 
     def __missing__(self, word: str) -> int:
         if len(self) >= CACHED_WORDS or self.characters >= CACHED_CHARACTERS:

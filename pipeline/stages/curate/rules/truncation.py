@@ -66,7 +66,9 @@ class Truncation:
     """Truncation of rows to `max_tokens` by this counter. `cut` is the end that an answer or a text loses."""
 
     def __init__(self, counter: TokenCounter, max_tokens: int, cut: End) -> None:
-        self.counter, self.max_tokens, self.cut = counter, max_tokens, cut
+        self.counter = counter
+        self.max_tokens = max_tokens
+        self.cut = cut
 
     def fits(self, row: Row) -> bool:
         """Return True if the row is within the budget. Raises `BadRow` as the template does."""
