@@ -310,7 +310,9 @@ def _thoughts(content: dict[str, Any]) -> list[str]:
 def _arguments(words: str, kind: Any) -> dict[str, Any]:
     """Return a call's arguments: the JSON object in the text, or the text below one key."""
     value = object_in(words)
-    return {"code" if kind == "code" else "input": words} if value is None else value
+    if value is not None:
+        return value
+    return {"code" if kind == "code" else "input": words}
 
 
 EXPORT = Export("chatgpt", is_head, read, large_keys=(b'"mapping"', b'"create_time"'))

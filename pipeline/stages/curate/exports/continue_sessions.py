@@ -88,7 +88,9 @@ def _add_outputs(draft: Draft, item: dict[str, Any], answered: set[Any], notes: 
             continue
         stated = state.get("output")
         outputs = [output.get("content") for output in objects(stated)]
-        texts = [stated] if isinstance(stated, str) else [text for text in outputs if isinstance(text, str)]
+        texts = [text for text in outputs if isinstance(text, str)]
+        if isinstance(stated, str):
+            texts = [stated]
         if state.get("status", "done") in ("done", "errored") and texts:
             draft.result(identity, text_of(texts, notes))
 

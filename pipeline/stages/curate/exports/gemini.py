@@ -75,7 +75,8 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
         )
     words = title[begun.end() :]
     names = _attached(value)
-    if attached := ATTACHED.search(words):
+    attached = ATTACHED.search(words)
+    if attached:
         words = words[: attached.start()]
         names = names or ["unnamed"] * int(attached[1])
     yield {"messages": [*user_turn(words, names, notes), {"role": "assistant", "content": answer}]}

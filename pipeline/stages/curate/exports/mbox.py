@@ -128,11 +128,13 @@ def _text(mail: EmailMessage) -> str:
 def _own_words(text: str, notes: Notes) -> str:
     """Return a mail's text without quotations, and without its signature."""
     text = text.replace("\r\n", "\n")
-    if signature := SIGNATURE.search(text):
+    signature = SIGNATURE.search(text)
+    if signature:
         notes["signatures"] += 1
         text = text[: signature.start()]
     quoted = False
-    if forwarded := FORWARDED.search(text):
+    forwarded = FORWARDED.search(text)
+    if forwarded:
         text = text[: forwarded.start()]
         quoted = True
     kept: list[str] = []
