@@ -75,12 +75,13 @@ def _json_schema(schema: Any) -> Any:
         return [_json_schema(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: inner.lower()
-        if key == "type" and isinstance(inner, str) and inner in TYPES
-        else _json_schema(inner)
-        for key, inner in schema.items()
-    }
+    converted = dict[str, Any]()
+    for key, inner in schema.items():
+        if key == "type" and isinstance(inner, str) and inner in TYPES:
+            converted[key] = inner.lower()
+        else:
+            converted[key] = _json_schema(inner)
+    return converted
 
 
 def _add_part(draft: Draft, role: str, part: dict[str, Any], where: str) -> None:

@@ -61,9 +61,9 @@ def reasoning_of_item(item: dict[str, Any]) -> str:
     """Return the reasoning of an item, or its summary if there is none."""
     for key in ("content", "summary"):
         parts = item.get(key)
-        texts = (
-            [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-        )
+        if not isinstance(parts, list):
+            continue
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
         words = "\n\n".join(text for text in texts if isinstance(text, str))
         if words:
             return words

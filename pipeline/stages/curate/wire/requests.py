@@ -67,7 +67,9 @@ def _input(stated: Any) -> list[Any]:
     """Return the turns of `input`: text, items of the Responses API, or the messages of a chat."""
     if isinstance(stated, str):
         return [{"role": "user", "content": stated}]
-    return turns_of_items(stated, "input") if is_items(stated) else need(list, stated, "input", "bad_shape")
+    if is_items(stated):
+        return turns_of_items(stated, "input")
+    return need(list, stated, "input", "bad_shape")
 
 
 def answered(response: Any) -> list[dict[str, Any]]:
