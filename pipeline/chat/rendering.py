@@ -230,7 +230,8 @@ def own_system_prompt(tokenizer: Any) -> str | None:
     None if it puts none, or refuses system turns. The same user's turn is rendered with and without a system
     turn before it. The text that is there without one, between the same markup, is the template's own prompt.
     """
-    question, stated = {"role": "user", "content": "q00000002"}, {"role": "system", "content": "q00000001"}
+    question = {"role": "user", "content": "q00000002"}
+    stated = {"role": "system", "content": "q00000001"}
     try:
         bare = render(tokenizer, [question])
         opening, _, rest = render(tokenizer, [stated, question]).partition(stated["content"])

@@ -174,7 +174,9 @@ def up_to_calls(row: Row) -> Row | None:
     if not calling or not row.get("tools"):
         return None
     end = calling[-1] + 1
-    return row if end == len(turns) else {**row, "id": f"{row['id']}#{end}", "messages": turns[:end]}
+    if end == len(turns):
+        return row
+    return {**row, "id": f"{row['id']}#{end}", "messages": turns[:end]}
 
 
 def is_answerable(row: Row) -> bool:

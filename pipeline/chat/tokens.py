@@ -273,7 +273,8 @@ def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
     there are none.
     """
     begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
-    ids, labels = list(begin), [IGNORED] * len(begin)
+    ids = list(begin)
+    labels = [IGNORED] * len(begin)
     for segment in segments:
         piece: list[int] = tokenizer(segment["text"], add_special_tokens=False)["input_ids"]
         if begin and piece[:1] == begin and len(ids) == 1:

@@ -84,7 +84,8 @@ def need_trainable(tokenizer: Any, owner: str) -> str | None:
 
     Raises `DataError` if no kind can be trained, and if an answer would be trained with its turn's header.
     """
-    if header := trained_header(tokenizer):
+    header = trained_header(tokenizer)
+    if header:
         raise DataError(
             "Q-BASE-038",
             f"the chat template of {owner} opens no answer: with add_generation_prompt it does not write all "

@@ -221,7 +221,8 @@ class CurationStats:
         read = sum(file.rows for file in self.files.values())
         added = sum(file.added for file in self.files.values())
         accepted = sum(file.kept for file in self.files.values())
-        clean, pairs = len(clusters.cluster), len(table) - len(clusters.cluster)
+        clean = len(clusters.cluster)
+        pairs = len(table) - len(clusters.cluster)
         lost = {rule: int((decisions.outcome == outcome).sum()) for outcome, (rule, _) in OUTCOMES.items()}
         reasons = {reason: lost[rule] for rule, reason in OUTCOMES.values() if lost[rule]}
         domains = list(self.domains)
@@ -271,7 +272,8 @@ class CurationStats:
 
         `added` has the rows that rules add, by rule.
         """
-        steps, now = [], read
+        steps = []
+        now = read
         for rule in (*ROW_RULES, *lost, "pairs"):
             rejected = lost.get(rule, self.cleaning.rejected_by[rule])
             after = now - rejected + added.get(rule, 0)

@@ -108,7 +108,8 @@ class Rejected(Exception):
 
     def __init__(self, rule: str, why: BadLine) -> None:
         super().__init__(rule, why)
-        self.rule, self.why = rule, why
+        self.rule = rule
+        self.why = why
 
 
 class FileSettings(NamedTuple):

@@ -29,7 +29,8 @@ def cleaner_arguments(
     root: Path, settings: Curate
 ) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...], Path, str | None]:
     """Return the arguments of `Cleaner` for the project below `root`. Raises `DataError`."""
-    base, lineage = root / "models/base", root / "models/base.json"
+    base = root / "models/base"
+    lineage = root / "models/base.json"
     return (
         settings,
         added_tokens(lineage),
@@ -166,7 +167,8 @@ def _strings_of_rows(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _paragraphs(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    first, paragraph = 0, bytearray()
+    first = 0
+    paragraph = bytearray()
     lines = ((number, line) for number, _, line in read_raw_lines(file, MAX_TEXT_BYTES))
     for number, line in chain(lines, [(0, b"")]):
         if line is None:
@@ -188,7 +190,8 @@ def _paragraphs(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
                     "its words: curate.decontaminate needs UTF-8 (`iconv -t utf-8` converts the file)",
                 ) from None
             yield first, text
-            first, paragraph = 0, bytearray()
+            first = 0
+            paragraph = bytearray()
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -17,7 +17,8 @@ from pipeline.stages.curate.reading.containers import parsed, raw_lines
 from pipeline.stages.curate.reading.fields import EXCHANGE
 
 ROWS_SEEN = 50  # rows of a file whose keys are named
-KEYS_SHOWN, KEY_SHOWN = 8, 40  # keys that are named, and characters of each
+KEYS_SHOWN = 8  # keys that are named
+KEY_SHOWN = 40  # characters of such a key
 
 
 def lacking(stated: Mapping[str, Any] | None, mapped: Counter[str]) -> list[str]:

@@ -132,11 +132,10 @@ def _turns(turns: Mapping[str, int], longest: int = 12) -> str:
 
 
 def _clusters(histogram: Mapping[str, int]) -> str:
-    items = (
-        [(size.replace("-", "–"), clusters) for size, clusters in histogram.items()]
-        if any(histogram.values())
-        else []
-    )
+    if any(histogram.values()):
+        items = [(size.replace("-", "–"), clusters) for size, clusters in histogram.items()]
+    else:
+        items = []
     return bars(
         "clusters",
         "Clusters by size",

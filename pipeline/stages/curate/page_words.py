@@ -44,11 +44,9 @@ RULES = {
 def title(stats: CurationReport) -> str:
     """Return the number of remaining rows in a few words."""
     kept, read = stats.rows_kept, stats.rows_read
-    return (
-        f"{count(kept)} of {plural(read, 'row')} kept"
-        if kept <= read
-        else f"{plural(kept, 'row')} from {count(read)} lines"
-    )
+    if kept <= read:
+        return f"{count(kept)} of {plural(read, 'row')} kept"
+    return f"{plural(kept, 'row')} from {count(read)} lines"
 
 
 def verdict(stats: CurationReport) -> str:
@@ -62,13 +60,15 @@ def verdict(stats: CurationReport) -> str:
     named += [f"{count(others)} for other reasons"] if others else []
     total = sum(rows for rows, _ in lost)
     sentences = [f"Left out: {listed(named)}." if total else "Nothing was left out."]
-    if made := (stats.transform or {}).get("rows_added"):
+    made = (stats.transform or {}).get("rows_added")
+    if made:
         sentences.append(f"Your function made {plural(made, 'more row')} of them.")
     if stats.parts_added:
         sentences.append(f"Splitting long rows added {plural(stats.parts_added, 'row')}.")
     if stats.rows_repeated:
         sentences.append(f"Repeating rows for training added {plural(stats.rows_repeated, 'row')}.")
-    if pairs := (stats.pairs or {}).get("made"):
+    pairs = (stats.pairs or {}).get("made")
+    if pairs:
         sentences.append(f"Scored rows made {plural(pairs, 'pair')}.")
     train, val, test = (stats.splits[split] for split in SPLITS)
     sentences.append(
@@ -81,7 +81,9 @@ def verdict(stats: CurationReport) -> str:
 def warnings(stats: CurationReport) -> list[str]:
     """Return warnings that the user should read before training."""
     sentences = []
-    read, rejected, splits = stats.rows_read, stats.rows_rejected, stats.splits
+    read = stats.rows_read
+    rejected = stats.rows_rejected
+    splits = stats.splits
     if rejected * 5 > read:
         sentences.append(
             f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below "
@@ -101,14 +103,17 @@ def warnings(stats: CurationReport) -> list[str]:
             "preprocess.max_length and is not trained: raise that, or set curate.overlong: truncate."
         )
     for name, file in stats.files.items():
-        if targets := file.get("fields_lacking"):
+        targets = file.get("fields_lacking")
+        if targets:
             sentences.append(f"{name}: no row has what curate.fields maps to {listed(targets)}.")
-        if columns := file.get("left_out_of_texts"):
+        columns = file.get("left_out_of_texts")
+        if columns:
             sentences.append(f"{name}: texts are read without {listed(list(columns)[:COLUMNS_SHOWN])}.")
     if stats.files_without_row:
         number = plural(len(stats.files_without_row), "file gives", "files give")
         sentences.append(f"{number} no row: see the table of files.")
-    if files := sum(stats.files_rejected.values()):
+    files = sum(stats.files_rejected.values())
+    if files:
         sentences.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."
         )
@@ -133,7 +138,8 @@ def length_sentences(length: Mapping[str, int]) -> list[str]:
     """Return sentences on the rows above the token budget, and on what they lost."""
     sentences = []
     left_out, texts = length["exchanges_left_out"], length["texts_cut"]
-    if rows := length["split"]:
+    rows = length["split"]
+    if rows:
         lost = ""
         if left_out:
             lost = f"; {plural(left_out, 'exchange')} that did not fit, or trained nothing, left out"
@@ -141,7 +147,8 @@ def length_sentences(length: Mapping[str, int]) -> list[str]:
             f"{plural(rows, 'row was', 'rows were')} longer than preprocess.max_length and "
             f"{'is' if rows == 1 else 'are'} split{lost}."
         )
-    if rows := length["truncated"]:
+    rows = length["truncated"]
+    if rows:
         lost = listed(
             [
                 *([plural(left_out, "old exchange")] if left_out else []),

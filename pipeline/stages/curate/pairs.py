@@ -132,7 +132,9 @@ def add_pairs(
     spool.append([dump_line(row) for row in preferences])
     more = table[chosen].copy()
     more.key = [int(row["id"], 16) for row in preferences]
-    more.turns, more.kind, more.scored = table.turns[chosen] - 1, PREFERENCE, False
+    more.turns = table.turns[chosen] - 1
+    more.kind = PREFERENCE
+    more.scored = False
     with_pairs = Decisions(
         np.append(decisions.outcome, np.full(len(pairs), KEPT, np.uint8)),
         np.append(decisions.split, decisions.split[chosen]),

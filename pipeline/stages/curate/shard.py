@@ -45,7 +45,8 @@ def work_of(root: Path, settings: Curate, shards: int) -> Work:
 def run(phase: str, item: str, root: Path, settings: Curate) -> None:
     """Run one job ("clean", "3-of-7"). Raises `QuenchError`, also if its inputs have changed meanwhile."""
     shard, shards = parse_item(phase, item)
-    number, work = shard or 0, work_of(root, settings, shards)
+    number = shard or 0
+    work = work_of(root, settings, shards)
     if phase == "plan":
         drop(root, work.shards)  # results of other inputs
         make_plan(root, settings, work, threads=usable_cores() or 1)

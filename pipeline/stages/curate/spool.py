@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
 
-BLOCK_ROWS, BLOCK_BYTES = 1024, 1 << 20
+BLOCK_ROWS = 1024
+BLOCK_BYTES = 1 << 20
 OFFSET = 8  # bytes of an offset
 MOST_OPEN = 128  # files
 Item = TypeVar("Item")
@@ -26,7 +27,8 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file, self.begins = path.open("wb", buffering=1 << 20), _offsets_path(path).open("wb")
+        self.file = path.open("wb", buffering=1 << 20)
+        self.begins = _offsets_path(path).open("wb")
         self.size = 0
         self.begins.write(bytes(OFFSET))
 
@@ -136,7 +138,8 @@ def batches(
     for item in items:
         if batch and (len(batch) == most or held + size(item) > limit):
             yield batch
-            batch, held = [], 0
+            batch = []
+            held = 0
         batch.append(item)
         held += size(item)
     if batch:

@@ -27,7 +27,9 @@ class Workers:
     """
 
     def __init__(self, pool: ProcessPoolExecutor | None, processes: int, state: Any = None) -> None:
-        self.pool, self.processes, self.own = pool, processes, state
+        self.pool = pool
+        self.processes = processes
+        self.own = state
 
     def map(self, work: Callable[[Any, Block], Result], blocks: Iterable[Block]) -> Iterator[Result]:
         """Yield the results in the order of `blocks`, which are read only as fast as results are consumed.
@@ -84,7 +86,8 @@ def _start(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
 
 def _end_with_parent() -> None:
     """Exit this process when its parent is gone (kill -9). Otherwise it would wait for blocks forever."""
-    if parent := multiprocessing.parent_process():
+    parent = multiprocessing.parent_process()
+    if parent:
         wait([parent.sentinel])
         os._exit(1)
 
