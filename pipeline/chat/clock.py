@@ -32,7 +32,7 @@ def without_clock(template: str, day: date) -> str:
     are set first of all. Raises `NotFixed` for a format that is computed.
     """
     moment = datetime(day.year, day.month, day.day)
-    fixed = LITERAL_CALL.sub(lambda found: f"{found[1]}{moment.strftime(found[2])}{found[1]}", template)
+    fixed = LITERAL_CALL.sub(lambda match: f"{match[1]}{moment.strftime(match[2])}{match[1]}", template)
     names, calls = _asked_for(fixed)
     if calls:
         raise NotFixed(

@@ -238,11 +238,11 @@ def own_system_prompt(tokenizer: Any) -> str | None:
     except Unrenderable:
         return None
     head, closing = bare.partition(question["content"])[0], rest.partition(question["content"])[0]
-    own = re.fullmatch(f"{re.escape(opening)}(.*){re.escape(closing)}", head, re.DOTALL)
-    if not opening or not closing or not own:
+    prompt = re.fullmatch(f"{re.escape(opening)}(.*){re.escape(closing)}", head, re.DOTALL)
+    if not opening or not closing or not prompt:
         return None
     # Llama 3.1 has its own words before the place of the system turn.
-    return own[1].strip() or _without_markup(tokenizer, opening)
+    return prompt[1].strip() or _without_markup(tokenizer, opening)
 
 
 def _without_markup(tokenizer: Any, text: str) -> str | None:

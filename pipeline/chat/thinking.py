@@ -105,12 +105,12 @@ def _score(tokenizer: Any, *, is_cut: bool = False) -> _Score:
 @contextmanager
 def _using(tokenizer: Any, template: str) -> Iterator[None]:
     """Give the tokenizer another template for a while."""
-    own = tokenizer.chat_template
+    original = tokenizer.chat_template
     tokenizer.chat_template = template
     try:
         yield
     finally:
-        tokenizer.chat_template = own
+        tokenizer.chat_template = original
 
 
 def _is_served_alike(tokenizer: Any) -> bool:

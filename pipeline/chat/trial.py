@@ -110,7 +110,7 @@ def failures(tokenizer: Any) -> dict[str, Unrenderable]:
         if isinstance(encoded, Unrenderable):
             failed[kind] = encoded
             continue
-        trained = [label for one in encoded for label in one.labels if label != IGNORED]
+        trained = [label for sequence in encoded for label in sequence.labels if label != IGNORED]
         text = tokenizer.decode(trained)
         lost = [
             turn["content"]
@@ -135,9 +135,9 @@ def trained_header(tokenizer: Any) -> str | None:
         return None
     opened, whole = texts
     question = render(tokenizer, [QUESTION])
-    header, found, _ = whole[len(opened) :].partition(ANSWER["content"])
+    header, separator, _ = whole[len(opened) :].partition(ANSWER["content"])
     is_header = opened == question or ANSWER["role"] in header.lower()
-    return header if found and header.strip() and is_header else None
+    return header if separator and header.strip() and is_header else None
 
 
 def base_fault(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
@@ -259,8 +259,8 @@ def _after_answer(tokenizer: Any) -> str | None:
         text = render(tokenizer, [QUESTION, ANSWER])
     except Unrenderable:
         return None
-    _, found, written = text.rpartition(ANSWER["content"])
-    return written.strip() if found else None
+    _, separator, written = text.rpartition(ANSWER["content"])
+    return written.strip() if separator else None
 
 
 def _conversation(tokenizer: Any) -> str | None:

@@ -97,18 +97,18 @@ def _rows(lines: Iterable[bytes | BadLine]) -> Iterator[dict[str, Any]]:
 
 def _what_lacks(stated: Mapping[str, Any], targets: Iterable[str]) -> str:
     fields = fields_of(stated)
-    told = []
+    problems = []
     for target in targets:
         of_row = target in fields.row
         unit = "row" if of_row else "turn"
         if target == ROLES_KEY:
-            told.append(f"no turn has a role or an author that roles names ({', '.join(fields.roles)})")
+            problems.append(f"no turn has a role or an author that roles names ({', '.join(fields.roles)})")
             continue
         source = (fields.row if of_row else fields.turn)[target]
         paths = " or ".join(one_line(path, KEY_SHOWN) for path in paths_of(source))
         constant = " (a constant is written {text: …})" if " " in paths and target == "system" else ""
-        told.append(f"no {unit} has {paths} for {target}{constant}")
-    return listed(told)
+        problems.append(f"no {unit} has {paths} for {target}{constant}")
+    return listed(problems)
 
 
 def _sourced(sources: Mapping[str, Source]) -> list[str]:

@@ -60,9 +60,9 @@ def verdict(stats: CurationReport) -> str:
     named += [f"{count(others)} for other reasons"] if others else []
     total = sum(rows for rows, _ in lost)
     sentences = [f"Left out: {listed(named)}." if total else "Nothing was left out."]
-    made = (stats.transform or {}).get("rows_added")
-    if made:
-        sentences.append(f"Your function made {plural(made, 'more row')} of them.")
+    rows_added = (stats.transform or {}).get("rows_added")
+    if rows_added:
+        sentences.append(f"Your function made {plural(rows_added, 'more row')} of them.")
     if stats.parts_added:
         sentences.append(f"Splitting long rows added {plural(stats.parts_added, 'row')}.")
     if stats.rows_repeated:
@@ -166,9 +166,9 @@ def pairs_sentence(pairs: Mapping[str, Any]) -> str:
     are in none.
     """
     others = [f"{count(rows)} {words(why)}" for why, rows in most(pairs["rows"]) if why != "paired"]
-    made, scored = plural(pairs["made"], "pair"), plural(pairs["scored_rows"], "row")
+    pairs_made, scored = plural(pairs["made"], "pair"), plural(pairs["scored_rows"], "row")
     why = f"; rows in none: {listed(others)}" if others else ""
-    return f"{made} made of {scored} with a reward{why}."
+    return f"{pairs_made} made of {scored} with a reward{why}."
 
 
 def taken_out(rule: str, rows: int) -> str:

@@ -88,8 +88,8 @@ def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
 
 
 def _sample(rows: Rows, index: int) -> dict[str, Any]:
-    said = "\n".join(f"{part.role}: {part.text}" for part in parts(rows.row(index)))  # one turn a line
-    return {"source": rows.source(index), "text": _cut(said)}
+    text = "\n".join(f"{part.role}: {part.text}" for part in parts(rows.row(index)))  # one turn a line
+    return {"source": rows.source(index), "text": _cut(text)}
 
 
 def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
@@ -110,8 +110,8 @@ def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[di
 
 def _answered(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the request that these rows make, and the answer of each."""
-    said = [request_and_answer(row) for row in rows]
-    return {"prompt": _cut(said[0][0]), "answers": [_cut(answer) for _, answer in said]}
+    exchanges = [request_and_answer(row) for row in rows]
+    return {"prompt": _cut(exchanges[0][0]), "answers": [_cut(answer) for _, answer in exchanges]}
 
 
 def _cut(text: str) -> str:

@@ -102,8 +102,8 @@ def write_documents(folder: Path, files: Mapping[str, Path], boilerplate: Hashes
                     file.write(data)
     spill.finish()
     (folder / f"{DOCUMENTS}.json").write_text(json.dumps(places), encoding="utf-8")
-    found = Counter(name for name, *_ in places)
-    return {name: found[name] for name in files}
+    counts = Counter(name for name, *_ in places)
+    return {name: counts[name] for name in files}
 
 
 class Overlaps:

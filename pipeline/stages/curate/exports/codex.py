@@ -154,9 +154,9 @@ def _roll_back(draft: Draft, count: Any, notes: Notes) -> None:
 
 def _row(thread: Thread, notes: Notes) -> Iterator[Conversation]:
     turns = thread.draft.turns
-    said = next((turn["content"] for turn in turns if turn["role"] == "user"), "")
+    first_text = next((turn["content"] for turn in turns if turn["role"] == "user"), "")
     instructions = thread.instructions.strip()
-    if turns and instructions and instructions not in said:  # Some versions repeat them as the user's.
+    if turns and instructions and instructions not in first_text:  # Some versions repeat them as the user's.
         if turns[0]["role"] == "system":
             turns[0]["content"] = joined(instructions, turns[0]["content"])
         else:

@@ -131,7 +131,9 @@ def _asked(inputs: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
 def _answered(outputs: Mapping[str, Any], notes: Notes) -> list[Turn]:
     generations = outputs.get("generations")
     if isinstance(generations, list):
-        flat = [one for some in generations for one in (some if isinstance(some, list) else [some])]
+        flat = [
+            generation for some in generations for generation in (some if isinstance(some, list) else [some])
+        ]
         if len(flat) != 1 or not isinstance(flat[0], dict):
             raise BadLine(
                 "unsupported_field", f"outputs hold {len(flat)} answers: write a row for the right one"

@@ -51,10 +51,10 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     system = next((words for key in SYSTEMS if (words := texts(given.get(key)))), "")
 
     def turns(branch: Sequence[str], notes: Notes) -> list[Turn]:
-        told: list[Turn] = [{"role": "system", "content": system}] if system else []
+        branch_turns: list[Turn] = [{"role": "system", "content": system}] if system else []
         for place in branch:
-            told += _turns(messages[place], notes, is_down=thumbs.get(place) is False)
-        return told
+            branch_turns += _turns(messages[place], notes, is_down=thumbs.get(place) is False)
+        return branch_turns
 
     def is_user(place: str) -> bool:
         return bool(messages[place].get("isCreatedByUser"))

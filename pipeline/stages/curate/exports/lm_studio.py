@@ -34,9 +34,9 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     if not isinstance(value.get("messages"), list):
         raise BadLine("bad_shape", "a chat of LM Studio has a list messages, and this has none")
     turns = _system(value)
-    said = [turn for message in value["messages"] for turn in _turns(message, notes)]
-    if said:
-        yield {"messages": [*turns, *said]}
+    dialogue = [turn for message in value["messages"] for turn in _turns(message, notes)]
+    if dialogue:
+        yield {"messages": [*turns, *dialogue]}
     else:
         notes["empty_conversations"] += 1
 

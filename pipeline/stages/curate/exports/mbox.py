@@ -61,9 +61,11 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
         if known is not None and any(earlier.message.place == place for earlier in threads.get(known, ())):
             notes["messages_repeated"] += 1
             continue
-        thread = next((thread_of[one] for one in (place, *related) if one in thread_of), (*related, place)[0])
-        for one in (place, *related):
-            thread_of.setdefault(one, thread)
+        thread = next(
+            (thread_of[name] for name in (place, *related) if name in thread_of), (*related, place)[0]
+        )
+        for name in (place, *related):
+            thread_of.setdefault(name, thread)
         threads.setdefault(thread, []).append(mail)
     for mails in threads.values():
         messages = [mail.message for mail in sorted(mails, key=_order) if mail.message.words]

@@ -59,10 +59,10 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     system = texts((params if isinstance(params, dict) else {}).get("system")) or texts(chat.get("system"))
 
     def turns(places: Sequence[str], notes: Notes) -> list[Turn]:
-        told: list[Turn] = [{"role": "system", "content": system}] if system else []
+        branch_turns: list[Turn] = [{"role": "system", "content": system}] if system else []
         for place in places:
-            told += _turns(messages[place], notes, is_down=thumbs.get(place) is False)
-        return told
+            branch_turns += _turns(messages[place], notes, is_down=thumbs.get(place) is False)
+        return branch_turns
 
     def is_user(place: str) -> bool:
         return messages[place].get("role") == "user"

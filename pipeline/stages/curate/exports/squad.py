@@ -69,17 +69,17 @@ def _row(context: str, question: Any) -> dict[str, Any] | BadLine:
         return BadLine("bad_shape", "an entry of qas has no question")
     is_impossible = question.get("is_impossible") is True
     listed = [] if is_impossible else question.get("answers")
-    if not isinstance(listed, list) or any(not isinstance(_answer(one), str) for one in listed):
+    if not isinstance(listed, list) or any(not isinstance(_answer(reference), str) for reference in listed):
         return BadLine("bad_shape", "an entry of qas has no list of answers with text")
-    answers = dict.fromkeys(_answer(one).strip() for one in listed)
+    answers = dict.fromkeys(_answer(reference).strip() for reference in listed)
     return {
         "prompt": f"{context.strip()}\n\n{words.strip()}",
         "completion": [answer for answer in answers if answer],
     }
 
 
-def _answer(one: Any) -> Any:
-    return one.get("text") if isinstance(one, dict) else None
+def _answer(answer: Any) -> Any:
+    return answer.get("text") if isinstance(answer, dict) else None
 
 
 EXPORT = Export("squad", is_head, read, large_keys=(b'"data"', b'"paragraphs"'))

@@ -96,11 +96,11 @@ def _preferences(
 
 
 def _preference(chosen: Sequence[str], rejected: Sequence[str], asked: str, reader: Reader) -> dict[str, Any]:
-    told = Counter[str]()  # dropped, because omissions are counted only for the current branch
-    prompt = reader.turns(chosen[: chosen.index(asked) + 1], told)
+    unreported = Counter[str]()  # dropped, because omissions are counted only for the current branch
+    prompt = reader.turns(chosen[: chosen.index(asked) + 1], unreported)
     sides = []
     for branch in (chosen, rejected):
-        turns = reader.turns(branch, told)
+        turns = reader.turns(branch, unreported)
         sides.append([_trained(turn) for turn in turns[len(prompt) :]])
     return {"prompt": prompt, "chosen": sides[0], "rejected": sides[1]}
 

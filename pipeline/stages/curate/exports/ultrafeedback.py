@@ -40,7 +40,10 @@ def _completions(value: Mapping[str, Any]) -> list[Any]:
     if not isinstance(value.get("instruction"), str) or not isinstance(listed, list):
         return []
     are_scored = any(
-        isinstance(one, dict) and "response" in one and (OVERALL in one or FINE in one) for one in listed
+        isinstance(completion, dict)
+        and "response" in completion
+        and (OVERALL in completion or FINE in completion)
+        for completion in listed
     )
     return listed if are_scored else []
 
@@ -52,13 +55,15 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     listed = _completions(value)
     if not listed:
         raise BadLine("bad_shape", "a record of UltraFeedback has an instruction and completions with scores")
-    scored = [_scored(one, f"completions {number}") for number, one in enumerate(listed, start=1)]
-    rated = [one for one in scored if not math.isnan(one.score)]
+    scored = [
+        _scored(completion, f"completions {number}") for number, completion in enumerate(listed, start=1)
+    ]
+    rated = [completion for completion in scored if not math.isnan(completion.score)]
     notes["completions_without_score"] += len(scored) - len(rated)
     if len(rated) < 2:
         raise BadLine("no_preference", "fewer than two completions have a score")
-    best = max(rated, key=lambda one: (one.score, one.fine))
-    worst = min(rated, key=lambda one: (one.score, one.fine))
+    best = max(rated, key=lambda completion: (completion.score, completion.fine))
+    worst = min(rated, key=lambda completion: (completion.score, completion.fine))
     if best.score == worst.score:
         raise BadLine("no_preference", "all completions have the same score")
     if best.fine < worst.fine:
@@ -67,11 +72,11 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     yield {"prompt": value["instruction"], "chosen": best.words, "rejected": worst.words}
 
 
-def _scored(one: Any, where: str) -> Scored:
-    words = one.get("response") if isinstance(one, dict) else None
+def _scored(completion: Any, where: str) -> Scored:
+    words = completion.get("response") if isinstance(completion, dict) else None
     if not isinstance(words, str):
         raise BadLine("bad_shape", f"{where} has no response")
-    return Scored(words, _number(one.get(OVERALL)), _number(one.get(FINE)))
+    return Scored(words, _number(completion.get(OVERALL)), _number(completion.get(FINE)))
 
 
 def _number(value: Any) -> float:

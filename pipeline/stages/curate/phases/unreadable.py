@@ -57,13 +57,13 @@ def _sentence(path: Path, file: FileStats, example: dict[str, Any]) -> str:
 
 def _first_rejects(work: Work, names: list[str]) -> dict[str, dict[str, Any]]:
     """Return the first reject of each file that is more than an empty line."""
-    found: dict[str, dict[str, Any]] = {}
+    rejects: dict[str, dict[str, Any]] = {}
     for entry in chain.from_iterable(map(_entries, work.each("clean"))):
         if entry["file"] in names and entry["reason"] != "blank":
-            found.setdefault(entry["file"], entry)
-            if len(found) == len(names):
+            rejects.setdefault(entry["file"], entry)
+            if len(rejects) == len(names):
                 break
-    return found
+    return rejects
 
 
 def _entries(folder: Path) -> Iterator[dict[str, Any]]:

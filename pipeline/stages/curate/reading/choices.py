@@ -39,18 +39,18 @@ def series_in(names: Sequence[str]) -> tuple[str, ...]:
 
     The names of a series differ by a letter or a number that increases.
     """
-    found = list(_all_series(names))
-    return next(filter(_are_choices, found), found[0] if found else ())
+    all_series = list(_all_series(names))
+    return next(filter(_are_choices, all_series), all_series[0] if all_series else ())
 
 
 def _all_series(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the series among names. Leading zeros of a number are ignored (`option_01`)."""
     stems: dict[str, dict[str, str]] = {}
     for name in names:
-        found = ENDING.fullmatch(name)
-        if found:
-            ending = found["ending"].lstrip("0") or "0"
-            stems.setdefault(found["stem"], {})[ending] = name
+        match = ENDING.fullmatch(name)
+        if match:
+            ending = match["ending"].lstrip("0") or "0"
+            stems.setdefault(match["stem"], {})[ending] = name
     for endings in stems.values():
         for first in FIRST:
             series = tuple(_counted(endings, first))

@@ -174,9 +174,9 @@ class RowMapper:
         if not isinstance(turn, dict) or not self.side_plan:
             return [turn]
         plan = self.side_plan(tuple(turn))
-        said = [(side, read(turn)) for side, read in plan.readers]
-        turns = [{"role": side, "content": words} for side, words in said if words is not None]
-        found.update({side for side, words in said if words is not None})
+        texts = [(side, read(turn)) for side, read in plan.readers]
+        turns = [{"role": side, "content": words} for side, words in texts if words is not None]
+        found.update({side for side, words in texts if words is not None})
         return turns or [turn]
 
     def _turn(self, turn: dict[str, Any], where: str, found: Counter[str]) -> dict[str, Any]:
@@ -256,9 +256,9 @@ def _first_key(
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
         key = ".".join(parts[:length])
-        found = key if key in names else spelled.get(spelling(key))
-        if found is not None:
-            return found, tuple(parts[length:])
+        known_key = key if key in names else spelled.get(spelling(key))
+        if known_key is not None:
+            return known_key, tuple(parts[length:])
     return None, ()
 
 

@@ -198,19 +198,19 @@ def _check_unread(
     if not others:
         return
     turns = [turn for field in TURN_LISTS for turn in content.get(field, ())]
-    said = [turn["content"] for turn in turns]
-    said += [turn["reasoning_content"] for turn in turns if "reasoning_content" in turn]
-    said += [segment["text"] for segment in content.get("segments", ())]
+    texts = [turn["content"] for turn in turns]
+    texts += [turn["reasoning_content"] for turn in turns if "reasoning_content" in turn]
+    texts += [segment["text"] for segment in content.get("segments", ())]
     if "answer" in content:
-        said.append(content["answer"])
-    said += content.get(OTHERS, ())
-    whole = {text.strip() for text in said}
+        texts.append(content["answer"])
+    texts += content.get(OTHERS, ())
+    whole = {text.strip() for text in texts}
     for key in sorted(others):
         stated = value[key]
         plain = isinstance(stated, str) and not is_list(stated)
         strings = (stated.strip(),) if plain else _strings(stated)
         quoted = [words for words in strings if words and words not in whole]
-        if len(quoted) > MOST_QUOTED or not all(any(words in text for text in said) for words in quoted):
+        if len(quoted) > MOST_QUOTED or not all(any(words in text for text in texts) for words in quoted):
             raise BadRow("unsupported_field", f"{key} {UNREAD}")
 
 
@@ -478,13 +478,13 @@ def _is_dialogue(value: Value) -> bool:
     """Return True if `data` is a list of texts by its beginning (as JSON in a table), and no other key
     contains lists or long texts, which the list could belong to.
     """
-    told = value["data"]
+    data = value["data"]
     others = [item for key, item in value.items() if key not in BESIDE_DIALOGUES]
     if any(isinstance(item, list | dict) or (isinstance(item, str) and len(item) >= LONG) for item in others):
         return False
-    if isinstance(told, str):
-        return told.lstrip().startswith('["')
-    return isinstance(told, list) and (not told or isinstance(told[0], str))
+    if isinstance(data, str):
+        return data.lstrip().startswith('["')
+    return isinstance(data, list) and (not data or isinstance(data[0], str))
 
 
 def _dialogue(value: Value, field: str) -> Content:
@@ -625,9 +625,9 @@ def _others(value: Value, answer: str, others: Sequence[str]) -> dict[str, Any]:
     stated = value.get(OTHERS) or []
     if not others and not stated:  # The usual case.
         return {}
-    if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
+    if not isinstance(stated, list) or not all(isinstance(other, str) for other in stated):
         raise BadRow("bad_shape", f"{OTHERS} is not a list of texts")
-    different = [one for one in dict.fromkeys((*others, *stated)) if one != answer]
+    different = [other for other in dict.fromkeys((*others, *stated)) if other != answer]
     return {OTHERS: different} if different else {}
 
 

@@ -49,7 +49,7 @@ def is_trained(item: Mapping[str, Any], role: str, where: str) -> bool:
     Raises `BadRow` for a mark that is not known, for two that contradict each other, and for one that
     requests training of a turn that is not the assistant's.
     """
-    said: dict[bool, str] = {}
+    marks: dict[bool, str] = {}
     for key, value in item.items():
         name = mark_name(key)
         if name is None or _is_missing(value):
@@ -59,10 +59,10 @@ def is_trained(item: Mapping[str, Any], role: str, where: str) -> bool:
             raise BadRow(
                 "unsupported_field", f"{where}: {key} asks to train a turn that is not the assistant's"
             )
-        said[wanted] = key
-    if len(said) > 1:
-        raise BadRow("unsupported_field", f"{where}: {said[True]} and {said[False]} contradict each other")
-    return role != "assistant" or False not in said
+        marks[wanted] = key
+    if len(marks) > 1:
+        raise BadRow("unsupported_field", f"{where}: {marks[True]} and {marks[False]} contradict each other")
+    return role != "assistant" or False not in marks
 
 
 def marks_of(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -237,8 +237,8 @@ def _parsed(reader: _Reader, text: str, place: str) -> Rendered:
     lead = reader.opening.match(opening)
     if lead is None:
         raise _unclear(reader, place, "a marker in it begins no turn of a role that is known")
-    said = (lead[1] or "").strip()
-    turns: list[Turn] = [{"role": "system", "content": said}] if said else []
+    system_text = (lead[1] or "").strip()
+    turns: list[Turn] = [{"role": "system", "content": system_text}] if system_text else []
     ended = True
     for name, content in zip(pieces[::2], pieces[1::2], strict=True):
         if reader.dialect.ends_each and not ended:
@@ -319,9 +319,9 @@ def _turns(reader: _Reader, place: str, name: str, content: str) -> list[Turn]:
     content = content.lstrip("\r\n")  # The first line of code may be indented.
     if reader.dialect.words or name.startswith("["):
         content = content.lstrip()
-    found = [("system", system[1].strip())] if system else []
-    found.append((role, content))
-    return [{"role": role, "content": said} for role, said in found if said or role != "system"]
+    parts = [("system", system[1].strip())] if system else []
+    parts.append((role, content))
+    return [{"role": role, "content": text} for role, text in parts if text or role != "system"]
 
 
 def _need_alternation(reader: _Reader, place: str, turns: list[Turn]) -> None:

@@ -96,21 +96,25 @@ def _header(
     not name them.
     """
     notes["crlf"] += (record or b"").endswith(b"\r\n")
-    found: dict[str, list[str]] = {}
+    cells_by_separator: dict[str, list[str]] = {}
     why = ""
     for separator in separators:
         try:
-            found[separator] = _cells(record, separator, max_bytes, Counter())
+            cells_by_separator[separator] = _cells(record, separator, max_bytes, Counter())
         except BadLine as error:
             if error.code == "not_utf8":
                 raise
             why = why or str(error)
     # A quote inside a name belongs to another separator: a;"b, c" is not separated by commas.
-    likely = (separator for separator, cells in found.items() if len(cells) > 1 and '"' not in "".join(cells))
+    likely = (
+        separator
+        for separator, cells in cells_by_separator.items()
+        if len(cells) > 1 and '"' not in "".join(cells)
+    )
     separator = next(likely, separators[0])
-    if separator not in found:
+    if separator not in cells_by_separator:
         raise BadLine("bad_header", NAMELESS + why)
-    return columns_of(found[separator]), separator
+    return columns_of(cells_by_separator[separator]), separator
 
 
 def columns_of(header: Sequence[str]) -> Columns:

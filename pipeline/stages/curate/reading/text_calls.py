@@ -80,12 +80,12 @@ def find_calls(text: str) -> TextCalls | None:
         return None
     before = text[: start.start(1) if start.re is OPENING else text.index("<function=", start.start())]
     calls: list[dict[str, Any]] = []
-    found: re.Match[str] | None = start
+    tag: re.Match[str] | None = start
     place = start.end()
     try:
-        while found:
-            place = _read_tagged(text, found, calls)
-            found = NEXT.match(text, place) or NEXT_NAMED.match(text, place)
+        while tag:
+            place = _read_tagged(text, tag, calls)
+            tag = NEXT.match(text, place) or NEXT_NAMED.match(text, place)
     except ValueError as error:
         raise NotCalls(str(error), _is_whole(text, before, start)) from None
     if text[place:].strip():
@@ -168,14 +168,14 @@ def split_results(text: str) -> tuple[list[str], str]:
 
 def tagged(text: str, opening: str, closing: str) -> list[str]:
     """Return the text between each pair of tags, if it is not empty."""
-    found: list[str] = []
+    texts: list[str] = []
     end = 0
     while True:
         start = text.find(opening, end)
         end = text.find(closing, start) if start >= 0 else -1
         if end < 0:
-            return found
-        found += filter(None, [text[start + len(opening) : end].strip()])
+            return texts
+        texts += filter(None, [text[start + len(opening) : end].strip()])
 
 
 def is_result(text: str) -> bool:
@@ -185,8 +185,8 @@ def is_result(text: str) -> bool:
 
 def _text_start(text: str, place: int) -> int:
     """Return the place of the first character from a place on that is not white space."""
-    found = BLANK.match(text, place)
-    return found.end() if found else place
+    blank = BLANK.match(text, place)
+    return blank.end() if blank else place
 
 
 def _start(text: str) -> re.Match[str] | None:
@@ -195,10 +195,10 @@ def _start(text: str) -> re.Match[str] | None:
     place = thought.end() if thought else 0
     # The pattern needs to see the end of a thought in front of a tag.
     first = max(place - len("</think>"), 0)
-    found = [*OPENING.finditer(text, first), *NAMED.finditer(text, first)]
+    candidates = [*OPENING.finditer(text, first), *NAMED.finditer(text, first)]
     is_code = False
     counted = place
-    for candidate in sorted(found, key=lambda match: match.start()):
+    for candidate in sorted(candidates, key=lambda match: match.start()):
         fences = FENCE.findall(text, counted, candidate.start() + 1)
         is_code ^= len(fences) % 2 == 1
         counted = max(candidate.start() + 1, place)
@@ -206,7 +206,7 @@ def _start(text: str) -> re.Match[str] | None:
             continue  # an example in a code block
         if candidate.re is NAMED or text[candidate.end() : candidate.end() + 1] in ("{", "["):
             return candidate
-        if candidate is found[0] and not text[place : candidate.start(1)].strip():
+        if candidate is candidates[0] and not text[place : candidate.start(1)].strip():
             closing = CLOSING[candidate[1]]
             if candidate[1] == CODE or (closing and text.rstrip().endswith(closing)):
                 return candidate
@@ -294,10 +294,10 @@ def _literal(node: ast.expr) -> Any:
     match node:
         case ast.Dict(keys=keys, values=values):
             pairs = [(_literal(key), _literal(value)) for key, value in zip(keys, values, strict=True) if key]
-            made = dict(pairs)
-            if len(made) < len(keys) or not all(isinstance(key, str) for key in made):
+            entries = dict(pairs)
+            if len(entries) < len(keys) or not all(isinstance(key, str) for key in entries):
                 raise ValueError("a key is not text, or is there twice")
-            return made
+            return entries
         case ast.List(elts=elements):
             return [_literal(element) for element in elements]
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if (

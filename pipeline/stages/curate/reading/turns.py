@@ -68,7 +68,7 @@ def read_turns(value: Any, field: str) -> list[Turn]:
                 continue
         where = f"{field} {number}"
         if isinstance(item, dict) and has_blocks(item.get("content")):
-            turns += [_turn(one, where) for one in spread(item, where)]
+            turns += [_turn(message, where) for message in spread(item, where)]
         else:
             turns.append(_turn(item, where))
     return turns

@@ -124,28 +124,28 @@ def _read_answer(turn: Turn, place: str, answered: bool, offer: Offer, changes: 
     """
     content = turn["content"]
     try:
-        found = find_calls(content)
+        parsed = find_calls(content)
     except NotCalls as why:
         if why.whole or answered or offer.names:
             raise BadRow("bad_tool_call", f"{place} has a call as text, but {why}") from None
         return turn
-    if found is None:
+    if parsed is None:
         if "tool_calls" in turn:
             return turn
         calls = untagged_calls(content)
         if not calls or not (answered or all(offer.has(_name(call)) for call in calls)):
             return turn
-        found = TextCalls("", calls)
-    is_alone = not THOUGHT.sub("", found.before, count=1).strip()
-    if not (is_alone or answered or all(offer.has(_name(call)) for call in found.calls)):
+        parsed = TextCalls("", calls)
+    is_alone = not THOUGHT.sub("", parsed.before, count=1).strip()
+    if not (is_alone or answered or all(offer.has(_name(call)) for call in parsed.calls)):
         return turn  # an example in an answer about calls
-    calls = [read_call(call, f"{place} call {number}") for number, call in enumerate(found.calls, start=1)]
+    calls = [read_call(call, f"{place} call {number}") for number, call in enumerate(parsed.calls, start=1)]
     stated = turn.get("tool_calls", calls)
     if [call["function"] for call in stated] != [call["function"] for call in calls]:
         raise BadRow("bad_tool_call", f"{place} has tool_calls, and other calls in its text")
     shown = json.dumps([call["function"] for call in calls], ensure_ascii=False)
-    changes.append(Change("calls", place, *excerpts(content, f"{found.before} ‹calls {shown}›".lstrip())))
-    return {**turn, "content": found.before, "tool_calls": stated}
+    changes.append(Change("calls", place, *excerpts(content, f"{parsed.before} ‹calls {shown}›".lstrip())))
+    return {**turn, "content": parsed.before, "tool_calls": stated}
 
 
 def _name(call: dict[str, Any]) -> object:
@@ -166,7 +166,7 @@ def _read_results(turn: Turn, place: str, changes: Changes) -> list[Turn]:
     new: list[Turn] = [{**shared, "role": "tool", "content": result} for result in results]
     if rest:
         new.append({**turn, "content": rest})
-    after = " ".join(f"‹{said['role']}› {said['content']}" for said in new)
+    after = " ".join(f"‹{new_turn['role']}› {new_turn['content']}" for new_turn in new)
     changes.append(Change("calls", place, *excerpts(content, after)))
     return new
 

@@ -17,18 +17,18 @@ def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
     exchanges: list[Turns] = [[]]
     waiting: Turns = []  # system turns that are not assigned to an exchange yet
     has_asked = False
-    said = ""  # role of the last turn that is not a system turn
+    last_role = ""  # role of the last turn that is not a system turn
     for turn in messages[start:]:
         if turn["role"] == "system":
             waiting.append(turn)
             continue
         if turn["role"] == "user":
-            if has_asked and said == "assistant":
+            if has_asked and last_role == "assistant":
                 exchanges.append([])
             has_asked = True
         exchanges[-1] += [*waiting, turn]
         waiting = []
-        said = turn["role"]
+        last_role = turn["role"]
     exchanges[-1] += waiting
     return messages[:start], [exchange for exchange in exchanges if exchange]
 

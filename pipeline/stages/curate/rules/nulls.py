@@ -60,12 +60,12 @@ class Declared:
     @cached_property
     def properties(self) -> dict[str, "Declared"]:
         """Return the properties of an object by name."""
-        found: dict[str, list[Any]] = {}
+        parts_by_name: dict[str, list[Any]] = {}
         for schema in self.schemas:
             properties = schema.get("properties")
             for name, part in properties.items() if isinstance(properties, dict) else ():
-                found.setdefault(name, []).append(part)
-        return {name: Declared(parts, self.root) for name, parts in found.items()}
+                parts_by_name.setdefault(name, []).append(part)
+        return {name: Declared(parts, self.root) for name, parts in parts_by_name.items()}
 
     @cached_property
     def others(self) -> "Declared":
@@ -128,7 +128,7 @@ def _without_nulls(call: dict[str, Any], declared: Mapping[str, Declared]) -> di
 
 def _declared(tools: Sequence[dict[str, Any]]) -> dict[str, Declared]:
     """Return the declared arguments of each tool of a row, by the tool's name."""
-    found = {}
+    declared = {}
     for tool in tools:
         function = tool["function"]
         schema = function.get("parameters", function.get("input_schema"))
@@ -136,8 +136,8 @@ def _declared(tools: Sequence[dict[str, Any]]) -> dict[str, Declared]:
             continue
         if not schema.keys() & {"type", "properties", "$ref", *BRANCHES}:
             schema = {"properties": schema}  # xlam's tools have the arguments' schemas by name.
-        found[function["name"]] = Declared([schema], schema)
-    return found
+        declared[function["name"]] = Declared([schema], schema)
+    return declared
 
 
 def _in_schema(value: Any) -> Any:
@@ -163,12 +163,12 @@ def _in_schema(value: Any) -> Any:
 
 def _alternatives(schemas: Sequence[Any], root: Schema) -> list[Schema]:
     """Return the schemas together with those that they refer to and branch into, each once."""
-    found: list[Schema] = []
+    alternatives: list[Schema] = []
     waiting = [schema for schema in schemas if isinstance(schema, dict)]
     references = set[str]()
     while waiting:
         schema = waiting.pop()
-        found.append(schema)
+        alternatives.append(schema)
         for keyword in BRANCHES:
             branches = schema.get(keyword)
             waiting += [part for part in branches or () if isinstance(part, dict)]
@@ -177,7 +177,7 @@ def _alternatives(schemas: Sequence[Any], root: Schema) -> list[Schema]:
             references.add(reference)
             part = _referred(reference, root)
             waiting += [part] if isinstance(part, dict) else []
-    return found
+    return alternatives
 
 
 def _referred(reference: str, root: Schema) -> Any:

@@ -124,7 +124,7 @@ def _expanded(
         else:
             inner, begun = _prompt(turn, place)
         if inner != [turn]:
-            shown = "\n".join(f"{said['role']}: {said['content']}" for said in inner)
+            shown = "\n".join(f"{inner_turn['role']}: {inner_turn['content']}" for inner_turn in inner)
             changes.append(Change("markup", place, *excerpts(turn["content"], shown)))
         expanded += inner
     return expanded, begun
@@ -143,7 +143,7 @@ def _prompt(turn: Turn, place: str) -> tuple[list[Turn], str | None]:
         whole = rendered.ended or not rendered.dialect.ends_each
         if begun and begun.strip() != THINKS and whole:
             raise BadRow("markup", f"{place} ends with an answer: {REMEDY}")
-    roles = {said["role"] for said in inner}
+    roles = {inner_turn["role"] for inner_turn in inner}
     if not inner or (turn["role"] == "system" and roles != {"system"}):
         raise BadRow("markup", f"{place} holds other turns than its own: {REMEDY}")
     return _with_keys_of(turn, inner, place), begun
@@ -154,15 +154,16 @@ def _answer(turn: Turn, place: str, before: list[Turn], *, alone: bool) -> list[
     content = turn["content"]
     rendered = parse(content, place) if alone else parse_part(content, place)
     if rendered is None:
-        said = without_ends(content)
-        return [turn if said == content else {**turn, "content": said}]
+        text = without_ends(content)
+        return [turn if text == content else {**turn, "content": text}]
     inner = _without_open_header(rendered)
-    if alone and not any(said["role"] == "assistant" for said in inner):
+    if alone and not any(inner_turn["role"] == "assistant" for inner_turn in inner):
         raise BadRow("markup", f"{place} begins like a rendered chat, but has no answer: {REMEDY}")
     if not alone:
         # An answer may repeat its prompt.
-        inner = inner[len(before) :] if inner[: len(before)] == before else inner
-        if not inner or any(said["role"] in ("user", "system") for said in inner):
+        if inner[: len(before)] == before:
+            inner = inner[len(before) :]
+        if not inner or any(inner_turn["role"] in ("user", "system") for inner_turn in inner):
             raise BadRow("markup", f"{place} holds other turns than its own: {REMEDY}")
     return _with_keys_of(turn, inner, place)
 
@@ -180,4 +181,4 @@ def _with_keys_of(turn: Turn, inner: list[Turn], place: str) -> list[Turn]:
     more = {key: turn[key] for key in turn if key not in ("role", "content")}
     if more and len(inner) != 1:
         raise BadRow("markup", f"{place} holds several turns, and {next(iter(more))} is of one: {REMEDY}")
-    return [{**said, **more} for said in inner]
+    return [{**inner_turn, **more} for inner_turn in inner]

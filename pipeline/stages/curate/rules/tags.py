@@ -65,8 +65,8 @@ class Tags:
 def pairs_of(tokens: Iterable[str]) -> dict[str, str]:
     """Return the pairs among the tokens: opening token → closing token."""
     names = {token for token in tokens if not OF_TURNS.fullmatch(token)}
-    found = {}
+    pairs = {}
     for token in sorted(names):
         openings = [SLASHED.sub("", token), END.sub("start", token), END.sub("begin", token)]
-        found.update({opening: token for opening in openings if opening != token and opening in names})
-    return found
+        pairs.update({opening: token for opening in openings if opening != token and opening in names})
+    return pairs

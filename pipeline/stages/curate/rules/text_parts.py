@@ -166,13 +166,13 @@ def kept_end(text: str, limit: int, marks: re.Pattern[str]) -> str:
 
 def _tidy_place(text: str, start: int, reach: int, *, last: bool) -> int:
     """Return the last (or first) of the best places to cut after `start`, at most at `reach`."""
-    found: dict[int, int] = {}
+    places: dict[int, int] = {}
     for kind, place in cuts(text, start, reach):
-        if last or kind not in found:
-            found[kind] = place
+        if last or kind not in places:
+            places[kind] = place
     for kind in (PARAGRAPH, SENTENCE, LINE):
-        if kind in found:
-            return found[kind]
+        if kind in places:
+            return places[kind]
     if last:
         return max(word_ends(text, max(start, reach - LONGEST_WORD), reach), default=reach)
     return next(word_ends(text, start, min(start + LONGEST_WORD, reach)), start)

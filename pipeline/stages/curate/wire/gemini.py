@@ -58,7 +58,7 @@ def tools_of(value: Any) -> list[dict[str, Any]]:
         declared = stated.get("functionDeclarations", stated.get("function_declarations"))
         if not isinstance(declared, list):
             raise BadRow("unsupported_field", f"tools {number} is run by the service, and would be lost")
-        functions += [_function(one) for one in declared if isinstance(one, dict)]
+        functions += [_function(declaration) for declaration in declared if isinstance(declaration, dict)]
     return functions
 
 
@@ -72,7 +72,7 @@ def _function(declared: dict[str, Any]) -> dict[str, Any]:
 def _json_schema(schema: Any) -> Any:
     """Return a schema with the types of JSON Schema, which are in small letters."""
     if isinstance(schema, list):
-        return [_json_schema(one) for one in schema]
+        return [_json_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     converted = dict[str, Any]()
