@@ -64,7 +64,8 @@ def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:
         return
     turns = row["messages"]
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
-    messages = [turn if place == last else read_only(turn) for place, turn in enumerate(turns[: last + 1])]
+    context = [read_only(turn) for turn in turns[:last]]
+    messages = context + turns[last : last + 1]
     yield CHOSEN if row["label"] else REJECTED, None, {"kind": "chat", "messages": messages, **tools}
 
 

@@ -82,9 +82,8 @@ def file_problem(path: Path, name: str, stated: Mapping[str, Any], targets: Iter
 def keys_of_rows(path: Path, name: str) -> list[str]:
     """Return the keys of a file's first rows, in the order in which they appear."""
     lines = raw_lines(path, name, max_line_bytes=1 << 22, notes=Counter())
-    return list(
-        dict.fromkeys(key for row in _rows(line.data for line in islice(lines, ROWS_SEEN)) for key in row)
-    )
+    rows = _rows(line.data for line in islice(lines, ROWS_SEEN))
+    return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def _rows(lines: Iterable[bytes | BadLine]) -> Iterator[dict[str, Any]]:

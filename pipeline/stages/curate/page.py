@@ -71,7 +71,10 @@ def _flow(stats: CurationReport, rejects: Sequence[Mapping[str, Any]]) -> str:
     rule_of = {line["reason"]: line["rule"] for line in rejects}
     steps: list[Step] = []
     for rule in filter(_worked, stats.rules):
-        name, rows_in, lost, changed = (rule[key] for key in ("rule", "rows_in", "rejected", "changed"))
+        name = rule["rule"]
+        rows_in = rule["rows_in"]
+        lost = rule["rejected"]
+        changed = rule["changed"]
         added = rule["rows_out"] - rows_in + lost
         shown = RULES.get(name, (words(name),))[0]
         reasons = [
@@ -124,9 +127,9 @@ def _tokens(tokens: Mapping[str, Any]) -> str:
 def _turns(turns: Mapping[str, int], longest: int = 12) -> str:
     by_number = sorted((int(number), rows) for number, rows in turns.items())
     beyond = sum(rows for number, rows in by_number if number > longest)
-    items = [(str(number), rows) for number, rows in by_number if number <= longest] + (
-        [(f"{longest + 1}+", beyond)] if beyond else []
-    )
+    items = [(str(number), rows) for number, rows in by_number if number <= longest]
+    if beyond:
+        items.append((f"{longest + 1}+", beyond))
     summary = "; ".join(f"{label} {'turn' if label == '1' else 'turns'}: {rows:,}" for label, rows in items)
     return bars("turns", "Rows by number of turns", summary, items)
 

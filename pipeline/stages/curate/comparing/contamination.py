@@ -174,7 +174,8 @@ def _joined(keys: Keys, rows: Rows, is_train: NDArray[np.bool_], is_other: NDArr
     keys, rows, is_train = keys[used], rows[used], is_train[used]
     left, right = np.flatnonzero(is_train), np.flatnonzero(~is_train)
     # The range of other records with the same key, for each training record.
-    first, last = (np.searchsorted(keys[right], keys[left], side) for side in ("left", "right"))
+    first = np.searchsorted(keys[right], keys[left], "left")
+    last = np.searchsorted(keys[right], keys[left], "right")
     partners = np.minimum(last - first, PARTNERS)
     left, right = np.repeat(left, partners), right[spread(first, partners)]
     return np.rec.fromarrays([rows[left], rows[right], keys[left]], CANDIDATE)

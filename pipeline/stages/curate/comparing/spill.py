@@ -34,7 +34,8 @@ class Spill:
         # for each run: the index of the first record of each first byte
         self.runs: list[NDArray[np.int64]] = []
         self.keys, self.rows = np.empty(RUN, KEY), np.empty(RUN, ROW)
-        self.held = self.written = 0  # records in memory, and records in the files
+        self.held = 0  # records in memory
+        self.written = 0  # records in the files
 
     def add(self, keys: Keys, rows: Rows) -> None:
         """Append records. Those of one key are read back in the order in which they were added."""

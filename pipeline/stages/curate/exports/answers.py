@@ -129,7 +129,9 @@ def texts(*values: Any) -> str:
 
 def objects(value: Any) -> list[dict[str, Any]]:
     """Return the objects in a list; none for any other value."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, dict)]
 
 
 def _object(value: Any) -> dict[str, Any] | None:

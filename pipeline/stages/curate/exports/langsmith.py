@@ -131,9 +131,9 @@ def _asked(inputs: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
 def _answered(outputs: Mapping[str, Any], notes: Notes) -> list[Turn]:
     generations = outputs.get("generations")
     if isinstance(generations, list):
-        flat = [
-            generation for some in generations for generation in (some if isinstance(some, list) else [some])
-        ]
+        flat: list[Any] = []
+        for generation in generations:
+            flat += generation if isinstance(generation, list) else [generation]
         if len(flat) != 1 or not isinstance(flat[0], dict):
             raise BadLine(
                 "unsupported_field", f"outputs hold {len(flat)} answers: write a row for the right one"

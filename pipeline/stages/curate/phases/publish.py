@@ -50,7 +50,8 @@ def write(work: Work, shard: int) -> None:
         )
         for spool in spools:
             begin, end = rows.bases[spool : spool + 2]
-            outcomes, sides = (decided[name][begin:end].tobytes() for name in ("outcome", "split"))
+            outcomes = decided["outcome"][begin:end].tobytes()
+            sides = decided["split"][begin:end].tobytes()
             is_repeated = (decided["copies"][begin:end] > 1).tobytes()
             with rows.spools[spool].open("rb", buffering=1 << 20) as lines:
                 for at, line in enumerate(lines):

@@ -22,6 +22,8 @@ def with_authors(why: BadLine, row: Mapping[str, Any], file: str) -> BadLine:
     authors = list(dict.fromkeys(name for name in stated if isinstance(name, str) and name))
     if not authors:
         return why
-    names = ", ".join(safe(name, 60) for name in authors[:SHOWN]) + (", …" if len(authors) > SHOWN else "")
+    names = ", ".join(safe(name, 60) for name in authors[:SHOWN])
+    if len(authors) > SHOWN:
+        names += ", …"
     line = f"curate.fields: {{{quoted(file)}: {{roles: {{{quoted(authors[-1])}: assistant}}}}}}"
     return BadLine(why.code, f"{why}: its authors are {names}; name the one who answers, as in {line}")

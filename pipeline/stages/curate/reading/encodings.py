@@ -42,7 +42,8 @@ def marked(head: bytes) -> str | None:
 
 def unmarked(head: bytes) -> str | None:
     """Return the encoding inferred from zero bytes between ASCII characters, or None."""
-    first, second = (tuple(byte > 0 for byte in part) for part in (head[:4], head[4:HEAD]))
+    first = tuple(byte > 0 for byte in head[:4])
+    second = tuple(byte > 0 for byte in head[4:HEAD])
     return UNMARKED.get(first) if first == second else None
 
 

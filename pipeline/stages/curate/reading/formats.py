@@ -384,7 +384,8 @@ def _preference(value: Value, *sides: str) -> Content:
     better, worse = sides
     if sides in UNDECIDED:
         better, worse = _preferred(value, sides)
-    chosen, rejected = (_side(value, key, prompted=bool(prompt)) for key in (better, worse))
+    chosen = _side(value, better, prompted=bool(prompt))
+    rejected = _side(value, worse, prompted=bool(prompt))
     if chosen == rejected:
         raise BadRow("no_preference", f"{better} and {worse} are the same")
     messages, chosen, rejected = shared_prompt(prompt, chosen, rejected)

@@ -68,6 +68,8 @@ def _is_row(value: dict[str, Any]) -> bool:
 def _are_turns(turns: Any) -> bool:
     if not isinstance(turns, list) or not turns:
         return False
-    return all(
-        isinstance(turn, dict) and any(all(key in turn for key in keys) for keys in TURNS) for turn in turns
-    )
+    return all(map(_is_turn, turns))
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and any(all(key in value for key in keys) for keys in TURNS)

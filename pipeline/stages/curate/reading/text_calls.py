@@ -75,7 +75,9 @@ def find_calls(text: str) -> TextCalls | None:
 
     Raises `NotCalls` for a tag that is not in front of calls, or with text after them.
     """
-    start = _start(text) if any(mark in text for mark in MARKS) else None
+    if not any(mark in text for mark in MARKS):
+        return None
+    start = _start(text)
     if start is None:
         return None
     before = text[: start.start(1) if start.re is OPENING else text.index("<function=", start.start())]

@@ -283,7 +283,8 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     types = ("function", None)
     if function is tool and isinstance(tool.get("input_schema"), dict):
         types = ("custom", None)
-        function = tool = {SCHEMAS.get(key, key): value for key, value in tool.items() if key not in CACHE}
+        tool = {SCHEMAS.get(key, key): value for key, value in tool.items() if key not in CACHE}
+        function = tool
     if not isinstance(name, str) or not name or tool.get("type") not in types:
         raise BadRow("bad_shape", f"{where} is not a function with a name")
     rest = {key: value for key, value in tool.items() if key != "type" and (key, value) != ("function", None)}

@@ -203,9 +203,10 @@ def _tools(block: str) -> list[dict[str, Any]] | None:
     for words in ([block], block.splitlines()):
         try:
             values = [value_of(line.strip()) for line in words if line.strip()]
-            return read_tools(
-                [tool for value in values for tool in (value if isinstance(value, list) else [value])]
-            )
+            tools: list[Any] = []
+            for value in values:
+                tools += value if isinstance(value, list) else [value]
+            return read_tools(tools)
         except ValueError:  # A `BadRow` is one too.
             continue
     return None

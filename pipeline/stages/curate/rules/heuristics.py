@@ -192,7 +192,7 @@ class Judge(NamedTuple):
     rule: Callable[["Curate"], Rule]
 
 
-JUDGES = {  # Order in which they are applied; the name is the rule's in every report.
+JUDGES = {  # in the order in which they are applied; the name is the rule's in every report
     "refusals": Judge(lambda given: "refusals" in given.reject, lambda given: refusals),
     "languages": Judge(lambda given: bool(given.languages), lambda given: languages(tuple(given.languages))),
     "garbage": Judge(lambda given: "garbage" in given.reject, lambda given: garbage),

@@ -124,7 +124,8 @@ class TokenCounter:
         """Return the tokens of segments, counted one by one. A beginning and an end of text are added if the
         text has none, as in `pipeline.chat.tokens.encode_segments`.
         """
-        bos, eos = (self.template.special.get(f"{end}_token", "") for end in ("bos", "eos"))
+        bos = self.template.special.get("bos_token", "")
+        eos = self.template.special.get("eos_token", "")
         begins = (
             bool(bos)
             and self.tokenizer.encode("").tokens[:1] == [bos]
@@ -236,7 +237,8 @@ class _Words(dict[str, int]):
             self.clear()
             self.characters = 0
         self.characters += len(word)
-        self[word] = tokens = self.count(self.before + word)
+        tokens = self.count(self.before + word)
+        self[word] = tokens
         return tokens
 
 
