@@ -84,7 +84,7 @@ def try_templates(templates: Mapping[str, str], owner: str) -> str | None:
 
     Raises `DataError` for one that exceeds the limits. A template may refuse a conversation.
     """
-    # Not at the top: the script imports nothing of the project.
+    # The import is not at the top because the script imports nothing of the project.
     from pipeline.core.child import bound
     from pipeline.core.errors import DataError
 

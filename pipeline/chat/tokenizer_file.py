@@ -65,7 +65,7 @@ def try_tokenizer(folder: Path) -> None:
     Raises `DataError` if it exceeds them. Other errors of the library are raised again when the file is
     loaded.
     """
-    # Not at the top: the script imports nothing of the project.
+    # The import is not at the top because the script imports nothing of the project.
     from pipeline.core.child import bound
     from pipeline.core.errors import DataError
 
@@ -102,7 +102,7 @@ def main() -> None:
             return
     except MemoryError:
         pass
-    except BaseException:  # All exceptions: a panic is not an `Exception`.
+    except BaseException:  # A panic is not an `Exception`.
         return
     sys.stdout.write(TOO_MUCH)
 

@@ -161,7 +161,7 @@ class Cleaner:
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
         rules = {
             "markup": Markup(added_tokens or (), takes_ends="control_tokens" in settings.repair),
-            # After the rule that makes chats of rendered ones, before those that need the template.
+            # Runs after the rule that makes chats of rendered ones, and before those that need the template.
             "base": None if no_chats is None else OnlyTexts(no_chats),
             "calls": ReadCalls(None if base is None else self.template),
             "nulls": drop_nulls,

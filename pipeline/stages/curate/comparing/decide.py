@@ -118,7 +118,7 @@ def _split_groups(decisions: Decisions, table: Table, group: NDArray[np.int32], 
     its split when rows are added, and test is the same for any `val_fraction`.
     """
     kept = np.flatnonzero(decisions.outcome == KEPT)
-    # For every group with kept rows: its label, the first of these rows, their number, and the smallest key.
+    # Each group with kept rows has a label, the first of these rows, their number, and the smallest key.
     leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
     lowest = np.full(len(group), np.iinfo(np.uint64).max)
     np.minimum.at(lowest, group, table.key)

@@ -51,7 +51,7 @@ PERMUTATIONS = 128
 FOUND = 0.98  # wanted probability that a pair exactly at the threshold is compared at all
 SEED = 42
 CHANCE = 1 / 256  # probability that 8 bits of different hashes are equal
-# For the record: another version may decide otherwise for pairs near the threshold.
+# Recorded because another version may decide otherwise for pairs near the threshold.
 ALGORITHM = f"rensa R-MinHash {rensa.RMinHash.ALGORITHM_VERSION}"
 
 

@@ -31,7 +31,7 @@ class Spill:
     def __init__(self, folder: Path, name: str) -> None:
         self.keys_path, self.rows_path = folder / f"{name}.keys", folder / f"{name}.rows"
         self.runs_path = folder / f"{name}.npy"
-        # for each run: the index of the first record of each first byte
+        # Index of the first record of each first byte, for each run.
         self.runs: list[NDArray[np.int64]] = []
         self.keys, self.rows = np.empty(RUN, KEY), np.empty(RUN, ROW)
         self.held = 0  # records in memory

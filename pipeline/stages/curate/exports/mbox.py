@@ -90,7 +90,7 @@ def _mail(number: int, data: Any, notes: Notes) -> tuple[Mail, list[str]]:
         time = _seconds(str(parsed.get("Date", "")))
         text = _text(parsed)
         attached = sum(1 for _ in parsed.iter_attachments())
-    except Exception as error:  # For a damaged mail the library raises any exception.
+    except Exception as error:  # The library raises any exception for a damaged mail.
         raise BadLine("bad_shape", f"the mail can't be read ({type(error).__name__})") from None
     if not address and not ids:
         raise BadLine("bad_shape", "this is no mail: it has neither From nor Message-ID")

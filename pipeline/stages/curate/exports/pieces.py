@@ -52,6 +52,6 @@ def _exchanges(turns: list[Any]) -> Iterator[tuple[list[Any], int]]:
             exchange = []
             size = 0
         exchange.append(turn)
-        size += len(orjson.dumps(turn)) + 1  # and a comma
+        size += len(orjson.dumps(turn)) + 1  # 1 for a comma
     if exchange:
         yield exchange, size

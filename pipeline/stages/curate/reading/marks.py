@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.chat.rows import BadRow
 
-# The known marks, in words joined by `_`. If the value is set, the turn is trained; otherwise it is not.
-# `mask` is not among them, because it is used with both meanings.
+# The known marks, in words joined by `_`. If a mark of the first list is set, the turn is trained. If one of
+# the second list is set, it is not. `mask` is not among them, because it is used with both meanings.
 TRAINED = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_mask")
 SKIPPED = ("masked", "ignore", "ignored", "ignore_loss")
 MEANINGS = dict.fromkeys(TRAINED, True) | dict.fromkeys(SKIPPED, False)

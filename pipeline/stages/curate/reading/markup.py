@@ -104,7 +104,7 @@ DIALECTS = (
         ("<|end|>", "<|return|>"),
         r"<\|(?:start|channel|message|call|constrain)\|>",
     ),
-    Dialect(  # also TinyLlama, Tulu, GLM and OpenAssistant
+    Dialect(  # dialect of TinyLlama, Tulu, GLM and OpenAssistant too
         "Phi or Zephyr",
         rf"<\|(?:{BARS})\|>",
         rf"<\|({BARS})\|>",

@@ -46,7 +46,7 @@ def workbook_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> 
         yield from _sheet_rows(book, formulas, max_bytes, notes)
     except BadLine:
         raise
-    except Exception as error:  # For a damaged file the libraries raise any exception.
+    except Exception as error:  # The libraries raise any exception for a damaged file.
         raise BadLine(
             "broken_container", f"openpyxl can't read this workbook further ({type(error).__name__})"
         ) from None

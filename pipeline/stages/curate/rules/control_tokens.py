@@ -141,13 +141,13 @@ def _folds() -> tuple[dict[str, str], re.Pattern[str]]:
     The pattern is faster than `str.translate` if a text has few of them.
     """
     folds = {chr(point): "" for point in IGNORABLE}
-    for point in range(0x80, 0x20000):  # Above are ideographs only.
+    for point in range(0x80, 0x20000):  # Characters above are ideographs only.
         char = chr(point)
         if point in IGNORABLE or not unicodedata.decomposition(char):
             continue
         shown = "".join(part for part in unicodedata.normalize("NFKC", char) if ord(part) not in IGNORABLE)
         if shown != char:
             folds[char] = shown
-    # All above U+FFFF: `re` compares characters with the listed ones one by one.
+    # Characters above U+FFFF are one range, because `re` compares with the listed ones one by one.
     listed = "".join(re.escape(char) for char in sorted(folds) if char <= "\uffff")
     return folds, re.compile(f"[{listed}\U00010000-\U0010ffff]")

@@ -99,7 +99,7 @@ class Length:
                 return [row]
             if tokens <= EXACT * self.max_tokens:
                 described = f"{tokens:,} tokens"
-        elif splits:  # No need to count: a turn has at least one token.
+        elif splits:  # Counting is not needed: a turn has at least one token.
             self._check_cost([" ".join(map(text_of, row["messages"]))])
         if not splits:
             raise BadRow("over_budget", f"{described}, the budget is {self.max_tokens:,}")
@@ -147,7 +147,7 @@ class Length:
 
         def part(start: int, end: int) -> Row:
             segments = [row["segments"][0] | {"text": text[start:end]}]
-            # Without an end of text, which the tokenizer puts after a last segment that is trained.
+            # An empty segment prevents an end of text, which the tokenizer puts after a trained last segment.
             goes_on = end < len(text) or len(row["segments"]) > 1
             return row | {"segments": [*segments, {"text": "", "train": False}] if goes_on else segments}
 

@@ -31,7 +31,7 @@ _SLASHES = r"\\++(?:u005[cC])*"
 _JSON = re.compile(
     rf"(?<!\\){_SLASHES}(?:(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{{2}}){_SLASHES}(?=u[dD][c-fC-F]))?u(?P<unit>[0-9a-fA-F]{{4}})|/)"
 )
-_JSON_URL_HTML = re.compile(  # also `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml;`
+_JSON_URL_HTML = re.compile(  # adds `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml;`
     rf"{_JSON.pattern}|%(?:[0-7][0-9a-fA-F]|[c-fC-F][0-9a-fA-F](?:%[89abAB][0-9a-fA-F]){{1,3}})"
     r"|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}[0-9]{0,2});"
 )

@@ -47,7 +47,7 @@ class Tags:
 
     def check(self, text: str, place: str) -> None:
         """Raise `BadRow` unless each tag has its other half, and no tag of a thought is left."""
-        open_tags: dict[str, bool] = {}  # open tags by closing tag
+        open_tags: dict[str, bool] = {}  # closing tag → True if its pair is open
         for tag in self.tag.findall(CODE.sub("", text)):
             if self.thinks and tag in FOR_ANY_BASE:
                 raise BadRow(

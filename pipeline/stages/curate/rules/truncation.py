@@ -83,7 +83,7 @@ class Truncation:
         texts = self._rendered(row)
         if sum(map(self.counter.at_least, texts)) > self.max_tokens:
             return self.max_tokens + 1
-        if sum(map(self.counter.counting_cost, texts)) > MOST_COST:  # Far longer than any budget.
+        if sum(map(self.counter.counting_cost, texts)) > MOST_COST:  # The row is far longer than any budget.
             return self.max_tokens + 1
         if row["kind"] == "text":
             return self.counter.count_row(row, self.max_tokens)
@@ -215,7 +215,8 @@ class Truncation:
         last = texts[-1]
         is_cut_off = last.field == "segments" and last.cut == "end" and len(last.text) > limit
         if is_cut_off and last.number + 1 == len(row["segments"]):
-            # Without an end of text, which the tokenizer puts after a last segment that is trained.
+            # The empty segment prevents an end of text, which the tokenizer puts after a last segment that is
+            # trained.
             changed["segments"].append({"text": "", "train": False})
         return row | changed
 
