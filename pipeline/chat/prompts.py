@@ -126,11 +126,15 @@ def _without_ends_cut_off(tokenizer: Any, row: Row, encoded: Encoded, labels: li
 
 def _only_held(tokenizer: Any, row: Row) -> Encoded:
     """Return the row with labels on exactly those turns that are only read."""
-    other = [
-        message | {"train": message.get("train") is False} if message["role"] == "assistant" else message
-        for message in row["messages"]
-    ]
+    other = [_with_opposite_mark(message) for message in row["messages"]]
     ((_, encoded),) = encode(tokenizer, [row | {"messages": other}])
     if isinstance(encoded, Unrenderable):
         raise encoded
     return encoded[0]
+
+
+def _with_opposite_mark(turn: Message) -> Message:
+    """Return the turn, trained if it is the assistant's and the row only reads it."""
+    if turn["role"] != "assistant":
+        return turn
+    return turn | {"train": turn.get("train") is False}

@@ -237,7 +237,8 @@ def own_system_prompt(tokenizer: Any) -> str | None:
         opening, _, rest = render(tokenizer, [stated, question]).partition(stated["content"])
     except Unrenderable:
         return None
-    head, closing = bare.partition(question["content"])[0], rest.partition(question["content"])[0]
+    head = bare.partition(question["content"])[0]
+    closing = rest.partition(question["content"])[0]
     prompt = re.fullmatch(f"{re.escape(opening)}(.*){re.escape(closing)}", head, re.DOTALL)
     if not opening or not closing or not prompt:
         return None

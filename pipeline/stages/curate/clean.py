@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from pipeline.chat.rows import OTHERS, BadRow, Kind, Row, completed, row_id
 from pipeline.config.sections import Curate
@@ -159,6 +159,9 @@ class Cleaner:
         }
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
+        repair_mode: Literal["neutralize", "reject"] = "reject"
+        if "control_tokens" in settings.repair:
+            repair_mode = "neutralize"
         rules = {
             "markup": Markup(added_tokens or (), takes_ends="control_tokens" in settings.repair),
             # Runs after the rule that makes chats of rendered ones, and before those that need the template.
@@ -171,11 +174,7 @@ class Cleaner:
             "turns": turns("repair" if "turns" in settings.repair else "reject", self.is_shown),
             "tags": Tags(added_tokens) if added_tokens is not None else None,
             **{name: judge.rule(settings) for name, judge in JUDGES.items() if judge.wanted(settings)},
-            "control_tokens": ControlTokens(
-                added_tokens, "neutralize" if "control_tokens" in settings.repair else "reject"
-            )
-            if added_tokens is not None
-            else None,
+            "control_tokens": ControlTokens(added_tokens, repair_mode) if added_tokens is not None else None,
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
         self.of_file = lru_cache(KNOWN_FILES)(self.settings_of)

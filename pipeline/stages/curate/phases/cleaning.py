@@ -41,7 +41,11 @@ DISK_FACTOR = 4  # multiple of the raw bytes: clean rows, features, outputs.
 BLOCK = 1 << 20  # bytes read at a time
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
 BLOCK_LINES = 4096  # raw lines that a worker gets at a time
-PLAN, FACTS, REJECTS, CHANGES, STATS = "plan.json", "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
+PLAN = "plan.json"
+FACTS = "facts"
+REJECTS = "rejects.jsonl"
+CHANGES = "changes.jsonl"
+STATS = "stats.json"
 
 
 # file names of each shard, and the part of the file (None: the entire file)

@@ -54,7 +54,10 @@ from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
 
 TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 BARS = 32  # most bars of the token histogram
-REPORT, SAMPLES, LEAKS, CLUSTERS = "report.json", "samples.json", "leaks.jsonl", "clusters.jsonl"
+REPORT = "report.json"
+SAMPLES = "samples.json"
+LEAKS = "leaks.jsonl"
+CLUSTERS = "clusters.jsonl"
 DECIDED = "decided.npy"  # an entry for each row, and for each pair
 DECISION = np.dtype(
     [("outcome", "u1"), ("split", "u1"), ("duplicate_of", "i4"), ("copies", "i4"), ("similarity", "f4")]

@@ -34,7 +34,8 @@ from pipeline.stages.curate.samples import SHOWN
 from pipeline.stages.curate.spool import Rows, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
 
-GUARDED, BOILERPLATE = "guarded.json", "boilerplate.npz"
+GUARDED = "guarded.json"
+BOILERPLATE = "boilerplate.npz"
 FIRST = "first.npy"  # first row with the same content, for every row
 ANSWERS = "answers.json"
 EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
