@@ -1,15 +1,11 @@
-"""The key of a stage's code, on which rules and DVC's stages depend instead of a list of modules.
+"""The key of a stage's code, which rules and DVC's stages depend on instead of a list of modules.
 
     python -m pipeline code       writes .quench/code/STAGE.key for every stage
 
-A key has a line for each file of which the stage's own module reaches a definition (`Package`): a hash of
-those that it reaches. A definition's hash is that of its syntax tree: comments, docstrings and layout change
-no key, and no stage runs again. The code that only one method of training uses has a key of its own: the key
-that `train.method` chooses is next to train's, so an edit of GRPO's code, or of `train.grpo`, makes no
-supervised training run again.
-
-No check of `params.yaml` is in a key, because nothing runs with a file that it refuses. Each section from
-which a stage reads a value is in it, because the section computes the values.
+A key has a line for each file that the stage's own module needs (`pipeline.workflow.imports`): a hash of it
+without comments and docstrings. So an edit runs those stages again whose code imports the file, except
+plumbing, which is named there. What a method of training does its own way has a key of its own: the key that
+`train.method` chooses is next to train's, so an edit of GRPO's code trains no supervised run again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,14 +13,14 @@ from pathlib import Path
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.core.errors import MachineError
-from pipeline.workflow.package import Package
-from pipeline.workflow.sources import write_whole
-from pipeline.workflow.syntax import ROOT
+from pipeline.workflow.imports import ROOT, Package, write_whole
 
 CODE = "code"  # DVC's first stage, which writes the keys
 FOLDER = f".quench/{CODE}"  # output of stage code
 SETTINGS = "settings"  # the stage that writes the settings in effect
-SETTINGS_MODULE = f"{ROOT}.config.params"  # defines all that it writes: the keys and their defaults
+# which define all that it writes: the keys and their defaults
+SETTINGS_MODULES = (f"{ROOT}.config.params", f"{ROOT}.config.sections")
+PAGES = f"{ROOT}.pages"  # what stage report's product is made of
 LOCK = "params.lock.yaml"  # output of stage settings
 
 

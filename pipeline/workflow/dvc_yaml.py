@@ -18,10 +18,10 @@ from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.publish import write_text
 from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
+from pipeline.workflow.imports import ROOT
 from pipeline.workflow.ledger import graph_stages
 from pipeline.workflow.project import is_project
 from pipeline.workflow.stages import TABLE, Plot, Stage, stages_in, table
-from pipeline.workflow.syntax import ROOT
 
 HEADER = """\
 # The graph of {graph} for DVC, written by `quench config graph`: the stages are {of_code}

@@ -24,8 +24,8 @@ from pipeline.workflow.cluster import forget, is_remote
 from pipeline.workflow.code_keys import FOLDER, key_file
 from pipeline.workflow.dvc_project import lock_record
 from pipeline.workflow.hashes import stamps
+from pipeline.workflow.imports import Package
 from pipeline.workflow.ledger import entry_of, inputs_of, params_of
-from pipeline.workflow.package import Package
 from pipeline.workflow.settings import lock_values
 from pipeline.workflow.stages import Values, code_of_stages, users
 

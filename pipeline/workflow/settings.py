@@ -23,8 +23,8 @@ from pipeline.core.publish import publishing, unwritable
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import LOCK, SETTINGS
+from pipeline.workflow.imports import write_whole
 from pipeline.workflow.ledger import entry_of, params_of
-from pipeline.workflow.sources import write_whole
 from pipeline.workflow.stages import DERIVED, Values, stages_in, values_of
 
 MOST_NAMED = 8

@@ -17,7 +17,7 @@ from pipeline.core.hashing import json_hash
 from pipeline.core.publish import remove
 from pipeline.workflow.code_keys import stage_module
 from pipeline.workflow.hashes import stamps
-from pipeline.workflow.package import Package
+from pipeline.workflow.imports import Package
 
 FOLDER = "data/.shards"
 KEY = "key"  # a file in each folder: a hash of its sources

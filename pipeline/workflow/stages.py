@@ -18,7 +18,14 @@ from pipeline.config.sections import Graph
 from pipeline.config.text import value_at
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
-from pipeline.workflow.code_keys import SETTINGS, SETTINGS_MODULE, key_files, method_module, stage_module
+from pipeline.workflow.code_keys import (
+    PAGES,
+    SETTINGS,
+    SETTINGS_MODULES,
+    key_files,
+    method_module,
+    stage_module,
+)
 from pipeline.workflow.shards import DIVIDED, made_of, option
 
 TABLE = resource("graphs/stages.yaml")
@@ -171,7 +178,8 @@ def code_of_stages() -> dict[str, list[str]]:
     """
     stages = {name: stage_modules(name) for name in table().stages}
     methods = {f"train.{method}": [method_module(method)] for method in METHODS}
-    return stages | methods | {SETTINGS: [SETTINGS_MODULE]}
+    report = [*stages["report"], PAGES]
+    return stages | methods | {"report": report, SETTINGS: [*SETTINGS_MODULES]}
 
 
 def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> Iterator[Rule]:

@@ -22,7 +22,7 @@ from pipeline.core.units import size_text
 from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
 from pipeline.workflow.code_keys import method_module
-from pipeline.workflow.package import Package
+from pipeline.workflow.imports import Package
 from pipeline.workflow.stages import TABLE, stage_modules, stages_in, values_of
 
 STAGE = "train"
