@@ -210,8 +210,8 @@ def _weight_norm(weight: Entry | GgufTensor | None, tensor: str, base: Path) -> 
         )
     step = max(1, BLOCK // weight.columns)
     read = partial(_rows, weight) if isinstance(weight, Entry) else weight.values
-    squares = 0.0
+    squares = []
     for first in range(0, weight.rows, step):
-        values = read(first, min(first + step, weight.rows))
-        squares += float(np.sum(np.square(values, dtype=np.float64)))
-    return math.sqrt(squares)
+        last = min(first + step, weight.rows)
+        squares.append(float(np.sum(np.square(read(first, last), dtype=np.float64))))
+    return math.sqrt(sum(squares))  # From Python 3.12 on, `sum` is more exact than repeated addition.
