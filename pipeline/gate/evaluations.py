@@ -109,7 +109,7 @@ class RowSums(Shape):
 
 
 class Serving(Shape):
-    """Memory and time of serving, and the settings they were measured at."""
+    """Memory of serving, and the settings that it was measured at."""
 
     ctx_size: Count | None = None
     parallel: Count | None = None

@@ -147,7 +147,9 @@ def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
 
 
 def could_fall(score: float | None, max_task_drop: float) -> bool:
-    """Return True if a score (0 to 1) of the 16-bit model can be lost entirely within the drop (points)."""
+    """Return True if a score (0 to 1) of the 16-bit model is so high that more than the drop (points) can be
+    lost of it.
+    """
     return score is not None and 100 * score > max_task_drop + TOLERANCE
 
 
