@@ -152,8 +152,8 @@ def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
 def inputs_below(root: Path, inputs: Iterable[Path] = ()) -> Iterator[None]:
     """Turn a missing file below the folders of artifacts into the error of `absent` instead of a traceback.
 
-    So is any exception of a library if one of the `inputs` is missing by then: DVC may have removed it
-    meanwhile.
+    Do the same with any exception of a library if one of the `inputs` is missing by then: DVC may have
+    removed it meanwhile.
     """
     present = [path for path in inputs if path.exists()]
     try:

@@ -124,8 +124,8 @@ def write_drawn(
     the part `share` of `general`, the rest of train.jsonl in `final`, each replacing what the other lacks.
     Return the number of each, and the outcome of `general`.
 
-    The original answers every row before it is learned from, also rows that no step would reach. Raises
-    `DataError` if no row can be learned from, or none of `general`.
+    The size is limited because the original answers every row before it is learned from: it would also
+    answer rows that no step reaches. Raises `DataError` if no row can be learned from, or none of `general`.
     """
     source = learnable(final / "train.jsonl", target.with_name("train-wanted.jsonl"))
     lines = shuffled(source, seed)

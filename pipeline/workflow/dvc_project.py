@@ -87,7 +87,7 @@ def _sentence(error: Exception) -> str:
 
 
 def check_record(repo: Any) -> None:
-    """Raise `MachineError` if a separate `dvc repro` writes outputs.
+    """Raise `MachineError` if a `dvc repro` that is still running writes outputs.
 
     Set a `dvc.lock` aside that a kill cut short.
 

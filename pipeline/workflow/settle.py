@@ -73,7 +73,7 @@ def reuse(stage: str, root: Path, *, allowed: bool = False) -> bool:
 
     Return False if it has to run.
 
-    It has to if anything that it depends on differs from its record, if the cache lacks an output, and if
+    It has to if anything that it depends on differs from its record, if the cache lacks an output, or if
     reuse was not allowed (by `REUSE` or the caller; DVC itself does the same with its own runs). Raises
     `ToolError` with DVC's words.
     """
