@@ -31,8 +31,9 @@ Row = dict[str, Any]
 class Encoded:
     """A sequence of token ids and its labels, both of length T. A label is the id itself or `IGNORED`.
 
-    `part` is the number (from 1) of the trained turn if the row is unfolded, or of the answer. Otherwise the
-    sequence is the entire row. `role` is 1 for an answer that is preferred, -1 for one that is not.
+    `part` is the number (from 1) of the trained turn if the row is unfolded, or the name of the answer if the
+    row is a pair. Otherwise it is None, and the sequence is the entire row. `role` is 1 for an answer that is
+    preferred, -1 for one that is not.
     """
 
     ids: list[int]
