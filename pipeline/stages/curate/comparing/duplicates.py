@@ -27,7 +27,9 @@ from pipeline.stages.curate.comparing.sketched import (
 )
 from pipeline.stages.curate.comparing.spill import Spill, groups_of
 
-ROUNDS = 32  # rounds of splitting rows that are no longer similar; after these the clusters stay as they are
+# Rounds of splitting rows that are not similar to their best row. After these, each that is left is a cluster
+# of its own.
+ROUNDS = 32
 # Bars of the histogram of cluster sizes: label → smallest size in the bar.
 SIZES = {"2": 2, "3": 3, "4-7": 4, "8-15": 8, "16+": 16}
 Edges = tuple[Pairs, Pairs]  # pairs to unite in one cluster, and pairs to unite in one group
@@ -112,7 +114,7 @@ def first_rows(keys: Spill, rows: int) -> Labels:
 def _around_best(
     sketched: Sketched, cluster: Labels, first: Labels, threshold: float
 ) -> tuple[Labels, NDArray[np.float32]]:
-    """Return the best row that every row is similar to, and the similarity.
+    """Return for each row the best row of its set, which it is similar to, and their similarity.
 
     Sets grow by chains, and the ends of a chain may have little in common. So rows that are not similar to
     the best row of their set make a set of their own with its own best row, until all are similar to theirs.

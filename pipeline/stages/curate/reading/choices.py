@@ -35,7 +35,8 @@ def _are_choices(series: Sequence[str]) -> bool:
 
 
 def series_in(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the first series among the names that has names of choices; none if there are too few.
+    """Return the first series among the names that has names of choices, otherwise the first of all; none if
+    there are too few names.
 
     The names of a series differ by a letter or a number that increases.
     """

@@ -591,8 +591,8 @@ FORMAT_KEYS = frozenset(chain(*(keys for keys, _ in GROUPS)))
 
 
 def _chat(value: Value, turns: list[Turn], others: Sequence[str] = ()) -> Content:
-    """Return the content of a conversation. A label makes it feedback, a missing answer a prompt. A score is
-    kept.
+    """Return the content of a conversation. A label makes it feedback, and an `answer` that the turns lack
+    makes it a prompt. A score is kept.
 
     `others` are the answers that are accepted in addition to the last turn.
     """

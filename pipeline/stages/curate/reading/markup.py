@@ -49,7 +49,7 @@ class Dialect(NamedTuple):
     header: str  # beginning of a turn; its group is the role
     ends: tuple[str, ...] = END_TOKENS  # ends of a turn, as plain text
     marks: str = r"(?!)"  # further markers, which no turn may contain
-    ends_each: bool = True  # False if only the last turn may lack its end
+    ends_each: bool = True  # True if only the last turn may lack its end
     words: bool = False  # True if the markers are plain words
     opening: str = "()"  # text in front of the first turn; its group is a system turn
 
