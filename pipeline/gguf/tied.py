@@ -19,7 +19,7 @@ HEAD, EMBEDDINGS = HEADS
 # A row may differ by this many times the rounding error of the two types. In the official Q4_K_M of
 # Qwen2.5-Coder-0.5B-Instruct (Q8_0 and Q5_0) the farthest of 151,936 rows differs by 1.08 times.
 SLACK = 1.25
-# Relative RMSE of the coarsest types that can be compared, those of 4 bits. Types below hide too much by
+# Relative RMSE of the coarsest types that can be compared, those of 4 bits. Fewer bits hide too much by
 # rounding.
 COARSEST = 0.13
 

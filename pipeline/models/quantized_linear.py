@@ -79,7 +79,7 @@ class QuantizedMatmul(torch.autograd.Function):
     def backward(
         ctx: Any, upstream: torch.Tensor
     ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
-        """Return the gradients of x, upstream W, and of the bias if it trains."""
+        """Return the gradients of x (upstream · W) and of the bias if it trains."""
         (quantized,) = ctx.saved_tensors
         columns = columns_of(ctx.ggml_type, quantized.shape[1])
         of_bias = upstream.sum(0) if ctx.needs_input_grad[2] else None

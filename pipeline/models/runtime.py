@@ -87,8 +87,8 @@ def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> list[
 
 
 def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield the results of `side_by_side` as they come. At most two per core are being computed or waiting.
-    For use in `one_thread`.
+    """Yield the results of `side_by_side` one by one, in order. At most two per core are being computed or
+    waiting. For use in `one_thread`.
     """
     cores = usable_cores() or 1
     waiting: deque[Future[Result]] = deque()

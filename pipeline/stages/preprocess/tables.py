@@ -7,7 +7,8 @@ second turn of an unfolded row, `ID#chosen` an answer of a pair), `roles` (int8,
 preferred, -1 not preferred, 0 learned as it is) and `weights` (float32, for each sequence: the factor of its
 loss).
 
-The functions are copied, so that training depends on all of data/tokens and on nothing else.
+The functions are copied, so that the hash of data/tokens covers all the data that training depends on, and
+nothing else.
 """
 
 import shutil
