@@ -67,7 +67,7 @@ def run(
     if targets[:1] == ["sweep"]:
         if len(targets) == 1 or settings:
             raise typer.BadParameter("give one SPACE and no settings: quench run sweep space.yaml")
-        from pipeline.commands.sweep.command import main, name_of
+        from pipeline.extras.sweep.command import main, name_of
 
         space = Path(targets[1])
         options = [word for word in rest if word not in ("sweep", targets[1])]

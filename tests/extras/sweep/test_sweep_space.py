@@ -44,6 +44,6 @@ def test_what_can_not_be_searched_is_refused(
 
 
 def test_without_optuna_a_sweep_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.commands.sweep.command.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.extras.sweep.command.find_spec", lambda name: None)
     shown = quench("run", "sweep", tmp_path / "space.yaml", "--root", tmp_path)
     assert shown.exit_code == 4 and "Q-SWEEP-004" in shown.stderr

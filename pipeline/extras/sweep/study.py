@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.commands.sweep.space import Space
+from pipeline.extras.sweep.space import Space
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -21,10 +21,6 @@ from typing import Any
 import psutil
 
 from pipeline.chat.manifest import NAME as MANIFEST
-from pipeline.commands.sweep.show import render, show
-from pipeline.commands.sweep.space import Space, check_space, read_space
-from pipeline.commands.sweep.study import RESULTS, ROOT, SEARCH, SEEDS, Sweep, known_trials, repair
-from pipeline.commands.sweep.verdict import Trials, collect, finalists
 from pipeline.config.params import load_params
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
@@ -33,6 +29,10 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.locks import absent
 from pipeline.core.publish import publishing, read_json, remove, write_json, write_text
 from pipeline.core.text import plural, safe
+from pipeline.extras.sweep.show import render, show
+from pipeline.extras.sweep.space import Space, check_space, read_space
+from pipeline.extras.sweep.study import RESULTS, ROOT, SEARCH, SEEDS, Sweep, known_trials, repair
+from pipeline.extras.sweep.verdict import Trials, collect, finalists
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.prepare import be_the_only_one, is_dry_run, no_stage_at_work
@@ -195,7 +195,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
-                if "pipeline.commands.sweep.job" in child.cmdline():
+                if "pipeline.extras.sweep.job" in child.cmdline():
                     child.send_signal(signal.SIGTERM)
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGINT)

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from scipy.stats import ttest_rel
 
-from pipeline.commands.sweep import command, job
 from pipeline.config.params import load_params
 from pipeline.config.sections import Train
 from pipeline.core.child import bound
@@ -26,6 +25,7 @@ from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
+from pipeline.extras.sweep import command, job
 from pipeline.metrics.paired import holm
 from pipeline.workflow import cluster
 
@@ -474,7 +474,7 @@ def test_what_snakemake_makes_first_ends_with_the_sweep(root: Path, monkeypatch:
         given.append(words)
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr("pipeline.commands.sweep.command.subprocess.run", snakemake)
+    monkeypatch.setattr("pipeline.extras.sweep.command.subprocess.run", snakemake)
     command.prepare(root, [])
     assert given[0] == bound(given[0][-5:], signal.SIGTERM)
 

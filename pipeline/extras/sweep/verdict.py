@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.commands.sweep.space import Space
-from pipeline.commands.sweep.study import LOG, SWEEPS
 from pipeline.config.text import as_yaml
 from pipeline.core.text import listed, plural
+from pipeline.extras.sweep.space import Space
+from pipeline.extras.sweep.study import LOG, SWEEPS
 from pipeline.metrics.paired import CHANCE, holm
 from pipeline.pages.formats import number
 from pipeline.stages.compare.statistics import half_width

@@ -1,4 +1,4 @@
-"""Run one training of a sweep as a Snakemake job: `python -m pipeline.commands.sweep.job trial-7` in the
+"""Run one training of a sweep as a Snakemake job: `python -m pipeline.extras.sweep.job trial-7` in the
 sweep's folder.
 
 `trial-7` gets its settings from Optuna. `seed-3-43` trains the settings of trial 3 with seed 43. Both train
@@ -14,8 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from pipeline.commands.sweep.space import Space, read_space, settings_of, with_settings
-from pipeline.commands.sweep.study import (
+from pipeline.config.params import load_params
+from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
+from pipeline.core.interruption import Interruption
+from pipeline.core.locks import Held, lock_file, stages_at_work, take
+from pipeline.core.metrics_log import MetricsLog, Row
+from pipeline.core.owner import end_with_owner
+from pipeline.core.places import expanded
+from pipeline.core.publish import read_json, remove
+from pipeline.core.text import screen
+from pipeline.extras.sweep.space import Space, read_space, settings_of, with_settings
+from pipeline.extras.sweep.study import (
     LOG,
     SEARCH,
     SEEDS,
@@ -29,15 +38,6 @@ from pipeline.commands.sweep.study import (
     tell,
     trials_of,
 )
-from pipeline.config.params import load_params
-from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
-from pipeline.core.interruption import Interruption
-from pipeline.core.locks import Held, lock_file, stages_at_work, take
-from pipeline.core.metrics_log import MetricsLog, Row
-from pipeline.core.owner import end_with_owner
-from pipeline.core.places import expanded
-from pipeline.core.publish import read_json, remove
-from pipeline.core.text import screen
 from pipeline.stages.train.checkpoints import METRICS_LOG
 from pipeline.subprojects.processes import ERRORS, end, open_subproject, signal_of, started
 
