@@ -38,7 +38,7 @@ Config = Annotated[
 
 
 def _line(host: str, python: str, config: Path | None) -> Any:
-    from pipeline.commands.remote.line import SshConnection
+    from pipeline.extras.remote.line import SshConnection
 
     return SshConnection(host, python, config)
 
@@ -59,7 +59,7 @@ def train(
     """Run stage train there with this project's inputs, code and settings, and bring all that it makes home;
     the same command attaches to a training that runs, and resumes one that was killed.
     """
-    from pipeline.commands.remote.train import main
+    from pipeline.extras.remote.train import main
 
     main(_line(host, python, ssh_config), root, resume=not no_resume, keep=keep)
 
@@ -67,7 +67,7 @@ def train(
 @app.command(epilog="example: quench remote status my-card")
 def status(host: Host, python: Python = "python3", ssh_config: Config = None) -> None:
     """Show the trainings there: which run, the last line of each, the disk that they take."""
-    from pipeline.commands.remote.line import FOLDER
+    from pipeline.extras.remote.line import FOLDER
 
     line = _line(host, python, ssh_config)
     answer = line.ask("runs")

@@ -3,14 +3,14 @@
 import time
 import uuid
 
-from pipeline.commands.remote.answers import Started, State
-from pipeline.commands.remote.host.files import CHECKPOINTS
-from pipeline.commands.remote.mirror import Mirror, RunRemoved
-from pipeline.commands.remote.parcel import STAGE, STALLED, STATE, Upload, send, state, unfinished
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.interruption import SIGNALS
 from pipeline.core.publish import remove
+from pipeline.extras.remote.answers import Started, State
+from pipeline.extras.remote.host.files import CHECKPOINTS
+from pipeline.extras.remote.mirror import Mirror, RunRemoved
+from pipeline.extras.remote.parcel import STAGE, STALLED, STATE, Upload, send, state, unfinished
 from pipeline.stages.train.checkpoints import checkpoints_in, defect, step_of
 from pipeline.workflow.stages import stages_in
 

@@ -10,14 +10,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.remote.answers import Piece, Snapshot, foreign
-from pipeline.commands.remote.host.files import CHECKPOINTS
-from pipeline.commands.remote.line import ConnectionLost, SshConnection
-from pipeline.commands.remote.parcel import JOURNAL, NO_STATE, SCRATCH, STALLED, STATE
 from pipeline.core.errors import ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove
 from pipeline.core.text import safe
+from pipeline.extras.remote.answers import Piece, Snapshot, foreign
+from pipeline.extras.remote.host.files import CHECKPOINTS
+from pipeline.extras.remote.line import ConnectionLost, SshConnection
+from pipeline.extras.remote.parcel import JOURNAL, NO_STATE, SCRATCH, STALLED, STATE
 from pipeline.stages.train.checkpoints import METRICS_LOG, defect
 from pipeline.stages.train.run import RUN
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.remote.host.files import (
+from pipeline.extras.remote.host.files import (
     CHECKPOINTS,
     HOME,
     INCOMING,

@@ -19,7 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.commands.remote.answers import (
+from pipeline.core.child import bound
+from pipeline.core.errors import ConfigError, MachineError, ToolError
+from pipeline.core.text import quoted, safe
+from pipeline.extras.remote.answers import (
     LONGEST_LINE,
     MOST_CHATTER,
     Answer,
@@ -29,11 +32,8 @@ from pipeline.commands.remote.answers import (
     foreign,
     parse,
 )
-from pipeline.commands.remote.host import script
-from pipeline.commands.remote.host.files import MARK
-from pipeline.core.child import bound
-from pipeline.core.errors import ConfigError, MachineError, ToolError
-from pipeline.core.text import quoted, safe
+from pipeline.extras.remote.host import script
+from pipeline.extras.remote.host.files import MARK
 
 HOST = re.compile(r"(?:[\w][\w.-]*@)?[\w][\w.-]*", re.ASCII)
 PYTHON = re.compile(r"~?[\w./][\w./+-]*", re.ASCII)

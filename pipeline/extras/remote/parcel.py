@@ -9,9 +9,6 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.remote.answers import foreign
-from pipeline.commands.remote.host.files import CHECKPOINTS
-from pipeline.commands.remote.line import ConnectionLost, SshConnection
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import NO_PART, file_hash, json_hash
@@ -19,6 +16,9 @@ from pipeline.core.locks import absent
 from pipeline.core.places import PACKAGE, PROJECT
 from pipeline.core.publish import read_json, remove, write_json, write_text
 from pipeline.core.units import size_text
+from pipeline.extras.remote.answers import foreign
+from pipeline.extras.remote.host.files import CHECKPOINTS
+from pipeline.extras.remote.line import ConnectionLost, SshConnection
 from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
 from pipeline.workflow.code_keys import method_module

@@ -16,12 +16,6 @@ import pytest
 from killed import on_one_core, train_in_fork
 from make import change_params, ended, quench, script
 
-from pipeline.commands.remote import watch
-from pipeline.commands.remote.answers import parse
-from pipeline.commands.remote.host import files, runs
-from pipeline.commands.remote.line import ConnectionLost, SshConnection
-from pipeline.commands.remote.mirror import Mirror
-from pipeline.commands.remote.parcel import Upload, inputs, run_id
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
@@ -29,11 +23,17 @@ from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import write_json
 from pipeline.core.text import safe
+from pipeline.extras.remote import watch
+from pipeline.extras.remote.answers import parse
+from pipeline.extras.remote.host import files, runs
+from pipeline.extras.remote.line import ConnectionLost, SshConnection
+from pipeline.extras.remote.mirror import Mirror
+from pipeline.extras.remote.parcel import Upload, inputs, run_id
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
 from pipeline.stages.train.run import RUN as RECORD
 
-train = import_module("pipeline.commands.remote.train")  # its name in the package is the command's
+train = import_module("pipeline.extras.remote.train")  # its name in the package is the command's
 RUN = "0123456789abcdef"
 CHECKPOINTS, JOURNAL = "models/checkpoints", "models/checkpoints/steps.jsonl"
 

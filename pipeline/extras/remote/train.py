@@ -11,11 +11,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.commands.remote.answers import Installed
-from pipeline.commands.remote.line import SshConnection
-from pipeline.commands.remote.mirror import Mirror
-from pipeline.commands.remote.parcel import SCRATCH, STAGE, inputs, run_id
-from pipeline.commands.remote.watch import watched
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, read_params
 from pipeline.config.sections import Train
@@ -23,6 +18,11 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
 from pipeline.core.publish import read_json, remove, write_json
+from pipeline.extras.remote.answers import Installed
+from pipeline.extras.remote.line import SshConnection
+from pipeline.extras.remote.mirror import Mirror
+from pipeline.extras.remote.parcel import SCRATCH, STAGE, inputs, run_id
+from pipeline.extras.remote.watch import watched
 from pipeline.stages.train.record import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.dvc_yaml import need_graph

@@ -19,12 +19,12 @@ from make import change_params, ended, ran, script, until
 from make import quench as invoke
 from ssh_host import Card, ssh_host
 
-from pipeline.commands.remote.line import SshConnection
-from pipeline.commands.remote.mirror import Mirror
-from pipeline.commands.remote.parcel import Upload, send
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.places import PROJECT
+from pipeline.extras.remote.line import SshConnection
+from pipeline.extras.remote.mirror import Mirror
+from pipeline.extras.remote.parcel import Upload, send
 from pipeline.stages.train.checkpoints import defect, publish_checkpoint
 
 PYTHON = sys.executable
@@ -350,7 +350,7 @@ def test_without_resume_a_recorded_training_is_done_again(
     def reached(line: object) -> None:
         raise ToolError("Q-REMOTE-003", "it would train")
 
-    train = import_module("pipeline.commands.remote.train")  # its name in the package is the command's
+    train = import_module("pipeline.extras.remote.train")  # its name in the package is the command's
     monkeypatch.setattr(train, "reuse", lambda *_, allowed=False: allowed)
     monkeypatch.setattr(train, "need_host", reached)
     card = SshConnection("card", PYTHON, None)
