@@ -197,7 +197,7 @@ def test_the_stage_asks_chats_at_their_last_call_and_at_their_end(
 def test_judge_compares_files_by_their_calls(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.judge.measure.TURNS", 2)
+    monkeypatch.setattr("pipeline.extras.judge.measure.TURNS", 2)
     rows = [
         {
             "messages": [{"role": "user", "content": f"Is it warm in Ulm, {number}?"}, EXPECTING],

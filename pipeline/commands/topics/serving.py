@@ -123,14 +123,14 @@ def judge(
                 f"{unread} is for GGUFs that answer your chats: leave it out with --base, --adapter, "
                 "--merged or --gguf"
             )
-        from pipeline.commands.hand_overs.command import main as name_difference
-        from pipeline.commands.hand_overs.inputs import need_files
+        from pipeline.extras.judge.hand_overs.command import main as name_difference
+        from pipeline.extras.judge.hand_overs.inputs import need_files
 
         named = need_files(base, adapter, merged, gguf or [])
         raise typer.Exit(name_difference(named, params, root, files_only=files_only, as_json=as_json))
     if files_only:
         raise typer.BadParameter("--files-only is for --base, --adapter, --merged or --gguf: leave it out")
-    from pipeline.commands.judge.command import Options, main
+    from pipeline.extras.judge.command import Options, main
 
     options = Options(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
     with working(root):

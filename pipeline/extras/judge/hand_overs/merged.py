@@ -6,11 +6,11 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.commands.hand_overs.adapter import Expected
-from pipeline.commands.hand_overs.verdicts import failed, passed, reason_of, unmeasured
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
+from pipeline.extras.judge.hand_overs.adapter import Expected
+from pipeline.extras.judge.hand_overs.verdicts import failed, passed, reason_of, unmeasured
 from pipeline.gguf.safetensors_rows import Entry, read_folder, same_values
 from pipeline.gguf.sources import in_model
 from pipeline.models.merging.compute import Job

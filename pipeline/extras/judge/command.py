@@ -18,17 +18,17 @@ from statistics import fmean
 from typing import Any
 
 from pipeline.chat.selection import COMPARED_ROWS
-from pipeline.commands.judge.divergence import divergences
-from pipeline.commands.judge.files import Candidate, candidates, check_rows, describe
-from pipeline.commands.judge.measure import answers_of, load_values, measure_served, memory_values, room_of
-from pipeline.commands.judge.rows import held_out_rows
-from pipeline.commands.judge.show import render, show
-from pipeline.commands.judge.verdict import Entry, decide, pairs_of
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import AUTO, Evaluate, Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import write_json, write_text
+from pipeline.extras.judge.divergence import divergences
+from pipeline.extras.judge.files import Candidate, candidates, check_rows, describe
+from pipeline.extras.judge.measure import answers_of, load_values, measure_served, memory_values, room_of
+from pipeline.extras.judge.rows import held_out_rows
+from pipeline.extras.judge.show import render, show
+from pipeline.extras.judge.verdict import Entry, decide, pairs_of
 from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.metrics.answers import score_answers

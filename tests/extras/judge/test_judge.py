@@ -66,7 +66,7 @@ def root(rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A project folder with nothing but settings and held-out rows."""
     write_params(tmp_path, PARAMS)
     write_rows(tmp_path / "data/final/test.jsonl", rows)
-    monkeypatch.setattr("pipeline.commands.judge.measure.TURNS", 2)
+    monkeypatch.setattr("pipeline.extras.judge.measure.TURNS", 2)
     return tmp_path
 
 
@@ -107,7 +107,7 @@ def test_a_broken_file_loses_and_answers_are_kept(
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a row was asked again")
 
-    monkeypatch.setattr("pipeline.commands.judge.measure.answer_row", refuse)
+    monkeypatch.setattr("pipeline.extras.judge.measure.answer_row", refuse)
     again = judge(root, *files, "--memory", "8 GB")
     assert again["pairs"] == found["pairs"]
 
@@ -130,20 +130,20 @@ def judge_writing(root: Path, *files: Path) -> None:
     """`judge` that writes each answer as it comes."""
     patch = pytest.MonkeyPatch()
     patch.setattr("pipeline.metrics.answers.KEEP_SECONDS", 0.0)
-    patch.setattr("pipeline.commands.judge.measure.TURNS", 2)
+    patch.setattr("pipeline.extras.judge.measure.TURNS", 2)
     judge(root, *files)
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on(model: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twin, asked = Path(shutil.copy(model, root / "twin.gguf")), []
-    kill_at("pipeline.commands.judge.measure:answer_row", 3, judge_writing, root, model, twin)
+    kill_at("pipeline.extras.judge.measure:answer_row", 3, judge_writing, root, model, twin)
 
     def answer(server: Any, row: dict[str, Any], *more: Any, **options: Any) -> dict[str, Any]:
         asked.append(row["id"])
         return answer_row(server, row, *more, **options)
 
-    monkeypatch.setattr("pipeline.commands.judge.measure.answer_row", answer)
+    monkeypatch.setattr("pipeline.extras.judge.measure.answer_row", answer)
     judge(root, model, twin)
     assert len(asked) == 2 * ROWS - 2  # those that were answered before the kill are not asked again
 

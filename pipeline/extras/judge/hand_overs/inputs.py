@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.judge.files import whole_header
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.extras.judge.files import whole_header
 
 NAMES = "--base DIR, --adapter DIR, --merged DIR, --gguf FILE"
 

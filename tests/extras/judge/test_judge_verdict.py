@@ -90,7 +90,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def build(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """The build of llama.cpp that is found."""
     tools = SimpleNamespace(version=version)
-    monkeypatch.setattr("pipeline.commands.judge.command.find_toolchain", lambda _: tools)
+    monkeypatch.setattr("pipeline.extras.judge.command.find_toolchain", lambda _: tools)
 
 
 def ask_rows(root: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -106,14 +106,14 @@ def gguf(root: Path, name: str, **fields: Any) -> Path:
 @pytest.fixture
 def drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     """`judge` in the project; templates are not tried, which starts a process for each file."""
-    monkeypatch.setattr("pipeline.commands.judge.files.try_templates", lambda *_: None)
+    monkeypatch.setattr("pipeline.extras.judge.files.try_templates", lambda *_: None)
     return partial(judge, root, monkeypatch)
 
 
 @pytest.fixture
 def judged(drawn: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     """The same without a page, most of whose time its picture takes."""
-    monkeypatch.setattr("pipeline.commands.judge.command.render", lambda *_: "")
+    monkeypatch.setattr("pipeline.extras.judge.command.render", lambda *_: "")
     return drawn
 
 
@@ -124,7 +124,7 @@ def judge(
     are the requests.
     """
     servers = Servers(models)
-    here = "pipeline.commands.judge.measure"
+    here = "pipeline.extras.judge.measure"
     patch.setattr(f"{here}.serving", servers.serving)
     patch.setattr(f"{here}.peak_memory", lambda name: models[name].memory)
     loads = {name: OtherLoad(0.4 if model.busy else 0.0, 0.0) for name, model in models.items()}
@@ -202,7 +202,7 @@ def test_what_needs_no_word_has_none(judged: Callable[..., Report], root: Path) 
 def test_only_rows_that_all_files_have_a_score_of_count(
     judged: Callable[..., Report], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.judge.command.score_answers", score_all_but_unsure)
+    monkeypatch.setattr("pipeline.extras.judge.command.score_answers", score_all_but_unsure)
     ask_rows(root, [chat("0", "yes"), chat("1", "yes")])
     (pair,) = judged({"A": Model(["no", "?"]), "B": Model(["yes", "no"])})["pairs"]
     assert (pair["rows"], pair["points"]) == (1, 100)

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import Row, encodable
-from pipeline.commands.hand_overs.inputs import Files
-from pipeline.commands.hand_overs.verdicts import failed, passed, reason_of, unmeasured, warned
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.core.errors import QuenchError
 from pipeline.core.units import memory_gb
+from pipeline.extras.judge.hand_overs.inputs import Files
+from pipeline.extras.judge.hand_overs.verdicts import failed, passed, reason_of, unmeasured, warned
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama

@@ -21,13 +21,13 @@ from rigged import rigged
 from tiny import BYTE_LETTERS, CHATML, tiny_gguf
 
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.commands.hand_overs import command, inputs, outputs, text
-from pipeline.commands.hand_overs.adapter import expected_of
-from pipeline.commands.hand_overs.gguf import Model, different_settings
-from pipeline.commands.hand_overs.inputs import Files, need_files
 from pipeline.core.checks import Check
 from pipeline.core.errors import QuenchError
 from pipeline.core.places import PROJECT
+from pipeline.extras.judge.hand_overs import command, inputs, outputs, text
+from pipeline.extras.judge.hand_overs.adapter import expected_of
+from pipeline.extras.judge.hand_overs.gguf import Model, different_settings
+from pipeline.extras.judge.hand_overs.inputs import Files, need_files
 from pipeline.gguf.header import CONFIG_FIELDS, Header, read_header
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import gguf_settings, known_family, read_config, sources

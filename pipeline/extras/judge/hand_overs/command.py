@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.hand_overs import adapter, gguf, merged, outputs, text
-from pipeline.commands.hand_overs.inputs import Files
-from pipeline.commands.hand_overs.verdicts import failed, reason_of, unmeasured
-from pipeline.commands.judge.command import settings_of
-from pipeline.commands.judge.files import whole_header
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError, GateError, QuenchError
+from pipeline.extras.judge.command import settings_of
+from pipeline.extras.judge.files import whole_header
+from pipeline.extras.judge.hand_overs import adapter, gguf, merged, outputs, text
+from pipeline.extras.judge.hand_overs.inputs import Files
+from pipeline.extras.judge.hand_overs.verdicts import failed, reason_of, unmeasured
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.tools import Llama, find_llama
 from pipeline.models.runtime import one_thread

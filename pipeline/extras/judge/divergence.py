@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
-from pipeline.commands.judge.files import Candidate
-from pipeline.commands.judge.measure import loaded
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Serve
 from pipeline.core.progress import progress
 from pipeline.core.publish import scratch_folder
 from pipeline.core.text import common_start
+from pipeline.extras.judge.files import Candidate
+from pipeline.extras.judge.measure import loaded
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain, llama_of

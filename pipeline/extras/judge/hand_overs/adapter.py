@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.commands.hand_overs.inputs import Files, has_tokenizer
-from pipeline.commands.hand_overs.verdicts import failed, passed, unmeasured, warned
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
+from pipeline.extras.judge.hand_overs.inputs import Files, has_tokenizer
+from pipeline.extras.judge.hand_overs.verdicts import failed, passed, unmeasured, warned
 from pipeline.gguf.safetensors_rows import read_folder, read_rows
 from pipeline.models.merging.adapter import Adapter, read_adapter
 from pipeline.models.merging.inputs import Structure, structure

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.commands.hand_overs.adapter import Expected
-from pipeline.commands.hand_overs.verdicts import failed, passed, plain, unmeasured, warned
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
+from pipeline.extras.judge.hand_overs.adapter import Expected
+from pipeline.extras.judge.hand_overs.verdicts import failed, passed, plain, unmeasured, warned
 from pipeline.gguf.families import family_of
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS

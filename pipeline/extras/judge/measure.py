@@ -22,7 +22,6 @@ from typing import Any
 
 from pipeline.chat.selection import SEED
 from pipeline.chat.tokens import Row
-from pipeline.commands.judge.files import Candidate
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate, Serve
 from pipeline.config.sections.values import ALL_LAYERS
@@ -33,6 +32,7 @@ from pipeline.core.progress import progress
 from pipeline.core.text import quoted
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.core.usage import peak_memory
+from pipeline.extras.judge.files import Candidate
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain, llama_of

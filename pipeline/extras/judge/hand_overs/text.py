@@ -11,11 +11,11 @@ from typing import Any
 from pipeline.chat.clock import NotFixed, without_clock
 from pipeline.chat.rendering import Unrenderable, render
 from pipeline.chat.trial import QUESTION, end_of_turn
-from pipeline.commands.hand_overs.verdicts import failed, passed, plain, reworded, unmeasured, warned
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
 from pipeline.core.text import common_start
+from pipeline.extras.judge.hand_overs.verdicts import failed, passed, plain, reworded, unmeasured, warned
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Llama
