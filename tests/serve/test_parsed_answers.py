@@ -16,10 +16,10 @@ import yaml
 from make import quench
 
 from pipeline.commands import chat as chatting
-from pipeline.commands.pairs.answering import Sampling, sampled_answers
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
 from pipeline.core.jsonl import write_rows
+from pipeline.extras.pairs.answering import Sampling, sampled_answers
 from pipeline.llamacpp.server import Server, Unparsed, connect, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answers import answer_row, score_answers

@@ -189,7 +189,7 @@ def pairs(
     """Make preferences of the model's own answers to training rows: the best and the worst of K, as a file
     of data/raw.
     """
-    from pipeline.commands.pairs.command import Options, main
+    from pipeline.extras.pairs.command import Options, main
 
     options = Options(answers, rows, seed, temperature, scorer, min_gap, chosen)
     with working(root):

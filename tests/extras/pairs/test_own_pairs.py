@@ -135,7 +135,7 @@ def test_the_same_run_and_one_that_was_killed_give_the_same_bytes(
     kept = next((root / "reports/pairs").glob("*.answers.jsonl"))
     answers = kept.read_bytes()
     kept.unlink()
-    kill_at("pipeline.commands.pairs.answering:_ask", 2, run_writing, root, "again.jsonl")
+    kill_at("pipeline.extras.pairs.answering:_ask", 2, run_writing, root, "again.jsonl")
     asked, post = [], Server.post
 
     def counted(server: Server, path: str, body: dict[str, Any]) -> Any:
@@ -234,7 +234,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[Row]]) ->
     def server(*_: Any) -> Iterator[Any]:
         yield SimpleNamespace(parallel=1, post=post)
 
-    monkeypatch.setattr("pipeline.commands.pairs.answering.evaluated_server", server)
+    monkeypatch.setattr("pipeline.extras.pairs.answering.evaluated_server", server)
 
 
 def test_each_request_is_asked_once_by_its_best_chat_and_prompts_are_asked_too(
@@ -279,7 +279,7 @@ POINTS = "def short(reference, answer, row):\n    return {'a': 0.5, 'b': 0.9, 'c
 def test_answers_that_no_row_could_hold_are_half_of_no_pair(
     root: Path, monkeypatch: pytest.MonkeyPatch, texts: str, min_gap: float, outcome: str | None
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.pairs.choosing.score_answers", score_all_but_unsure)
+    monkeypatch.setattr("pipeline.extras.pairs.choosing.score_answers", score_all_but_unsure)
     (root / "data/evaluation/mine.py").write_text(POINTS)
     write_rows(root / "data/final/train.jsonl", [chat("sound", "x"), chat("asked", "x")])
     usable = [answer(text) for text in texts]

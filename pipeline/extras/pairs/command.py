@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.chat.selection import SEED
-from pipeline.commands.pairs.answering import FOLDER, Sampling, hashes, sampled_answers, training_requests
-from pipeline.commands.pairs.choosing import counts, own_answer, pair_of, score
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.scorers import TOOL_CALLS
@@ -25,6 +23,8 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import remove, write_json
 from pipeline.core.text import most, plural, words
+from pipeline.extras.pairs.answering import FOLDER, Sampling, hashes, sampled_answers, training_requests
+from pipeline.extras.pairs.choosing import counts, own_answer, pair_of, score
 from pipeline.metrics.scorers import check_references, parse
 
 
