@@ -53,7 +53,7 @@ def nf4(
     """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one
     fails.
     """
-    from pipeline.commands.quantization_check.command import main
+    from pipeline.extras.nf4.command import main
 
     with working(root):
         main(load(params, root), root, prompts, as_json=as_json, adapters=adapters or [])

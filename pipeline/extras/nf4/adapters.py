@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.commands.quantization_check.checks import last_logits
 from pipeline.config.sections import Training
 from pipeline.config.tuners import ADAPTER_FILE
 from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.extras.nf4.checks import last_logits
 from pipeline.llamacpp.logits import Floats
 from pipeline.models.merging.adapter import check_patterns, read_settings
 from pipeline.models.tuners.lora import hold_in_float32, with_adapter

@@ -16,13 +16,18 @@ from pathlib import Path
 
 from pipeline.chat.selection import measured_in
 from pipeline.chat.tokens import encodable, load_tokenizer
-from pipeline.commands.quantization_check.adapters import (
+from pipeline.config.params import Params
+from pipeline.config.sections import Training
+from pipeline.core.checks import Check, refuse
+from pipeline.core.errors import ConfigError, DataError, GateError
+from pipeline.core.publish import read_json, write_json
+from pipeline.extras.nf4.adapters import (
     check_settings,
     put_adapter,
     saved_adapters,
     swap_line,
 )
-from pipeline.commands.quantization_check.checks import (
+from pipeline.extras.nf4.checks import (
     NF4,
     PLAIN,
     Memory,
@@ -32,11 +37,6 @@ from pipeline.commands.quantization_check.checks import (
     memory_of,
     output_check,
 )
-from pipeline.config.params import Params
-from pipeline.config.sections import Training
-from pipeline.core.checks import Check, refuse
-from pipeline.core.errors import ConfigError, DataError, GateError
-from pipeline.core.publish import read_json, write_json
 from pipeline.metrics.forward import held
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
 from pipeline.models.nf4_weights import weight_lines

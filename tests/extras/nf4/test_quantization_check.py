@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from make import change_params, quench
 from tiny import untied_qwen2
 
-from pipeline.commands.quantization_check.checks import (
+from pipeline.config.params import load_params
+from pipeline.config.sections import Training
+from pipeline.core.errors import GateError
+from pipeline.core.hashing import file_hash, json_hash
+from pipeline.core.places import PROJECT
+from pipeline.extras.nf4.checks import (
     compare_logits,
     measure_training,
     memory_of,
     output_check,
     planned_training,
 )
-from pipeline.config.params import load_params
-from pipeline.config.sections import Training
-from pipeline.core.errors import GateError
-from pipeline.core.hashing import file_hash, json_hash
-from pipeline.core.places import PROJECT
 from pipeline.metrics.level_limits import PUBLISHED_KLD
 from pipeline.models.finite import adapter_is_finite, finite_record, outputs_watched
 from pipeline.models.nf4_weights import nf4_check, weight_lines
@@ -298,7 +298,7 @@ def test_a_failed_check_ends_with_5_and_leaves_its_report(
     """Where outputs differ too much, and switching adapters does nothing."""
     from peft import PeftModel
 
-    monkeypatch.setattr("pipeline.commands.quantization_check.checks.largest_kld", lambda _: 1e-12)
+    monkeypatch.setattr("pipeline.extras.nf4.checks.largest_kld", lambda _: 1e-12)
     monkeypatch.setattr(PeftModel, "set_adapter", lambda self, name: None)
     result = quench(*NF4_OF, root, "--json")
     assert result.exit_code == 5
