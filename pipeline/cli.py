@@ -1,8 +1,8 @@
 """Run the command `quench` with its twelve verbs. Stages are run by `quench run`, `snakemake`, `dvc repro`
 or `python -m pipeline STAGE`.
 
-The command lines are in `pipeline.commands.topics`. Each imports what it needs when it is run, so
-`quench --help` is instant.
+The command lines are in `pipeline.commands.topics`, those of extras in `pipeline.extras`. Each imports what
+it needs when it is run, so `quench --help` is instant.
 """
 
 import sys
@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import typer
 
-from pipeline.commands import data, remote
+from pipeline.commands import data
 from pipeline.commands.topics import config, doctor, model, running, serving
 from pipeline.commands.topics.options import WholeLines
 from pipeline.core.errors import QuenchError, Stopped
 from pipeline.core.publish import printing
 from pipeline.core.text import screen
+from pipeline.extras.table import load_extra, own_verbs
 from pipeline.models.runtime import silence_libraries
 
 
@@ -55,9 +56,9 @@ app = typer.Typer(
     help="From a folder of chat logs to a local model one can trust.",
     epilog="`quench run` is Snakemake with settings; `snakemake train` and `dvc repro` do the same work.",
 )
-for verbs in (running, serving):
+for verbs in (running, serving, *map(load_extra, own_verbs())):
     app.add_typer(verbs.app)
-for group in (config, data, doctor, model, remote):
+for group in (config, data, doctor, model):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ PLUMBING: Mapping[str, str] = {
     "pipeline.pages": "how figures are shown, which only stage report has as its product",
     "pipeline.planning": "what a run will need: it refuses a run or prints, and computes nothing of it",
     "pipeline.workflow": "when a stage runs",
+    "pipeline.extras.table": "names of extras: the code of one that a stage uses is a start of its own",
 }
 # what editors and merges leave
 LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")

@@ -10,6 +10,7 @@ import typer
 from pipeline.commands.topics.options import Model, ParamsFile, Root, Split, project_of, topic, working
 from pipeline.core.errors import ToolError
 from pipeline.core.places import resource
+from pipeline.extras.table import load_extra
 
 app = topic("Get data, and look at it: check files, compare versions, see rows, export; make preferences.")
 
@@ -189,8 +190,7 @@ def pairs(
     """Make preferences of the model's own answers to training rows: the best and the worst of K, as a file
     of data/raw.
     """
-    from pipeline.extras.pairs.command import Options, main
-
-    options = Options(answers, rows, seed, temperature, scorer, min_gap, chosen)
+    extra = load_extra("pairs")
+    options = extra.Options(answers, rows, seed, temperature, scorer, min_gap, chosen)
     with working(root):
-        main(project_of(params, root), file, model, options)
+        extra.main(project_of(params, root), file, model, options)

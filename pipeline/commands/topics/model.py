@@ -8,6 +8,7 @@ import typer
 
 from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic, working
 from pipeline.core.errors import ConfigError
+from pipeline.extras.table import load_extra
 
 app = topic("Measure and verify models and files, and patch GGUF files.")
 
@@ -53,10 +54,8 @@ def nf4(
     """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one
     fails.
     """
-    from pipeline.extras.nf4.command import main
-
     with working(root):
-        main(load(params, root), root, prompts, as_json=as_json, adapters=adapters or [])
+        load_extra("nf4").main(load(params, root), root, prompts, as_json=as_json, adapters=adapters or [])
 
 
 @app.command(epilog="example: quench model norms models/adapter --base models/base")

@@ -9,6 +9,7 @@ import typer
 
 from pipeline.commands.topics.options import ParamsFile, Root, load, topic
 from pipeline.core.errors import DataError
+from pipeline.extras.table import load_extra
 
 # A setting such as train.r=8; an option begins with a dash.
 SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)
@@ -67,11 +68,10 @@ def run(
     if targets[:1] == ["sweep"]:
         if len(targets) == 1 or settings:
             raise typer.BadParameter("give one SPACE and no settings: quench run sweep space.yaml")
-        from pipeline.extras.sweep.command import main, name_of
-
+        sweep = load_extra("sweep")
         space = Path(targets[1])
         options = [word for word in rest if word not in ("sweep", targets[1])]
-        main(root, space, name_of(space, name), options, as_json=as_json)
+        sweep.main(root, space, sweep.name_of(space, name), options, as_json=as_json)
         return
     if name or as_json:
         raise typer.BadParameter("--name and --json are for quench run sweep SPACE")
