@@ -21,9 +21,9 @@ from pipeline.config.text import as_yaml
 from pipeline.core.text import listed, plural
 from pipeline.extras.sweep.space import Space
 from pipeline.extras.sweep.study import LOG, SWEEPS
+from pipeline.metrics.intervals import half_width
 from pipeline.metrics.paired import CHANCE, holm
 from pipeline.pages.formats import number
-from pipeline.stages.compare.statistics import half_width
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -1,13 +1,5 @@
-"""Confidence in the strategies' scores and their differences, over held-out rows and over seeds of training.
-
-Rows and seeds are crossed: every seed's model answers the same rows, and a hard row is hard for all. The
-variance of the mean is then that of the rows' means plus that of the seeds' means (Clark, "The
-language-as-fixed-effect fallacy", 1973). The effect of a seed on a particular row is in both and is not
-subtracted again, so intervals are rather too wide. Student's t has the degrees of freedom of such a sum
-(Welch-Satterthwaite: Satterthwaite, "An approximate distribution of estimates of variance components", 1946).
-Three seeds tell little of their spread, and if that spread dominates, the interval is as wide as three seeds
-require. In a thousand simulations, 95 % intervals of three seeds and 200 rows contained the truth 92 to 98
-times in 100, of two seeds 87 to 98. With one seed, the effect of seeds is not in the interval at all.
+"""Confidence in the strategies' scores and their differences, over held-out rows and over seeds of training
+(`half_width`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import DataError
+from pipeline.metrics.intervals import half_width
 from pipeline.metrics.paired import CHANCE, compare_scores
 
 Scores = NDArray[np.float64]  # (seeds, rows), 0 to 1
@@ -82,26 +75,6 @@ def difference(first: Scores, second: Scores) -> Difference:
     half = half_width(points) if points.size > 1 else 200.0
     p_value = compare_scores(first.mean(axis=0).tolist(), second.mean(axis=0).tolist()).p_value
     return Difference(value, max(value - half, -100.0), min(value + half, 100.0), p_value)
-
-
-def half_width(values: Scores) -> float:
-    """Return half of the 95 % interval of the mean of `values` (seeds, rows), which must contain at least
-    two.
-    """
-    from scipy.stats import t
-
-    # Variance of a mean and its degrees of freedom, for the rows' means and the seeds' means. A single row or
-    # seed has no variance.
-    parts = [
-        (float(means.var(ddof=1)) / means.size, means.size - 1)
-        for means in (values.mean(axis=0), values.mean(axis=1))
-        if means.size > 1
-    ]
-    variance = sum(part for part, _ in parts)
-    if variance == 0:
-        return 0.0
-    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
-    return float(t.ppf(0.975, freedom)) * float(variance**0.5)
 
 
 def general_score(measured: Sequence[General]) -> dict[str, Any] | None:
