@@ -21,7 +21,7 @@ def in_this_process(module: str, *words: str, what: str = "") -> None:
 def run_stages(patch: pytest.MonkeyPatch, run: Callable[..., None] = in_this_process) -> None:
     """Whatever a sub-project runs is run by `run`, on one core."""
     patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-    for module in ("pipeline.subprojects.processes", "pipeline.stages.compare.measure"):
+    for module in ("pipeline.subprojects.processes", "pipeline.extras.compare.measure"):
         patch.setattr(f"{module}.run_module", run)
 
 

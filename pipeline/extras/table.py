@@ -27,6 +27,8 @@ EXTRAS: Mapping[str, Extra] = {
     "remote": Extra("remote.verb", "docs/remote.md", verb="remote"),
     "judge": Extra("judge.verb", "docs/judging.md", verb="judge"),
     "pairs": Extra("pairs.command", "docs/methods.md", verb="data pairs"),
+    "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
+    "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
 }
 
@@ -39,3 +41,16 @@ def load_extra(name: str) -> ModuleType:
 def own_verbs() -> list[str]:
     """Return the extras that are a verb of their own."""
     return [name for name, extra in EXTRAS.items() if extra.verb == name]
+
+
+def stage_package(stage: str) -> str | None:
+    """Return the package of a stage that is an extra; None for a stage of the core."""
+    extra = EXTRAS.get(stage)
+    return f"{ROOT}.{extra.module.rpartition('.')[0]}" if extra and extra.stage == stage else None
+
+
+def modules_used_by(stage: str) -> list[str]:
+    """Return the modules of extras that a stage loads while it runs."""
+    return [
+        f"{ROOT}.{extra.module}" for name, extra in EXTRAS.items() if extra.stage == stage and name != stage
+    ]

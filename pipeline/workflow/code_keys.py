@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.core.errors import MachineError
+from pipeline.extras.table import stage_package
 from pipeline.workflow.imports import ROOT, Package, write_whole
 
 CODE = "code"  # DVC's first stage, which writes the keys
@@ -25,12 +26,12 @@ LOCK = "params.lock.yaml"  # output of stage settings
 
 
 def stage_module(stage: str) -> str:
-    """Return the module whose `main` is the stage ("compare_nf4": `compare.nf4`).
+    """Return the module whose `main` is the stage ("compare_nf4": `compare.nf4`), in the core or an extra.
 
     The rest is found from there.
     """
     package, _, part = stage.partition("_")
-    return f"{ROOT}.stages.{package}.{part or 'stage'}"
+    return f"{stage_package(package) or f'{ROOT}.stages.{package}'}.{part or 'stage'}"
 
 
 def method_module(method: Method) -> str:

@@ -1,4 +1,4 @@
-"""strategies_section on measured strategies, those of tests/stages/compare/measured: the page shows what was
+"""strategies_section on measured strategies, those of tests/extras/compare/measured: the page shows what was
 measured of each, marks the one to take, and says how to measure where nothing was.
 """
 
@@ -13,13 +13,13 @@ from html_page import Page, lines_of
 from pipeline.config.strategies import MERGED_16, STRATEGIES, Job
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
+from pipeline.extras.compare.summary import summarize
 from pipeline.pages.parity_summary import code
 from pipeline.pages.templating import fill
-from pipeline.stages.compare.summary import summarize
 from pipeline.stages.report.strategies_section import strategies_values
 
 Figures = list[dict[str, Any]]
-FIRST, SECOND = (f"tests/stages/compare/measured/{name}.jsonl" for name in ("adapters", "scales"))
+FIRST, SECOND = (f"tests/extras/compare/measured/{name}.jsonl" for name in ("adapters", "scales"))
 
 
 def measured(file: str = FIRST, level: str = "Q4_0", seeds: tuple[int, ...] = (42, 43, 44)) -> Figures:

@@ -3,7 +3,7 @@ Nothing is trained if it ships what stage compare_nf4 trained.
 
 Reads `models/gguf/NAME-base-F16.gguf`, from which levels are made, `data/final/`, `data/distill/` and, for
 the merged model, `models/base/`, `models/base.json` and `models/compare/nf4-SEED/`. Writes
-`models/compare/STRATEGY-LEVEL-SEED/` (`pipeline.stages.compare.projects` shows its contents).
+`models/compare/STRATEGY-LEVEL-SEED/` (`pipeline.extras.compare.projects` shows its contents).
 Command: `python -m pipeline compare_train@lora_level-Q4_K_M-42`
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.config.strategies import STRATEGIES, Job
 from pipeline.core.publish import publishing, read_json, remove, write_json
-from pipeline.stages.compare.made import make_sixteen
-from pipeline.stages.compare.projects import (
+from pipeline.extras.compare.made import make_sixteen
+from pipeline.extras.compare.projects import (
     LEVEL_FILE,
     TRAINED,
     base_level,

@@ -1,6 +1,6 @@
 """Measure the reference of all levels, for one seed: trained on NF4, merged into 16 bit, not quantized.
 
-Reads and writes the files of `pipeline.stages.compare.measure`, at the level `convert.type`.
+Reads and writes the files of `pipeline.extras.compare.measure`, at the level `convert.type`.
 `reports/compare/merged_16-SEED.json` also contains which general questions the untuned base answers right.
 Command: `python -m pipeline compare_unquantized@42`
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.strategies import MERGED_16, Job
-from pipeline.stages.compare.made import make_merged
-from pipeline.stages.compare.measure import record
+from pipeline.extras.compare.made import make_merged
+from pipeline.extras.compare.measure import record
 
 
 def main(params: Params, root: Path, item: str) -> None:

@@ -20,11 +20,11 @@ from pipeline.config.params import load_params
 from pipeline.config.sections.places import LocalFile
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
+from pipeline.extras.distill.stage import main
 from pipeline.gguf.provenance import ADAPTER, DISTILL
 from pipeline.gguf.tensors import Bytes, gguf_tensors
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
 from pipeline.subprojects.distill import targets
 from pipeline.subprojects.distill_rows import OF_A_TURN, OF_RAW, General, curated, write_drawn

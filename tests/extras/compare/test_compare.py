@@ -29,10 +29,10 @@ from pipeline.config.strategies import (
 from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, QuenchError
 from pipeline.core.hashing import tree_hash
+from pipeline.extras.compare import made, projects
 from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.stages.compare import made, projects
 from pipeline.subprojects.processes import run_module, run_stage, size_of
 from pipeline.workflow.imports import Package
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table, values_of
@@ -106,7 +106,7 @@ def test_all_code_that_a_job_runs_is_in_its_key() -> None:
     measuring, on_nf4, training = (
         package.closure(*modules[stage]) for stage in ("compare_measure", "compare_nf4", "compare_train")
     )
-    compare = "stages/compare"
+    compare = "extras/compare"
     assert {f"{compare}/reference.py", "metrics/scorers.py", "stages/merge/stage.py"} <= {*measuring}
     assert {"stages/train/stage.py", "subprojects/processes.py"} <= {*on_nf4} & {*training}
     # other code to measure with trains nothing again
@@ -341,7 +341,7 @@ def test_a_level_that_cannot_be_trained_on_is_refused_before_anything_runs(
 ) -> None:
     no_stage_runs(monkeypatch)
     monkeypatch.setattr(
-        "pipeline.stages.compare.projects.need_disk", lambda *_: pytest.fail("disk was asked for")
+        "pipeline.extras.compare.projects.need_disk", lambda *_: pytest.fail("disk was asked for")
     )
     set_params(ready, "quantize", tensor_types=types)
     set_params(ready, seeds=[1], levels=sorted({"Q4_K_M", level}))
@@ -364,7 +364,7 @@ def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_r
         header = checked_header(file)
         changed = replace(header, fields=header.fields | {"general.architecture": odd})
         monkeypatch.setattr(
-            "pipeline.stages.compare.projects.checked_header", lambda _, changed=changed: changed
+            "pipeline.extras.compare.projects.checked_header", lambda _, changed=changed: changed
         )
     set_params(ready, seeds=[1], levels=["Q4_K_M"])
     said = refused(ready, "compare_nf4@1", ConfigError, capsys)
@@ -501,8 +501,8 @@ TRAINING_STEP = "pipeline.stages.train.trainer:QuenchTrainer.training_step"
 def run_small(patch: pytest.MonkeyPatch, run: Callable[..., None] = in_this_process) -> None:
     """Jobs measure little, and their stages are run by `run`."""
     for name, small in {"TIMED": 1, "PROMPT": 16, "TOKENS": 8}.items():
-        patch.setattr(f"pipeline.stages.compare.measure.{name}", small)
-    patch.setattr("pipeline.stages.compare.reference.KLD_ROWS", 2)
+        patch.setattr(f"pipeline.extras.compare.measure.{name}", small)
+    patch.setattr("pipeline.extras.compare.reference.KLD_ROWS", 2)
     run_stages(patch, run)
 
 

@@ -9,12 +9,7 @@ from pipeline.config.strategies import STRATEGIES, Job
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json, remove
-from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.patch import apply_patch, read_patch
-from pipeline.gguf.provenance import adapter_fields
-from pipeline.llamacpp.converters import base_fields, lora_to_gguf
-from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.compare.projects import (
+from pipeline.extras.compare.projects import (
     LEVEL_FILE,
     PATCH,
     TRAINED,
@@ -25,6 +20,11 @@ from pipeline.stages.compare.projects import (
     quantize,
     untuned_gguf,
 )
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.patch import apply_patch, read_patch
+from pipeline.gguf.provenance import adapter_fields
+from pipeline.llamacpp.converters import base_fields, lora_to_gguf
+from pipeline.llamacpp.tools import find_toolchain
 from pipeline.subprojects.processes import run_stage, size_of
 
 TUNED_FILE = "tuned.gguf"  # file in a sub-project: a level with trained scales

@@ -12,8 +12,8 @@ import numpy as np
 
 from pipeline.config.strategies import MERGED_16, STRATEGIES, Job, title
 from pipeline.core.errors import DataError
-from pipeline.stages.compare.recommendation import Measured, recommend
-from pipeline.stages.compare.statistics import (
+from pipeline.extras.compare.recommendation import Measured, recommend
+from pipeline.extras.compare.statistics import (
     Difference,
     General,
     Scores,
@@ -42,7 +42,7 @@ def summarize(
     sixteen: str,
     scorer: str,
 ) -> dict[str, Any]:
-    """Return the content of reports/strategies.json. `figures` come from `pipeline.stages.compare.measure`,
+    """Return the content of reports/strategies.json. `figures` come from `pipeline.extras.compare.measure`,
     `sixteen` is the 16-bit type.
 
     Raises `DataError` if no row has a score from every strategy and seed.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.config.strategies import STRATEGIES, title
 from pipeline.core.units import size_text
-from pipeline.stages.compare.statistics import Difference
+from pipeline.extras.compare.statistics import Difference
 
 AS_FAST = 0.95  # share of the fastest strategy's speed
 

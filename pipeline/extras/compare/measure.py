@@ -22,6 +22,9 @@ from pipeline.config.strategies import FOLDER, Job, title
 from pipeline.core.errors import GateError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import read_json, remove, write_json
+from pipeline.extras.compare.made import Made, Make, maker_of
+from pipeline.extras.compare.projects import TRAINED, untuned_gguf
+from pipeline.extras.compare.reference import load_reference, tokenizer_folder
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, llama_of
@@ -30,9 +33,6 @@ from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions
-from pipeline.stages.compare.made import Made, Make, maker_of
-from pipeline.stages.compare.projects import TRAINED, untuned_gguf
-from pipeline.stages.compare.reference import load_reference, tokenizer_folder
 from pipeline.subprojects.processes import run_module, size_of
 
 MEASURED = Path("reports/compare")  # one file per measurement
@@ -58,7 +58,7 @@ def record(params: Params, root: Path, job: Job, make: Make) -> None:
     product = make(params, root, job)
     # A process of its own, which frees the trained model's memory.
     run_module(
-        "pipeline.stages.compare.reference",
+        "pipeline.extras.compare.reference",
         str(product.project),
         str(root.resolve() / "data/final/test.jsonl"),
         str(params.preprocess.max_length),

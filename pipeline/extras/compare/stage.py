@@ -14,8 +14,8 @@ from pipeline.config.params import Params
 from pipeline.config.strategies import MERGED_16, Job
 from pipeline.core.locks import absent
 from pipeline.core.publish import read_json, write_json
-from pipeline.stages.compare.measure import MEASURED
-from pipeline.stages.compare.summary import summarize
+from pipeline.extras.compare.measure import MEASURED
+from pipeline.extras.compare.summary import summarize
 
 TARGET = Path("reports/strategies.json")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pipeline.core.places import PROJECT
-from pipeline.stages.compare.statistics import Scores, difference, mean_of
-from pipeline.stages.compare.summary import matrix, perfect_rows
+from pipeline.extras.compare.statistics import Scores, difference, mean_of
+from pipeline.extras.compare.summary import matrix, perfect_rows
 
 Model = tuple[str, str]  # level and strategy
 F16, Q4_K_M, Q4_0, Q2_K = ((level, "merged_16") for level in ("F16", "Q4_K_M", "Q4_0", "Q2_K"))

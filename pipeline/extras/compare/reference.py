@@ -1,6 +1,6 @@
 """Logits of the trained model on held-out rows, with which the shipped files are compared.
 
-    python -m pipeline.stages.compare.reference FOLDER data/final/test.jsonl CTX_SIZE
+    python -m pipeline.extras.compare.reference FOLDER data/final/test.jsonl CTX_SIZE
 
 reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there; CTX_SIZE is the context
 that held-out rows must fit. It is a process of its own, which frees the model's memory.

@@ -8,7 +8,7 @@ Command: `python -m pipeline compare_nf4@42`
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.stages.compare.projects import TRAINED, base_links, open_project, train
+from pipeline.extras.compare.projects import TRAINED, base_links, open_project, train
 
 
 def main(params: Params, root: Path, item: str) -> None:
