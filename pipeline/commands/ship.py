@@ -18,13 +18,14 @@ from pipeline.commands.project import Project
 from pipeline.config.levels import ModelName
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, GateError
+from pipeline.extras.table import load_extra
 from pipeline.gate.inputs import load_inputs
 from pipeline.gate.recommend import advise
 from pipeline.ship.bundle import SCRIPT, UNIT, Shipment, make_bundle
 from pipeline.ship.evidence import mismatches
 from pipeline.ship.lineage import need_records
+from pipeline.ship.listing import SIGNATURE
 from pipeline.ship.ollama import chat_template
-from pipeline.ship.signature import SIGNATURE, signer
 from pipeline.ship.verification import bundle_faults
 
 # inputs of a bundle's texts
@@ -39,7 +40,9 @@ def main(project: Project, requested: str, to: Path | None, key: Path | None) ->
     root = project.root
     level = shippable(params, requested)
     if key:
-        signer(key)  # A wrong key is refused now, before gigabytes are hashed and copied.
+        load_extra("signing").signer(
+            key
+        )  # A wrong key is refused now, before gigabytes are hashed and copied.
     # The shipped files, and the sources of the bundle's texts, must be the ones that the stages recorded.
     project.verify(*project.files(level))
     project.verify(*(root / place for place in DESCRIBED), again=False)

@@ -27,6 +27,8 @@ EXTRAS: Mapping[str, Extra] = {
     "remote": Extra("remote.verb", "docs/remote.md", verb="remote"),
     "judge": Extra("judge.verb", "docs/judging.md", verb="judge"),
     "pairs": Extra("pairs.command", "docs/methods.md", verb="data pairs"),
+    "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness"),
+    "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),

@@ -19,6 +19,7 @@ from pipeline.config.sections import AUTO, Serve
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
+from pipeline.extras.table import load_extra
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
@@ -29,6 +30,7 @@ from pipeline.ship.card import claims, front_matter, serve_script, text_values
 from pipeline.ship.listing import (
     FILE_MODE,
     PROGRAM_MODE,
+    SIGNATURE,
     Hostile,
     checksums,
     escaped,
@@ -36,7 +38,6 @@ from pipeline.ship.listing import (
     plain_files,
     read_small,
 )
-from pipeline.ship.signature import SIGNATURE, sign
 
 SUMS = "SHA256SUMS"
 CARD = "README.md"
@@ -100,7 +101,7 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
         lines = [f"{file_hash(aside / name)}  {name}\n" for name in sorted(plain_files(aside))]
         (aside / SUMS).write_text("".join(lines), encoding="utf-8")
         if key:
-            sign(aside, key)
+            load_extra("signing").sign(aside, key)
         set_modes(aside)
     return target
 

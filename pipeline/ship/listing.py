@@ -14,6 +14,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
+SIGNATURE = "model.sig"  # the one file of a bundle that SHA256SUMS can't list
 MAX_FILES = 1000
 MAX_DEPTH = 4
 MAX_SMALL = 16 << 20  # bytes of any file but the GGUF

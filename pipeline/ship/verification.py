@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.extras.table import load_extra
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import BASE_FILE, provenance
 from pipeline.ship.bundle import BILL, CARD, EVALUATION, GATE, PARITY, SCRIPT, SUMS, UNIT
 from pipeline.ship.card import claimed
 from pipeline.ship.listing import (
     MAX_SMALL,
+    SIGNATURE,
     Hostile,
     checksums,
     hash_plain,
@@ -26,7 +28,6 @@ from pipeline.ship.listing import (
     plain_files,
     read_small,
 )
-from pipeline.ship.signature import SIGNATURE, signature_fault
 
 VERSION = "1.6"  # version of CycloneDX
 MOST_VALUES = 5000  # most values of a bill, because a validator compares each value of a list with each other
@@ -89,7 +90,7 @@ def _faults(folder: Path, key: Path | None) -> list[str]:
 
 
 def _unsigned(folder: Path, key: Path | None) -> Iterator[str]:
-    if key and (fault := signature_fault(folder, key)):
+    if key and (fault := load_extra("signing").signature_fault(folder, key)):
         yield f"The signature does not vouch for it: {fault.rstrip('.')}."
 
 

@@ -18,6 +18,7 @@ from pipeline.config.sections import Graph
 from pipeline.config.text import value_at
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
+from pipeline.extras.table import modules_used_by
 from pipeline.workflow.code_keys import (
     PAGES,
     SETTINGS,
@@ -164,10 +165,12 @@ def stages_in(graph: Graph) -> dict[str, Stage]:
 
 
 def stage_modules(stage: str) -> list[str]:
-    """Return the modules that `stage` starts from: its own and those of what it runs as processes."""
+    """Return the modules that `stage` starts from: its own, those of extras that it uses and those of what it
+    runs as processes.
+    """
     stages = table().stages
     starts = stages[stage].starts if stage in stages else []
-    return [stage_module(stage), *chain.from_iterable(map(stage_modules, starts))]
+    return [stage_module(stage), *modules_used_by(stage), *chain.from_iterable(map(stage_modules, starts))]
 
 
 def code_of_stages() -> dict[str, list[str]]:

@@ -26,6 +26,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import write_json
+from pipeline.extras.table import load_extra
 from pipeline.gguf.file import describe, kv_cache_bytes
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
@@ -158,9 +159,10 @@ def harness(server: Server, root: Path, settings: Evaluate) -> dict[str, Any] | 
     """
     if not settings.harness:
         return None
-    from pipeline.stages.evaluate.harness import run_harness
-
-    return run_harness(server, settings.harness, root / "data/evaluation/harness")
+    figures: dict[str, Any] = load_extra("harness").run_harness(
+        server, settings.harness, root / "data/evaluation/harness"
+    )
+    return figures
 
 
 def main(params: Params, root: Path, model: str) -> None:

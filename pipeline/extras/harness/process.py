@@ -1,6 +1,6 @@
-"""Run lm-evaluation-harness on one served model: the process behind `pipeline.stages.evaluate.harness`.
+"""Run lm-evaluation-harness on one served model: the process behind `pipeline.extras.harness.run`.
 
-    python -P pipeline/stages/evaluate/harness_process.py < request.json
+    python -P pipeline/extras/harness/process.py < request.json
 
 The request is {"url", "authorization", "slots", "tasks", "folder"}. Standard output gets one JSON object:
 {"results": {task: {metric: value}}}, or a sentence: {"refused": …} if the tasks can't be run, {"failed": …}

@@ -14,9 +14,9 @@ from rigged import rigged
 
 from pipeline.config.products import ModelFiles
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.extras.harness.run import run_harness
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.evaluate.harness import run_harness
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason=need("lm_eval"))
 
@@ -150,9 +150,9 @@ def load(names: list[str], folder: Path) -> None:
     """What the harness's process does first; here so that lm_eval is imported once."""
     from lm_eval.tasks import TaskManager
 
-    from pipeline.stages.evaluate import harness_process
+    from pipeline.extras.harness import process
 
-    harness_process.load(TaskManager(include_path=folder, include_defaults=False), names, folder)
+    process.load(TaskManager(include_path=folder, include_defaults=False), names, folder)
 
 
 def test_an_unreadable_file_is_named(folder: Path) -> None:
@@ -179,6 +179,6 @@ def test_a_failure_is_not_taken_for_an_empty_answer(server: Server, folder: Path
 def test_without_the_extra_the_install_command_is_named(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages.evaluate.harness.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.extras.harness.run.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="Q-EVALUATE-007"):
         run_harness(server, ["says_he"], folder)

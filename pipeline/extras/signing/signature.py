@@ -13,8 +13,8 @@ from typing import Any
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.special_files import trouble
 from pipeline.core.text import shortened
+from pipeline.ship.listing import SIGNATURE
 
-SIGNATURE = "model.sig"
 MAX_SIGNATURE_BYTES = 1 << 20
 MAX_KEY_BYTES = 1 << 16
 NO_KEY = (OSError, ValueError, TypeError, AttributeError)  # the last two: encrypted, or of another kind

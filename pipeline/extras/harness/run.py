@@ -3,7 +3,7 @@
 Reads `data/evaluation/harness/**/*.yaml` and the data files that these name. Part of
 `python -m pipeline evaluate@Q4_K_M`; `evaluate.harness` names the tasks. Needs the extra "harness".
 
-The harness runs in a process of its own (`harness_process.py`) for three reasons. It prints, draws bars and
+The harness runs in a process of its own (`process.py`) for three reasons. It prints, draws bars and
 sets seeds without asking. A task's own Python (`!function`) may do anything. And huggingface_hub reads the
 offline setting only when it is first imported, which in this process happened long ago.
 """
@@ -21,7 +21,7 @@ from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import Server
 
-PROCESS = Path(__file__).with_name("harness_process.py")
+PROCESS = Path(__file__).with_name("process.py")
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",

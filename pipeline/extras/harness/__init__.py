@@ -1,0 +1,1 @@
+"""`evaluate.harness`: tasks of lm-evaluation-harness, a part of stage evaluate."""

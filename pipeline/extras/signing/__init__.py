@@ -1,0 +1,1 @@
+"""`quench ship --sign` and `--check --key`: the signature of a bundle."""
