@@ -26,7 +26,7 @@ EXTRAS: Mapping[str, Extra] = {
     "sweep": Extra("sweep.command", "docs/sweeps.md", verb="run sweep", pip="sweep"),
     "remote": Extra("remote.verb", "docs/remote.md", verb="remote"),
     "judge": Extra("judge.verb", "docs/judging.md", verb="judge"),
-    "pairs": Extra("pairs.command", "docs/methods.md", verb="data pairs"),
+    "pairs": Extra("pairs.command", "docs/rewards.md", verb="data pairs"),
     "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness"),
     "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
