@@ -3,7 +3,7 @@
 Files are followed by their import statements, also those inside functions. A module needs the data files in
 its package's folder (templates, questions, CMake files), and a program in that folder that it names
 ("converter_process.py"). A module that is imported by a name put together at run time can't be found this
-way: it is named as a start of its own (the methods of training).
+way: it is named as a start of its own (the methods of training, extras that a stage uses).
 
 `PLUMBING` is followed only from a start that lies in it: its edits run nothing else again.
 """
