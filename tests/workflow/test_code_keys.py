@@ -27,6 +27,7 @@ from pipeline.__main__ import main
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
 from pipeline.core.places import PACKAGE, PROJECT
+from pipeline.extras.table import modules_used_by
 from pipeline.workflow.code_keys import CODE, SETTINGS, stage_module
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.imports import PLUMBING, Package, is_in, module_name, read_source
@@ -157,7 +158,14 @@ def test_code_that_is_imported_by_a_name_put_together_starts_a_key_of_its_own() 
         for path in PACKAGE.rglob("*.py")
         if re.search(r"import_module\(|__import__\(", path.read_text(encoding="utf-8"))
     }
-    assert calls == {"__main__.py", "stages/train/learner.py"}
+    assert calls == {"__main__.py", "stages/train/learner.py", "extras/table.py"}
+    loading = {
+        path.parent.name
+        for path in (PACKAGE / "stages").rglob("*.py")
+        if "load_extra(" in path.read_text(encoding="utf-8")
+    }
+    assert all(set(modules_used_by(stage)) <= set(STARTS[stage]) for stage in loading)
+    assert loading == {stage for stage in STARTS if modules_used_by(stage)}
     assert STARTS.keys() > TRAINING
 
 
