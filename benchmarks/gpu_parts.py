@@ -61,9 +61,9 @@ def cap(gib: float) -> None:
 
 def trained(out: Path, settings: Training, resume: bool = False, **places: Any) -> dict[str, Any]:
     """What Quench's own stage reports of a training below `out`, {} in a process that follows another."""
-    from pipeline.stages.train.follow import follow
     from pipeline.stages.train.run import Job
     from pipeline.stages.train.stage import train
+    from pipeline.stages.train.worker import follow
 
     folders = {name: out / name for name in ("adapter", "checkpoints", "tensorboard")}
     job = Job(**places, **folders, settings=settings)
@@ -122,7 +122,7 @@ def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
 def rank(say: Say, folder: Path, settings: Training, side: str, **_: Any) -> None:
     """One process of a training by several, or one alone: the adapter's hash, tokens per second, the peak."""
     from pipeline.core.ranks import take_rank
-    from pipeline.stages.train.several.group import open_group
+    from pipeline.stages.train.distributed.group import open_group
 
     out = folder / f"several-{side}"
     places = {"tokens": folder / "resume/rows", "base": folder / "resume/base"}

@@ -178,7 +178,7 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
             write_settings(arguments.root)
         elif rank:
             from pipeline.config.params import load_params
-            from pipeline.stages.train.follow import run_rank
+            from pipeline.stages.train.worker import run_rank
 
             settings = partial(load_params, arguments.params or arguments.root / "params.yaml")
             run_rank(rank, arguments.stage, arguments.root, settings, work)

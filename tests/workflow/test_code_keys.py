@@ -157,7 +157,7 @@ def test_code_that_is_imported_by_a_name_put_together_starts_a_key_of_its_own() 
         for path in PACKAGE.rglob("*.py")
         if re.search(r"import_module\(|__import__\(", path.read_text(encoding="utf-8"))
     }
-    assert calls == {"__main__.py", "stages/train/learner.py"}
+    assert calls == {"__main__.py", "stages/train/method.py"}
     assert STARTS.keys() > TRAINING
 
 
@@ -198,7 +198,7 @@ FREE_FOR_TRAINING: dict[str, tuple[str, Edit]] = {
 EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "the loop of training": ("stages/train/loop.py", MORE, TRAINING),
     "the QLoRA model": ("models/qlora.py", MORE, {"train"}),
-    "what GRPO does its own way": ("stages/train/grpo/learner.py", MORE, {"train.grpo"}),
+    "what GRPO does its own way": ("stages/train/grpo/method.py", MORE, {"train.grpo"}),
     "which linears train": ("config/targets.py", MORE, {"train", "merge"}),
     "how a chat is rendered": ("chat/rendering.py", MORE, {"preprocess", "train", "parity", "evaluate"}),
     "the rule of lengths": ("stages/curate/rules/length.py", MORE, {"curate"}),
@@ -232,7 +232,7 @@ def edited_stages(file: str, edit: Edit) -> set[str]:
 
 
 def test_an_edit_of_grpo_trains_no_other_method_again() -> None:
-    assert edited_stages("stages/train/grpo/learner.py", MORE) & TRAINING == {"train.grpo"}
+    assert edited_stages("stages/train/grpo/method.py", MORE) & TRAINING == {"train.grpo"}
 
 
 @cache

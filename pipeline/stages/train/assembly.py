@@ -19,12 +19,12 @@ from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.planning.setup import check_offload, needs_gpu
 from pipeline.stages.train.checkpoints import step_of
 from pipeline.stages.train.dataset import Collator, load_rows, sequences
+from pipeline.stages.train.distributed.group import Group
 from pipeline.stages.train.journal import Board, Journal
-from pipeline.stages.train.learner import Learner, monitor_of
+from pipeline.stages.train.method import Learner, monitor_of
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample
 from pipeline.stages.train.run import Run
-from pipeline.stages.train.several.group import Group
 
 # Maximum tokens of a sample. The beginning of an answer shows what is being learned; stage evaluate has whole
 # ones.

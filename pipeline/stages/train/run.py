@@ -37,7 +37,7 @@ RESTART = "start again with `python -m pipeline train --no-resume`"
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A training job: rows, base, settings, and the output folders. `group` is the group of processes that
-    share the work (`pipeline.stages.train.several.group.Group`), or None if there is only this one.
+    share the work (`pipeline.stages.train.distributed.group.Group`), or None if there is only this one.
     """
 
     tokens: Path

@@ -25,13 +25,13 @@ from pipeline.models.runtime import give_back_holes
 from pipeline.models.tuners import causal_model, tuner_in
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes
 from pipeline.stages.train.dataset import for_the_model
+from pipeline.stages.train.distributed.group import Lost
+from pipeline.stages.train.distributed.sharing import Sharing
+from pipeline.stages.train.invariants import check_not_repacked
 from pipeline.stages.train.journal import Journal
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.record import run_id
 from pipeline.stages.train.run import RESTART
-from pipeline.stages.train.several.group import Lost
-from pipeline.stages.train.several.sharing import Sharing
 from pipeline.stages.train.step_stats import Batch, Figures, Measures, Sums
 
 # Free bytes below which a disk counts as full.

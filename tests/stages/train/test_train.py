@@ -26,10 +26,10 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import read_rows
 from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.stages.train.assembly import check_settings
+from pipeline.stages.train.distributed.sharing import Sharing
+from pipeline.stages.train.invariants import check_learned, check_no_leaks
 from pipeline.stages.train.journal import check_mean
 from pipeline.stages.train.loop import kind_of
-from pipeline.stages.train.proofs import check_learned, check_no_leaks
-from pipeline.stages.train.several.sharing import Sharing
 
 # --- the recipe ---------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from pipeline.core.errors import DataError
 from pipeline.models.distill_loss import distill_loss, followed
 from pipeline.stages.train.dataset import Collator, for_the_model
 from pipeline.stages.train.distill.cache import Answers
+from pipeline.stages.train.invariants import check_not_repacked
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.step_stats import Batch, Figures, Sums
 from pipeline.stages.train.trainer import QuenchTrainer
 

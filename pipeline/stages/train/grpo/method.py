@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pipeline.chat.prompts import QUESTIONS
 from pipeline.core.jsonl import read_rows
 from pipeline.stages.train.grpo.rules import GRPO_EVAL, GRPO_STEP
-from pipeline.stages.train.learner import Learner, Learning
+from pipeline.stages.train.method import Learner, Learning
 from pipeline.stages.train.monitoring.monitor import RuleSets
 from pipeline.stages.train.run import Run
 

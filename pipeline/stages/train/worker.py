@@ -16,8 +16,8 @@ from pipeline.core.locks import inputs_below
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.ranks import Rank
 from pipeline.models.runtime import use_all_cores
-from pipeline.stages.train.learner import learner_of
-from pipeline.stages.train.proofs import prove_beforehand
+from pipeline.stages.train.invariants import prove_beforehand
+from pipeline.stages.train.method import learner_of
 from pipeline.stages.train.record import describe
 from pipeline.stages.train.run import Job, Run
 
@@ -80,7 +80,7 @@ def run_rank(
             f"this is process {rank.number} of {rank.count}, and {stage[:80]} is the work of one: only train "
             "is shared",
         )
-    from pipeline.stages.train.several.group import open_group
+    from pipeline.stages.train.distributed.group import open_group
 
     with open_group(rank) as group, group.noticing():
         if rank.leads:

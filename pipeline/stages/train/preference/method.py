@@ -15,7 +15,7 @@ from pipeline.config.tuners import RATES as SFT_RATES
 from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.checkpoints import REFERENCE
-from pipeline.stages.train.learner import Learner, Learning
+from pipeline.stages.train.method import Learner, Learning
 from pipeline.stages.train.monitoring import run_rules
 from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown, warning
 from pipeline.stages.train.monitoring.rules import EVERY_STEP, OTHER_LOSSES, zero_loss

@@ -1,4 +1,4 @@
-"""Methods of training (`train.method`): this module for supervised training, a module `learner` below
+"""Methods of training (`train.method`): this module for supervised training, a module `method` below
 `pipeline.stages.train` for each other kind.
 
 Only the selected one is imported, by a computed name. So an edit of GRPO's code is in no key of a supervised

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from pipeline.core.errors import GateError, Stopped
+from pipeline.stages.train.distributed.group import Group, Lost
 from pipeline.stages.train.loop import Loop
 from pipeline.stages.train.run import RESTART
-from pipeline.stages.train.several.group import Group, Lost
 from pipeline.stages.train.step_stats import Batch, Figures, StepStats
 
 MET = 2  # numbers exchanged at every meeting in addition to the signal and the step
