@@ -14,8 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Train
 from pipeline.stages.train.monitoring.monitor import Monitor, RuleSets
-from pipeline.stages.train.monitoring.rules import EVERY_STEP
-from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
+from pipeline.stages.train.monitoring.rules import AT_END, EVERY_EVAL, EVERY_STEP
 from pipeline.stages.train.run import Run
 
 

@@ -12,8 +12,7 @@ from pipeline.core.checks import Check
 from pipeline.stages.train.invariants import BEFORE, held_out_before
 from pipeline.stages.train.method import Learner, Learning
 from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown
-from pipeline.stages.train.monitoring.rules import EVERY_STEP, OTHER_LOSSES, zero_loss
-from pipeline.stages.train.monitoring.run_rules import EVERY_EVAL, falling
+from pipeline.stages.train.monitoring.rules import EVERY_EVAL, EVERY_STEP, OTHER_LOSSES, falling, zero_loss
 
 
 def end_loss(run: Run) -> Check:

@@ -16,9 +16,16 @@ from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.checkpoints import REFERENCE
 from pipeline.stages.train.method import Learner, Learning
-from pipeline.stages.train.monitoring import run_rules
 from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown, warning
-from pipeline.stages.train.monitoring.rules import EVERY_STEP, OTHER_LOSSES, zero_loss
+from pipeline.stages.train.monitoring.rules import (
+    AT_END,
+    EVERY_EVAL,
+    EVERY_STEP,
+    OTHER_LOSSES,
+    usual_rate,
+    zero_loss,
+)
+from pipeline.stages.train.monitoring.rules import learning_rate as sft_learning_rate
 
 RATES: Mapping[TunerName, Rate] = {"lora": (5e-7, 1e-4, "2.0e-5 is a good start")}
 FALLEN_NATS = 1.0  # nats by which a chosen answer may have become less likely
@@ -29,9 +36,9 @@ def learning_rate(run: Run) -> Check:
     own.
     """
     if run.settings.tuner in SFT_RATES.keys() - RATES.keys():
-        return run_rules.learning_rate(run)
+        return sft_learning_rate(run)
     cause = "a higher one makes the chosen answers less likely too"
-    return run_rules.usual_rate(run, RATES, cause, run.settings.method)
+    return usual_rate(run, RATES, cause, run.settings.method)
 
 
 def chosen(run: Run) -> Check:
@@ -69,7 +76,7 @@ STEP = {
     "learning rate": learning_rate,
     "chosen answers": chosen,
 }
-END = {**run_rules.AT_END, "end loss": end_loss}
+END = {**AT_END, "end loss": end_loss}
 
 
 class PreferenceLearner(Learner):
@@ -77,7 +84,7 @@ class PreferenceLearner(Learner):
     reference.
     """
 
-    rules: ClassVar[RuleSets] = RuleSets(STEP, run_rules.EVERY_EVAL, END)
+    rules: ClassVar[RuleSets] = RuleSets(STEP, EVERY_EVAL, END)
 
     def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
         """Return the collators that know both answers, and the trainer with its reference."""
