@@ -26,7 +26,7 @@ from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.ship.card import PrintedTools
 from pipeline.stages.curate.stage import curate
-from pipeline.stages.train.record import describe, run_id
+from pipeline.stages.train.run import describe, run_id
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.ledger import params_of
 

@@ -47,7 +47,7 @@ from pipeline.planning.config_file import load_shape
 from pipeline.planning.shape import KNOWN, Shape
 from pipeline.stages.parity.check import KEYS
 from pipeline.stages.train.input_files import complete_base
-from pipeline.stages.train.record import base_hashes
+from pipeline.stages.train.run import base_hashes
 
 LONGEST = 256  # tokens of a prompt
 SEED = 0

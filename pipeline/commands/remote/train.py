@@ -23,7 +23,7 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
 from pipeline.core.publish import read_json, remove, write_json
-from pipeline.stages.train.record import LIBRARIES, git_state
+from pipeline.stages.train.run import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.dvc_yaml import need_graph
 from pipeline.workflow.integrity import verify_inputs

@@ -30,8 +30,7 @@ from pipeline.stages.train.figures import curve, last_evaluation, summary, write
 from pipeline.stages.train.invariants import check_learned, check_rows, prove_beforehand
 from pipeline.stages.train.method import learner_of
 from pipeline.stages.train.preflight import check_shared
-from pipeline.stages.train.record import describe, run_record
-from pipeline.stages.train.run import Job, Run, find_start, finish
+from pipeline.stages.train.run import Job, Run, describe, find_start, finish, run_record
 from pipeline.stages.train.worker import same_in_all
 
 

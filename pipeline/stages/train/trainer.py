@@ -30,8 +30,7 @@ from pipeline.stages.train.distributed.sharing import Sharing
 from pipeline.stages.train.invariants import check_not_repacked
 from pipeline.stages.train.journal import Journal
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.record import run_id
-from pipeline.stages.train.run import RESTART
+from pipeline.stages.train.run import RESTART, run_id
 from pipeline.stages.train.step_stats import Batch, Figures, Measures, Sums
 
 # Free bytes below which a disk counts as full.

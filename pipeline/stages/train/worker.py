@@ -18,8 +18,7 @@ from pipeline.core.ranks import Rank
 from pipeline.models.runtime import use_all_cores
 from pipeline.stages.train.invariants import prove_beforehand
 from pipeline.stages.train.method import learner_of
-from pipeline.stages.train.record import describe
-from pipeline.stages.train.run import Job, Run
+from pipeline.stages.train.run import Job, Run, describe
 
 
 def follow(job: Job) -> None:

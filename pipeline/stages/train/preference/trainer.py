@@ -33,7 +33,7 @@ class Reference:
     or watched. Each row is computed once, for later passes over the data and for a run that resumes.
 
     `file` has a line for each packed row, by its hash, of the run with this `record`
-    (`pipeline.stages.train.record.describe`). It is written only with `keep`. With `again` the model is
+    (`pipeline.stages.train.run.describe`). It is written only with `keep`. With `again` the model is
     queried each time.
     """
 
