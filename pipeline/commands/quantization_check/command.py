@@ -46,7 +46,7 @@ from pipeline.models.tuners.lora import adapter_config, check_adapter, lora_conf
 from pipeline.planning.config_file import load_shape
 from pipeline.planning.shape import KNOWN, Shape
 from pipeline.stages.parity.check import KEYS
-from pipeline.stages.train.input_files import complete_base
+from pipeline.stages.train.preflight import complete_base
 from pipeline.stages.train.run import base_hashes
 
 LONGEST = 256  # tokens of a prompt

@@ -128,6 +128,31 @@ class Run(Job):
             write_json(file, values)
 
 
+def check_shared(settings: Training, count: int) -> None:
+    """Raise `ConfigError` for settings that `count` processes can't share."""
+    if count == 1:
+        if settings.shares_base:
+            raise ConfigError(
+                "Q-TRAIN-040",
+                "train.offload: shared shares the base's weights out among processes, and this is one alone: "
+                "start several (--processes, or QUENCH_PROCESSES in the environment), or set it to none",
+            )
+        return
+    if METHODS[settings.method].prompts:
+        raise ConfigError(
+            "Q-TRAIN-040",
+            f"train.method grpo draws its rollouts in one process, and here are {count}: train without "
+            "torchrun, srun, --processes and QUENCH_PROCESSES",
+        )
+    if settings.gradient_accumulation_steps < count:
+        raise ConfigError(
+            "Q-TRAIN-040",
+            f"an optimizer step has {settings.gradient_accumulation_steps} micro-batches "
+            f"(train.gradient_accumulation_steps), too few for {count} processes: raise it, or start fewer "
+            "(--processes, or QUENCH_PROCESSES in the environment)",
+        )
+
+
 # --- inputs that the adapter depends on ---------------------------------------------------------------------
 
 

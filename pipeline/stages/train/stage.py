@@ -29,8 +29,7 @@ from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, read_notes
 from pipeline.stages.train.figures import curve, last_evaluation, summary, write_curve
 from pipeline.stages.train.invariants import check_learned, check_rows, prove_beforehand
 from pipeline.stages.train.method import learner_of
-from pipeline.stages.train.preflight import check_shared
-from pipeline.stages.train.run import Job, Run, describe, find_start, finish, run_record
+from pipeline.stages.train.run import Job, Run, check_shared, describe, find_start, finish, run_record
 from pipeline.stages.train.worker import same_in_all
 
 
