@@ -24,6 +24,7 @@ from pipeline.stages.train.journal import Board, Journal
 from pipeline.stages.train.method import Learner, monitor_of
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample
+from pipeline.stages.train.reducer import Alone, Reducer
 from pipeline.stages.train.run import Run
 
 # Maximum tokens of a sample. The beginning of an answer shows what is being learned; stage evaluate has whole
@@ -97,6 +98,17 @@ def shared_out(run: Run) -> Any:
     return model
 
 
+def reducer_of(run: Run, model: Any) -> Reducer:
+    """Return the reducer of a run that trains the parameters of `model` that require a gradient."""
+    if run.group is None:
+        return Alone()
+    # A run alone needs nothing of it.
+    from pipeline.stages.train.distributed.reducer import GroupReducer
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return GroupReducer(run.group, trained, sharded=run.settings.shares_base)
+
+
 def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     """Return the trainer by which `learner` learns over the quantized base, and the monitor of its steps."""
     import torch
@@ -120,6 +132,7 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
         journal = Journal(run.metrics_log, board, monitor, max_steps=steps, of_run=of_run)
     trainer = learning.trainer(
         run=run,
+        reducer=reducer_of(run, model),
         model=model,
         rows=rows,
         collate=learning.collate,

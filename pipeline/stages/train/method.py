@@ -43,9 +43,9 @@ class Learner:
 
     def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
         """Return the method's collators, which wrap the plain `collate`, and its trainer."""
-        from pipeline.stages.train.trainer import QuenchTrainer
+        from pipeline.stages.train.loop import Trainer
 
-        return Learning(collate, collate, QuenchTrainer)
+        return Learning(collate, collate, Trainer)
 
     def measure_before(self, trainer: Any) -> None:
         """Measure what the report says about the model before its first step, unless the run resumes."""

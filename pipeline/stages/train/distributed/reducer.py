@@ -1,4 +1,4 @@
-"""Trainer that shares each optimizer step with other processes, and ends in the same bytes as a single one.
+"""Reducer that shares each optimizer step with other processes, and ends in the same bytes as a run alone.
 
 All processes have the same rows in the same order and take turns: of each `gradient_accumulation_steps`
 micro-batches, number j is the work of process j mod W. Sums are made in the order of the micro-batches
@@ -8,15 +8,15 @@ micro-batches, and stops all at the same step.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-from pipeline.core.errors import GateError, Stopped
+from pipeline.core.errors import GateError
 from pipeline.stages.train.distributed.group import Group, Lost
-from pipeline.stages.train.loop import Loop
+from pipeline.stages.train.loop import Trainer
 from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.step_stats import Batch, Figures, StepStats
 
@@ -25,40 +25,36 @@ MET = 2  # numbers exchanged at every meeting in addition to the signal and the 
 NOTHING = -0.0
 
 
-class Sharing(Loop):
-    """Loop that trains with the processes of the run's `group`, or by itself if it is None. `leads` is True
-    if this process writes. `sharded` is True if the base is sharded: then all processes run its layers
-    equally often.
+class GroupReducer:
+    """Reducer (`pipeline.stages.train.reducer.Reducer`) of the processes of `group`, which all train the
+    parameters `trained`. `sharded` is True if the base is sharded over them.
 
     Every exchange between processes begins with a meeting, so that a process that stops finds the others
     there.
     """
 
-    def __init__(self, **rest: Any) -> None:
-        super().__init__(**rest)
-        self.group: Group | None = self.run.group
-        self.leads = self.run.leads
-        self.interruption = self.run.interruption
-        self.sharded = self.settings.shares_base and self.group is not None
-        self._told = False  # True once the others know of the signal that stops the run
-        self._stopped: Stopped | None = None
-        self.gradients = GradientSum(self.trained, self.group) if self.group else None
+    def __init__(self, group: Group, trained: Sequence[torch.nn.Parameter], *, sharded: bool) -> None:
+        self.group = group
+        self.trained = trained
+        self.sharded = sharded
+        self.gradients = GradientSum(trained, group)
         self.round_losses: list[torch.Tensor] = []
+        self._told = False  # True once the others know of the signal that stops the run
 
     # --- meetings -------------------------------------------------------------------------------------------
 
-    def meet(self, *numbers: int) -> list[int]:
+    def meet(self, loop: Trainer, *numbers: int) -> list[int]:
         """Return the maximum of each of `MET` numbers over processes. After a signal to one, all save and
         stop. Raises `GateError` if the processes are at different steps.
         """
-        assert self.group is not None
-        with self.interruption.deferred():
-            rows = self._say(self.interruption.received or 0, *numbers)
+        interruption = loop.interruption
+        with interruption.deferred():
+            rows = self._say(loop, interruption.received or 0, *numbers)
         signals = [number for number in rows[:, 0].tolist() if number]
         if signals:
             self._told = True
-            self.interruption.hear(signals[0])
-            self.save_and_stop()
+            interruption.hear(signals[0])
+            loop.save_and_stop()
         if len({*rows[:, 1].tolist()}) > 1:
             raise GateError(
                 "Q-TRAIN-039",
@@ -66,120 +62,107 @@ class Sharing(Loop):
             )
         return [int(number) for number in rows[:, 2:].max(0).values]
 
-    def heed_signal(self) -> None:
+    def heed_signal(self, loop: Trainer) -> None:
         """Save the state after the newest optimizer step and raise `Stopped` if a signal is pending. With a
         sharded base all processes stop together, because one that left by itself would leave the others
         within a layer.
         """
         if self.sharded:
-            self.meet(*[0] * MET)
-        elif self.interruption.received is not None:
-            self.save_and_stop()
+            self.meet(loop, *[0] * MET)
+        elif loop.interruption.received is not None:
+            loop.save_and_stop()
 
-    def save_and_stop(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, unless it exists, and raise `Stopped` in all
-        processes.
-        """
-        if self._stopped is None:
-            with self.interruption.deferred():
-                self._stopped = self._stop()
-        raise self._stopped
-
-    def _stop(self) -> Stopped:
-        step = self.step
-        number = self.interruption.received
-        assert number is not None, "no signal has come"
+    @contextmanager
+    def stopping(self, loop: Trainer, number: int) -> Iterator[None]:
+        """Tell the others of signal `number` unless they know, save in the body, and wait for the others."""
         with suppress(Lost):  # A process that is gone needs no message.
-            if self.group is not None and not self._told:
-                self._say(number, *[0] * MET)
-        self.save_newest()
+            if not self._told:
+                self._say(loop, number, *[0] * MET)
+        yield
         with suppress(Lost):
             # torchrun kills all once one has exited, so wait until they have saved.
-            if self.group is not None:
-                self.group.gathered(torch.zeros(1))
-        if not step:
-            return Stopped(number, "not one step was done")
-        return Stopped(number, f"checkpoint-{step} is complete, and the same command resumes from it")
+            self.group.gathered(torch.zeros(1))
 
-    def save_newest(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, unless it exists. Only rank 0 does."""
-        raise NotImplementedError
+    @contextmanager
+    def noticing(self, loop: Trainer) -> Iterator[None]:
+        """Save the newest optimizer step if another process is gone while the body runs. Raises `Lost`
+        then.
+        """
+        try:
+            with self.group.noticing():
+                yield
+        except Lost:
+            loop.save_newest()
+            raise
 
-    def _say(self, *numbers: int) -> torch.Tensor:
+    def _say(self, loop: Trainer, *numbers: int) -> torch.Tensor:
         """Return (processes, 2 + MET) numbers of all processes: the pending signal, the step, two numbers."""
-        assert self.group is not None
         signal, *rest = numbers
-        return self.group.gathered(torch.tensor([signal, self.step, *rest]))
+        return self.group.gathered(torch.tensor([signal, loop.step, *rest]))
 
     # --- micro-batches --------------------------------------------------------------------------------------
 
-    def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Run one forward and backward; then a pending signal is handled. With other processes, the call for
-        the first micro-batch of a round runs the entire round.
+    def training_step(self, loop: Trainer, batch: Batch, items: Any) -> torch.Tensor:
+        """Return the loss of the optimizer step's next micro-batch. The call for the first one of a round
+        runs the entire round.
         """
-        if self.group is None:
-            loss = super().training_step(batch, items)
-            self.heed_signal()
-            return loss
         if not self.round_losses:
-            start = self.stats.batches
-            self.round_losses = self.round(start, items)
-            if start + self.group.count >= len(self.step_batches):
-                assert self.gradients is not None
+            start = loop.stats.batches
+            self.round_losses = self.round(loop, start, items)
+            if start + self.group.count >= len(loop.step_batches):
                 self.gradients.finish()
         return self.round_losses.pop(0)
 
-    def round(self, start: int, items: Any) -> list[torch.Tensor]:
+    def round(self, loop: Trainer, start: int, items: Any) -> list[torch.Tensor]:
         """Return the losses of the micro-batches from `start`, one a process. Their gradients are added
         up.
         """
-        assert self.group is not None and self.gradients is not None
-        batches = self.step_batches[start : start + self.group.count]
+        batches = loop.step_batches[start : start + self.group.count]
         rank = self.group.rank.number
-        stats = self.stats
-        self.stats = StepStats(start + rank)
+        stats = loop.stats
+        loop.stats = StepStats(start + rank)
         try:
             figures: list[Figures] = []
             if rank < len(batches):
-                own_loss = super().training_step(batches[rank], items)
-                figures = [([float(own_loss), float(self.stats.loss_sum)], self.stats.measures.sums)]
+                own_loss = loop.forward_backward(batches[rank], items)
+                figures = [([float(own_loss), float(loop.stats.loss_sum)], loop.stats.measures.sums)]
             elif self.sharded:  # Another process's batch, for the sharded layers.
-                super().training_step(batches[0], items)
-                self.optimizer.zero_grad()
+                loop.forward_backward(batches[0], items)
+                loop.optimizer.zero_grad()
         finally:
-            self.stats = stats
+            loop.stats = stats
         losses = []
-        for batch, ((loss, total), sums) in zip(batches, self.of_all(figures, len(batches)), strict=True):
-            losses.append(torch.tensor(loss, device=self.device))
-            self.stats.add(batch, torch.tensor(total, device=self.device), sums)
+        figures = self.of_all(loop, figures, len(batches))
+        for batch, ((loss, total), sums) in zip(batches, figures, strict=True):
+            losses.append(torch.tensor(loss, device=loop.device))
+            stats.add(batch, torch.tensor(total, device=loop.device), sums)
         self.gradients.add_round()
         return losses
 
     # --- figures of all -------------------------------------------------------------------------------------
 
-    def figures_of(self, batches: Sequence[Batch], measure: Callable[[Batch], Figures]) -> list[Figures]:
+    def figures_of(
+        self, loop: Trainer, batches: Sequence[Batch], measure: Callable[[Batch], Figures]
+    ) -> list[Figures]:
         """Return the figures that `measure` gives for each of `batches`. All processes have them, and each
         measures its share.
         """
-        if self.group is None:
-            return [measure(batch) for batch in batches]
         figures = [measure(batch) for batch in batches[self.group.rank.number :: self.group.count]]
         if self.sharded and len(figures) * self.group.count < len(batches):
             measure(batches[0])  # Others have one more.
-        return self.of_all(figures, len(batches))
+        return self.of_all(loop, figures, len(batches))
 
-    def of_all(self, figures: list[Figures], count: int) -> list[Figures]:
+    def of_all(self, loop: Trainer, figures: list[Figures], count: int) -> list[Figures]:
         """Return the figures of all `count` batches in their order, from those of each process's share.
 
         A process without a share has other names for them, but it writes nothing. Stops the run if one of the
         processes has received a signal.
         """
-        assert self.group is not None
         names = sorted(figures[0][1]) if figures else []
         # A signal between two exchanges would have this process make another one than the others.
-        with self.interruption.deferred():
+        with loop.interruption.deferred():
             loss_count = len(figures[0][0]) if figures else 0
-            losses, measures = self.meet(loss_count, len(names))
+            losses, measures = self.meet(loop, loss_count, len(names))
             names = names or [str(number) for number in range(measures)]
             width = losses + 2 * measures
             share = -(-count // self.group.count)
@@ -195,19 +178,17 @@ class Sharing(Loop):
             all_figures.append(_figures(row_of_place.tolist(), losses, names))
         return all_figures
 
-    def check_equal(self) -> None:
+    def check_equal(self, loop: Trainer) -> None:
         """Raise `GateError` unless all processes have trained the same weights."""
-        if self.group is None:
-            return
         digest = hashlib.blake2b(digest_size=7)  # 7 bytes and a sign fit in 64 bits.
         for parameter in self.trained:
             digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         checksum = int.from_bytes(digest.digest())
-        largest, smallest = self.meet(checksum, -checksum)
+        largest, smallest = self.meet(loop, checksum, -checksum)
         if largest != -smallest:
             raise GateError(
                 "Q-TRAIN-039",
-                f"after step {self.step} the processes have trained different weights: {RESTART}, on cards "
+                f"after step {loop.step} the processes have trained different weights: {RESTART}, on cards "
                 "of one kind",
             )
 
