@@ -1,7 +1,7 @@
 """Assemble the trainer: rows, the quantized base with its adapter, and the monitor."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import set_seed
 
@@ -19,13 +19,15 @@ from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.planning.setup import check_offload, needs_gpu
 from pipeline.stages.train.checkpoints import step_of
 from pipeline.stages.train.dataset import Collator, load_rows, sequences
-from pipeline.stages.train.distributed.group import Group
 from pipeline.stages.train.journal import Board, Journal
 from pipeline.stages.train.method import Learner, monitor_of
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample
 from pipeline.stages.train.reducer import Alone, Reducer
 from pipeline.stages.train.run import Run
+
+if TYPE_CHECKING:
+    from pipeline.stages.train.distributed.group import Group
 
 # Maximum tokens of a sample. The beginning of an answer shows what is being learned; stage evaluate has whole
 # ones.

@@ -27,7 +27,6 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
-from pipeline.models.own_targets import fitted
 from pipeline.stages.train.checkpoints import (
     TORN,
     checkpoints_in,
@@ -91,6 +90,9 @@ class Job:
         """Return the job of stage train on the project `root`, with its targets checked. Raises the errors
         of `fitted`.
         """
+        # It brings PyTorch, which the rest of this module needs only for a run.
+        from pipeline.models.own_targets import fitted
+
         base = root / "models/base"
         return cls(
             tokens=root / "data/tokens",
