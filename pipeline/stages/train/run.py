@@ -2,7 +2,8 @@
 check that existing checkpoints belong to it.
 
 An interrupted run resumes only if it would end in the same bytes. If something else changed, resuming would
-mix two runs, and starting again would lose the first one. So neither happens by itself.
+mix two runs, and starting again would lose the first one. So neither happens by itself. The module is longer
+than others, because the run, its record and the decision on the record are one subject.
 """
 
 import json
