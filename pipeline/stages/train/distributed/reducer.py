@@ -16,7 +16,7 @@ import torch
 
 from pipeline.core.errors import GateError
 from pipeline.stages.train.distributed.group import Group, Lost
-from pipeline.stages.train.loop import Trainer
+from pipeline.stages.train.reducer import Loop
 from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.step_stats import Batch, Figures, StepStats
 
@@ -43,7 +43,7 @@ class GroupReducer:
 
     # --- meetings -------------------------------------------------------------------------------------------
 
-    def meet(self, loop: Trainer, *numbers: int) -> list[int]:
+    def meet(self, loop: Loop, *numbers: int) -> list[int]:
         """Return the maximum of each of `MET` numbers over processes. After a signal to one, all save and
         stop. Raises `GateError` if the processes are at different steps.
         """
@@ -62,7 +62,7 @@ class GroupReducer:
             )
         return [int(number) for number in rows[:, 2:].max(0).values]
 
-    def heed_signal(self, loop: Trainer) -> None:
+    def heed_signal(self, loop: Loop) -> None:
         """Save the state after the newest optimizer step and raise `Stopped` if a signal is pending. With a
         sharded base all processes stop together, because one that left by itself would leave the others
         within a layer.
@@ -73,7 +73,7 @@ class GroupReducer:
             loop.save_and_stop()
 
     @contextmanager
-    def stopping(self, loop: Trainer, number: int) -> Iterator[None]:
+    def stopping(self, loop: Loop, number: int) -> Iterator[None]:
         """Tell the others of signal `number` unless they know, save in the body, and wait for the others."""
         with suppress(Lost):  # A process that is gone needs no message.
             if not self._told:
@@ -84,7 +84,7 @@ class GroupReducer:
             self.group.gathered(torch.zeros(1))
 
     @contextmanager
-    def noticing(self, loop: Trainer) -> Iterator[None]:
+    def noticing(self, loop: Loop) -> Iterator[None]:
         """Save the newest optimizer step if another process is gone while the body runs. Raises `Lost`
         then.
         """
@@ -95,14 +95,14 @@ class GroupReducer:
             loop.save_newest()
             raise
 
-    def _say(self, loop: Trainer, *numbers: int) -> torch.Tensor:
+    def _say(self, loop: Loop, *numbers: int) -> torch.Tensor:
         """Return (processes, 2 + MET) numbers of all processes: the pending signal, the step, two numbers."""
         signal, *rest = numbers
         return self.group.gathered(torch.tensor([signal, loop.step, *rest]))
 
     # --- micro-batches --------------------------------------------------------------------------------------
 
-    def training_step(self, loop: Trainer, batch: Batch, items: Any) -> torch.Tensor:
+    def training_step(self, loop: Loop, batch: Batch, items: Any) -> torch.Tensor:
         """Return the loss of the optimizer step's next micro-batch. The call for the first one of a round
         runs the entire round.
         """
@@ -113,7 +113,7 @@ class GroupReducer:
                 self.gradients.finish()
         return self.round_losses.pop(0)
 
-    def round(self, loop: Trainer, start: int, items: Any) -> list[torch.Tensor]:
+    def round(self, loop: Loop, start: int, items: Any) -> list[torch.Tensor]:
         """Return the losses of the micro-batches from `start`, one a process. Their gradients are added
         up.
         """
@@ -142,7 +142,7 @@ class GroupReducer:
     # --- figures of all -------------------------------------------------------------------------------------
 
     def figures_of(
-        self, loop: Trainer, batches: Sequence[Batch], measure: Callable[[Batch], Figures]
+        self, loop: Loop, batches: Sequence[Batch], measure: Callable[[Batch], Figures]
     ) -> list[Figures]:
         """Return the figures that `measure` gives for each of `batches`. All processes have them, and each
         measures its share.
@@ -152,7 +152,7 @@ class GroupReducer:
             measure(batches[0])  # Others have one more.
         return self.of_all(loop, figures, len(batches))
 
-    def of_all(self, loop: Trainer, figures: list[Figures], count: int) -> list[Figures]:
+    def of_all(self, loop: Loop, figures: list[Figures], count: int) -> list[Figures]:
         """Return the figures of all `count` batches in their order, from those of each process's share.
 
         A process without a share has other names for them, but it writes nothing. Stops the run if one of the
@@ -178,7 +178,7 @@ class GroupReducer:
             all_figures.append(_figures(row_of_place.tolist(), losses, names))
         return all_figures
 
-    def check_equal(self, loop: Trainer) -> None:
+    def check_equal(self, loop: Loop) -> None:
         """Raise `GateError` unless all processes have trained the same weights."""
         digest = hashlib.blake2b(digest_size=7)  # 7 bytes and a sign fit in 64 bits.
         for parameter in self.trained:
