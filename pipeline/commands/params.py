@@ -18,7 +18,7 @@ from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.config.text import as_yaml, comment_of, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.devices import sees_gpu
-from pipeline.workflow.settings import complete as complete_file
+from pipeline.workflow.state.settings import complete as complete_file
 
 LAYERS = "machine.n_gpu_layers"
 WIDEST = 44  # columns of a value; a longer one moves the rest of the line

@@ -18,7 +18,7 @@ from pipeline.core.places import resource
 from pipeline.core.publish import publishing
 from pipeline.workflow.dvc_yaml import put_graph
 from pipeline.workflow.project import is_project
-from pipeline.workflow.settings import starting_text, write_lock
+from pipeline.workflow.state.settings import starting_text, write_lock
 
 RECIPES = resource("recipes")
 MOST_LETTERS = 40  # characters of a project's name in the names of its models

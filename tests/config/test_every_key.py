@@ -28,7 +28,7 @@ from pipeline.ship.card import PrintedTools
 from pipeline.stages.curate.stage import curate
 from pipeline.stages.train.record import describe, run_id
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.ledger import params_of
+from pipeline.workflow.state.lockfile import params_of
 
 Settings = dict[str, Any]
 GGUF: Settings = {"base.quantization": "gguf", "evaluate.models": ["base", "adapter"]}

@@ -20,8 +20,8 @@ from pipeline.config.params import Params, read_params
 from pipeline.config.text import left_out
 from pipeline.core.locks import RUN, lock_file, take
 from pipeline.core.places import PROJECT
-from pipeline.workflow.settings import read_by_dvc
 from pipeline.workflow.stages import stages_in
+from pipeline.workflow.state.settings import read_by_dvc
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError
 from pipeline.core.hashing import json_hash
 from pipeline.core.publish import remove
-from pipeline.workflow.code_keys import stage_module
-from pipeline.workflow.hashes import stamps
-from pipeline.workflow.imports import Package
+from pipeline.workflow.keys.code_keys import stage_module
+from pipeline.workflow.keys.imports import Package
+from pipeline.workflow.keys.stamps import stamps
 
 FOLDER = "data/.shards"
 KEY = "key"  # a file in each folder: a hash of its sources

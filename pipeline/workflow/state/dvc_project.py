@@ -18,8 +18,9 @@ import yaml
 from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.locks import locked
 from pipeline.core.yaml_readers import read_fast
-from pipeline.workflow.cluster import is_remote
-from pipeline.workflow.hashes import Digests, Hashes, files_below
+from pipeline.workflow.cluster.jobs import is_remote
+from pipeline.workflow.keys.stamps import files_below
+from pipeline.workflow.state.hashes import Digests, Hashes
 
 RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
 QUARANTINE = "rotten"  # folder in DVC's cache for objects that don't match their names

@@ -2,8 +2,8 @@
 
     python -m pipeline code       writes .quench/code/STAGE.key for every stage
 
-A key has a line for each file that the stage's own module needs (`pipeline.workflow.imports`): a hash of it
-without comments and docstrings. So an edit runs those stages again whose code imports the file, except
+A key has a line for each file that the stage's own module needs (`pipeline.workflow.keys.imports`): a hash
+of it without comments and docstrings. So an edit runs those stages again whose code imports the file, except
 plumbing, which is named there. What a method of training does its own way has a key of its own: the key that
 `train.method` chooses is next to train's, so an edit of GRPO's code trains no supervised run again.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.core.errors import MachineError
-from pipeline.workflow.imports import ROOT, Package, write_whole
+from pipeline.workflow.keys.imports import ROOT, Package, write_whole
 
 CODE = "code"  # DVC's first stage, which writes the keys
 FOLDER = f".quench/{CODE}"  # output of stage code

@@ -22,10 +22,10 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing, unwritable
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
-from pipeline.workflow.code_keys import LOCK, SETTINGS
-from pipeline.workflow.imports import write_whole
-from pipeline.workflow.ledger import entry_of, params_of
+from pipeline.workflow.keys.code_keys import LOCK, SETTINGS
+from pipeline.workflow.keys.imports import write_whole
 from pipeline.workflow.stages import DERIVED, Values, stages_in, values_of
+from pipeline.workflow.state.lockfile import entry_of, params_of
 
 MOST_NAMED = 8
 HEADER = [

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.workflow.cluster import is_remote
-from pipeline.workflow.dvc_project import listing, open_project, quarantine_damaged, update_dvc_state
-from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.ledger import changed_paths, inputs_of, overlap, recorded_outputs
-from pipeline.workflow.record import is_project_config
+from pipeline.workflow.cluster.jobs import is_remote
+from pipeline.workflow.keys.stamps import files_below
+from pipeline.workflow.state.dvc_project import listing, open_project, quarantine_damaged, update_dvc_state
+from pipeline.workflow.state.hashes import Hashes
+from pipeline.workflow.state.lockfile import changed_paths, inputs_of, overlap, recorded_outputs
+from pipeline.workflow.state.record import is_project_config
 
 NAMED = 3  # files of a folder that a sentence names
 

@@ -19,15 +19,15 @@ from pipeline.core.locks import Held, lock_file, take, unusable
 from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow import project
-from pipeline.workflow.cleanup import working
-from pipeline.workflow.cluster import forget, is_remote
-from pipeline.workflow.code_keys import FOLDER, key_file
-from pipeline.workflow.dvc_project import lock_record
-from pipeline.workflow.hashes import stamps
-from pipeline.workflow.imports import Package
-from pipeline.workflow.ledger import entry_of, inputs_of, params_of
-from pipeline.workflow.settings import lock_values
+from pipeline.workflow.cluster.jobs import forget, is_remote
+from pipeline.workflow.keys.code_keys import FOLDER, key_file
+from pipeline.workflow.keys.imports import Package
+from pipeline.workflow.keys.stamps import stamps
 from pipeline.workflow.stages import Values, code_of_stages, users
+from pipeline.workflow.state.cleanup import working
+from pipeline.workflow.state.dvc_project import lock_record
+from pipeline.workflow.state.lockfile import entry_of, inputs_of, params_of
+from pipeline.workflow.state.settings import lock_values
 
 
 def record(stage: str, root: Path) -> None:

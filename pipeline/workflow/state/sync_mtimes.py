@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.workflow.code_keys import CODE, SETTINGS
-from pipeline.workflow.dvc_project import (
+from pipeline.workflow.keys.code_keys import CODE, SETTINGS
+from pipeline.workflow.project import refresh_keys
+from pipeline.workflow.state.dvc_project import (
     check_record,
     open_project,
     quarantine_damaged,
     remove_dead_links,
     update_dvc_state,
 )
-from pipeline.workflow.hashes import Hashes
-from pipeline.workflow.integrity import scan_outputs
-from pipeline.workflow.ledger import overlap, seems_unchanged
-from pipeline.workflow.project import refresh_keys
-from pipeline.workflow.settings import refresh_lock
+from pipeline.workflow.state.hashes import Hashes
+from pipeline.workflow.state.integrity import scan_outputs
+from pipeline.workflow.state.lockfile import overlap, seems_unchanged
+from pipeline.workflow.state.settings import refresh_lock
 
 # "1" if Snakemake started the stage, and not by a user's --force (see pipeline/workflow/prepare.py).
 REUSE = "QUENCH_REUSE"

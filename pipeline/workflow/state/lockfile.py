@@ -1,7 +1,7 @@
 """The stages by dvc.yaml and dvc.lock, and the files and folders that differ from these records.
 
-Nothing here starts DVC. Hashes are our own (`pipeline.workflow.hashes`), which also detect bytes that changed
-without a new date.
+Nothing here starts DVC. Hashes are our own (`pipeline.workflow.state.hashes`), which also detect bytes that
+changed without a new date.
 """
 
 import hashlib
@@ -20,11 +20,12 @@ from pipeline.core.locks import absent
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.text import shortened
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
-from pipeline.workflow.cluster import receipts
-from pipeline.workflow.code_keys import CODE, SETTINGS
-from pipeline.workflow.dvc_project import need_merged, share_record
-from pipeline.workflow.hashes import Digests, Hashes, files_below
+from pipeline.workflow.cluster.jobs import receipts
+from pipeline.workflow.keys.code_keys import CODE, SETTINGS
+from pipeline.workflow.keys.stamps import files_below
 from pipeline.workflow.stages import Values, items_of, users
+from pipeline.workflow.state.dvc_project import need_merged, share_record
+from pipeline.workflow.state.hashes import Digests, Hashes
 
 LARGE = 2**20  # bytes
 RAW = "data/raw"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.progress import progress
-from pipeline.workflow.cluster import is_remote
+from pipeline.workflow.cluster.jobs import is_remote
 
 CHUNK = 2**20  # bytes
 SHOWN = 2**28  # number of bytes from which on progress is shown
@@ -127,23 +127,6 @@ def _own_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="quench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-def files_below(path: Path) -> list[Path]:
-    """Return `path` if it is a file, otherwise all files below it, without pipes and devices."""
-    files = [path]
-    if path.is_dir():
-        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    return [file for file in files if file.is_file()]
-
-
-def stamps(paths: Iterable[Path], root: Path) -> dict[str, list[int]]:
-    """Return {file relative to `root`: its size and date} of these files, and of all below these folders.
-
-    They show an edit of the user's files without reading them.
-    """
-    files = {os.path.relpath(file, root): file.stat() for path in paths for file in files_below(path)}
-    return {name: [state.st_size, state.st_mtime_ns] for name, state in files.items()}
 
 
 def _look(path: Path, advance: Callable[[int], None]) -> tuple[str, State, State, int] | None:

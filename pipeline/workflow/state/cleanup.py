@@ -28,11 +28,12 @@ from pipeline.core.locks import WORK, lock_file, stages_at_work
 from pipeline.core.places import scratch
 from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
-from pipeline.workflow.cluster import is_remote, jobs_at_work
-from pipeline.workflow.dvc_project import open_project, place
-from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.ledger import digest_of
+from pipeline.workflow.cluster.jobs import is_remote, jobs_at_work
+from pipeline.workflow.keys.stamps import files_below
 from pipeline.workflow.stages import Stage, filled, items_of, table, users, values_of
+from pipeline.workflow.state.dvc_project import open_project, place
+from pipeline.workflow.state.hashes import Hashes
+from pipeline.workflow.state.lockfile import digest_of
 
 TOPS = ("data", "models", "reports")
 # Folders that are published as one, in addition to the outputs of stages.
