@@ -317,7 +317,7 @@ def planner(
     """
     from pipeline.core.hardware import first_gpu, main_memory
     from pipeline.models.liger_loss import choose_loss
-    from pipeline.planning.config_file import load_shape
+    from pipeline.planning.model.config_file import load_shape
     from pipeline.planning.memory import plan_memory
     from pipeline.planning.setup import Setup
 
@@ -402,7 +402,7 @@ def step_speed(
     report_speed(say, seconds, tokens)
     say({"losses": losses})
     if settings.offloaded_layers:
-        from pipeline.planning.config_file import load_shape
+        from pipeline.planning.model.config_file import load_shape
         from pipeline.planning.setup import Setup
         from pipeline.planning.weights import off_card_bytes, offloaded_bytes
 

@@ -9,7 +9,7 @@ from pipeline.core.hardware import main_memory
 from pipeline.models.tuners import causal_model
 from pipeline.planning.memory import plan_memory
 from pipeline.planning.setup import Setup
-from pipeline.planning.shape import Shape
+from pipeline.planning.model.shape import Shape
 
 
 def adapted(base: Path, train: Training) -> Any:

@@ -99,7 +99,7 @@ sys.path.append({str(PROJECT / "tests")!r})
 from shaped_gguf import VOCABULARY, shaped, written
 from pipeline.config.levels import level_problem
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.planning.level_bytes import HEADER_PER_TOKEN, level_bytes
+from pipeline.planning.model.level_bytes import HEADER_PER_TOKEN, level_bytes
 shape = shaped(256, 320, tied=True, kv_heads=2)
 command = [find_toolchain().tool("llama-quantize"), "--dry-run", written(Path("x.gguf"), shape), "Q2_0"]
 done = subprocess.run(command, capture_output=True, text=True)

@@ -11,7 +11,7 @@ from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import rank_of, trains_in
 from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.setup import FLOAT, Setup
-from pipeline.planning.shape import Built, Linear
+from pipeline.planning.model.shape import Built, Linear
 from pipeline.planning.weights import (
     Linears,
     first_trained,

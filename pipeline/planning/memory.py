@@ -8,7 +8,7 @@ from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
 from pipeline.planning import activations, weights
 from pipeline.planning.base_kinds import base_kind
-from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.model.level_bytes import level_bytes
 from pipeline.planning.serving import BUFFERS, ServingMemory, cache_per_token
 from pipeline.planning.setup import FLOAT, Setup, check_offload
 

@@ -9,8 +9,8 @@ from pipeline.config.sections import Train, Training
 from pipeline.core.cpu import Device
 from pipeline.core.errors import ConfigError
 from pipeline.core.hardware import Card
-from pipeline.planning.quantized import QuantizedBase
-from pipeline.planning.shape import Shape
+from pipeline.planning.model.quantized import QuantizedBase
+from pipeline.planning.model.shape import Shape
 
 FLOAT = 4  # bytes of a float32
 # bytes of the types of train.bnb_4bit_compute_dtype

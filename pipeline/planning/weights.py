@@ -18,7 +18,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.setup import FLOAT, Setup
-from pipeline.planning.shape import Linear, Shape
+from pipeline.planning.model.shape import Linear, Shape
 
 # bitsandbytes' 8-bit optimizers
 EIGHT_BIT_BLOCK = 256  # elements that share a scale

@@ -21,8 +21,8 @@ from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama
 from pipeline.models.offload import OffloadedWeight
 from pipeline.planning import base_kinds
-from pipeline.planning.config_file import load_shape
-from pipeline.planning.quantized import quantized_file
+from pipeline.planning.model.config_file import load_shape
+from pipeline.planning.model.quantized import quantized_file
 
 # odd widths on purpose: padding, blocks that are not full, scales below and above 256 to a linear
 TINY: dict[str, dict[str, Any]] = {

@@ -127,7 +127,7 @@ class Kept:
 @dataclass(frozen=True)
 class Built:
     """Figures of an architecture that no code here knows, from transformers' own model built without weights
-    (`pipeline.planning.built`). All of it counts the layers one by one, because they may differ.
+    (`pipeline.planning.model.built`). All of it counts the layers one by one, because they may differ.
 
     `small` are the elements of all weights that are neither a layer's linears nor the embedding or the head.
     `buffers` are bytes that are in no file. `keys_and_values` are the numbers of a token in the KV cache.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.models.experts.recognize import check_experts
-from pipeline.planning.shape import KNOWN, Shape, known_shape
+from pipeline.planning.model.shape import KNOWN, Shape, known_shape
 
 
 def read_shape(config: Mapping[str, Any], where: str = "config.json", *, build: bool = True) -> Shape:
@@ -29,7 +29,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json", *, build: 
             f"{where} is of a {kind!r} model, of which these numbers make no plan: run `snakemake base` "
             "first, or name the model's config.json with --config",
         )
-    from pipeline.planning.built import built_shape
+    from pipeline.planning.model.built import built_shape
 
     return built_shape(config, where)
 

@@ -15,9 +15,9 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.families import family_in
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata, stated_config
-from pipeline.planning.config_file import read_shape
-from pipeline.planning.level_bytes import level_bytes, matrices
-from pipeline.planning.shape import FUSED_TENSORS, PLACED_TENSORS, SIZES, TENSORS, Shape
+from pipeline.planning.model.config_file import read_shape
+from pipeline.planning.model.level_bytes import level_bytes, matrices
+from pipeline.planning.model.shape import FUSED_TENSORS, PLACED_TENSORS, SIZES, TENSORS, Shape
 
 NAMES = "|".join({*TENSORS.values(), *FUSED_TENSORS.values(), *PLACED_TENSORS.values()})
 LINEAR = re.compile(rf"blk\.\d+\.({NAMES})(_exps|_shexp)?\.weight")

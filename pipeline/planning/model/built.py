@@ -19,7 +19,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.text import first_line
 from pipeline.models.liger_loss import lacking_kernels
 from pipeline.models.text_config import is_wrapper, text_part
-from pipeline.planning.shape import KNOWN, Built, Kept, Linear, Shape, known_shape, number_in
+from pipeline.planning.model.shape import KNOWN, Built, Kept, Linear, Shape, known_shape, number_in
 
 STEP = 256  # tokens of the shortest row that is counted; state-space layers work in pieces that divide it
 # The input of each linear of a dense layer. Linears that read the same tensor keep it once.

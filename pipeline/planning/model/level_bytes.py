@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.config.levels import ModelName
-from pipeline.planning.shape import Shape
+from pipeline.planning.model.shape import Shape
 
 # Bytes of a token in the vocabulary: text, score, type and merges. 36.3 were measured with SmolLM2's 49,152
 # tokens.

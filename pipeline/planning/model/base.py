@@ -11,14 +11,11 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.hardware import Card
 from pipeline.core.places import expanded
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
-from pipeline.planning.config_file import load_shape, read_shape
-from pipeline.planning.duration import work_in
-from pipeline.planning.level_bytes import level_bytes
-from pipeline.planning.plan import Plan, make_plan
-from pipeline.planning.quantized import (
+from pipeline.planning.model.config_file import load_shape, read_shape
+from pipeline.planning.model.level_bytes import level_bytes
+from pipeline.planning.model.quantized import (
     LEVEL_NAMES,
     QuantizedBase,
     gguf_shape,
@@ -26,8 +23,7 @@ from pipeline.planning.quantized import (
     quantized_file,
     quantized_level,
 )
-from pipeline.planning.setup import setup_of
-from pipeline.planning.shape import KEYS, MIXTURE_KEYS, Shape
+from pipeline.planning.model.shape import KEYS, MIXTURE_KEYS, Shape
 
 # Shapes of published models, so that a recipe can be planned before its base is here: numbers from each
 # model's config.json on the Hugging Face Hub. The tests compare the parameters that follow with the published
@@ -70,24 +66,6 @@ PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
     "olmo-2-0425-1b": ("olmo2", (2_048, 8_192, 16, 16, 16, 128, 4_096, 100_352, False)),
     "mistral-7b-v0.3": ("mistral", (4_096, 14_336, 32, 32, 8, 128, 32_768, 32_768, False)),
 }
-
-
-def plan_run(
-    params: Params,
-    shape: Shape,
-    root: Path,
-    card: Card | None,
-    *,
-    tflops: float | None = None,
-    processes: int = 1,
-) -> Plan:
-    """Return `make_plan` for the settings of `params` and the local files of its base and rows.
-
-    Raises `ConfigError` or `DataError` as that and `find_quantized` do.
-    """
-    quantized = find_quantized(params, shape, root)
-    setup = setup_of(params, shape, card, quantized, processes)
-    return make_plan(setup, work_in(root, params.train), tflops)
 
 
 def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
