@@ -317,8 +317,8 @@ def planner(
     """
     from pipeline.core.hardware import first_gpu, main_memory
     from pipeline.models.liger_loss import choose_loss
-    from pipeline.planning.model.config_file import load_shape
     from pipeline.planning.memory import plan_memory
+    from pipeline.planning.model.config_file import load_shape
     from pipeline.planning.setup import Setup
 
     base = folder / "nf4/base"

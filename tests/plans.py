@@ -16,10 +16,10 @@ from pipeline.config.sections import Training
 from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
 from pipeline.planning.model.base import published_shape
-from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.model.quantized import quantized_level
-from pipeline.planning.setup import Setup
 from pipeline.planning.model.shape import Shape
+from pipeline.planning.plan import Plan, make_plan
+from pipeline.planning.setup import Setup
 
 GIB = 1 << 30
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")

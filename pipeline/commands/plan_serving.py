@@ -28,6 +28,7 @@ from pipeline.gate.recommend import Recommendation, advise, memory_of
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.model.base import find_quantized
 from pipeline.planning.model.level_bytes import level_bytes
+from pipeline.planning.model.shape import Shape
 from pipeline.planning.serving import (
     LevelPlan,
     PlannedModel,
@@ -36,7 +37,6 @@ from pipeline.planning.serving import (
     plan_level,
 )
 from pipeline.planning.setup import setup_of
-from pipeline.planning.model.shape import Shape
 from pipeline.planning.weights import lora_bytes
 
 NOT_KNOWN = "not known"

@@ -9,9 +9,8 @@ these numbers.
 
 from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import rank_of, trains_in
-from pipeline.planning.base_kinds import base_kind
-from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.model.shape import Built, Linear
+from pipeline.planning.setup import FLOAT, Setup, base_kind
 from pipeline.planning.weights import (
     Linears,
     first_trained,

@@ -7,10 +7,9 @@ from pipeline.config.sections import Training
 from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
 from pipeline.planning import activations, weights
-from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.model.level_bytes import level_bytes
 from pipeline.planning.serving import BUFFERS, ServingMemory, cache_per_token
-from pipeline.planning.setup import FLOAT, Setup, check_offload
+from pipeline.planning.setup import FLOAT, Setup, base_kind, check_offload
 
 CUDA_CONTEXT = 500_000_000  # bytes, assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed share that torch's allocator reserves on top, rounding included

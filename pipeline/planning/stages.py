@@ -17,8 +17,8 @@ from pipeline.core.hardware import first_gpu, main_memory, usable_cores
 from pipeline.core.usage import Figures
 from pipeline.planning.model.base import find_shape
 from pipeline.planning.model.level_bytes import level_bytes, matrices
-from pipeline.planning.plan import BASE, Plan, plan_run
 from pipeline.planning.model.quantized import level_of
+from pipeline.planning.plan import BASE, Plan, plan_run
 
 UNKNOWN = Figures(None, None, None)
 WRITTEN: Mapping[str, tuple[str, ...]] = {  # outputs of a stage, by their names in a plan

@@ -16,9 +16,8 @@ from pipeline.config.targets import (
 )
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
-from pipeline.planning.base_kinds import base_kind
-from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.model.shape import Linear, Shape
+from pipeline.planning.setup import FLOAT, Setup, base_kind
 
 # bitsandbytes' 8-bit optimizers
 EIGHT_BIT_BLOCK = 256  # elements that share a scale

@@ -20,9 +20,9 @@ from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.experts.recognize import Routing
 from pipeline.planning import weights
+from pipeline.planning.duration import run_of, work_in
 from pipeline.planning.model.base import PUBLISHED, find_quantized, find_shape, published_shape
 from pipeline.planning.model.config_file import load_shape, read_shape
-from pipeline.planning.duration import run_of, work_in
 from pipeline.planning.model.quantized import quantized_file, quantized_level
 from pipeline.planning.model.shape import Shape
 

@@ -19,10 +19,10 @@ from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.planning.model.config_file import load_shape
-from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
 from pipeline.planning.model.quantized import quantized_file
-from pipeline.planning.setup import setup_of
 from pipeline.planning.model.shape import Shape
+from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
+from pipeline.planning.setup import setup_of
 from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
