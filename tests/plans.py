@@ -16,7 +16,7 @@ from pipeline.config.sections import Training
 from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
 from pipeline.planning.model.base import published_shape
-from pipeline.planning.model.quantized import quantized_level
+from pipeline.planning.model.gguf_base import quantized_level
 from pipeline.planning.model.shape import Shape
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.setup import Setup

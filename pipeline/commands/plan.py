@@ -32,7 +32,7 @@ from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_
 from pipeline.core.usage import Figures
 from pipeline.llamacpp.devices import sees_gpu
 from pipeline.planning.duration import PCIE
-from pipeline.planning.memory import MemoryPlan
+from pipeline.planning.memory.parts import MemoryPlan
 from pipeline.planning.model.base import find_shape
 from pipeline.planning.model.config_file import load_shape
 from pipeline.planning.plan import BASE, CACHE, Plan, Reduction, own_bytes, plan_run

@@ -26,6 +26,7 @@ from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.inputs import load_inputs, read_evaluation
 from pipeline.gate.recommend import Recommendation, advise, memory_of
 from pipeline.gguf.file import kv_cache_bytes
+from pipeline.planning.memory.weights import lora_bytes
 from pipeline.planning.model.base import find_quantized
 from pipeline.planning.model.level_bytes import level_bytes
 from pipeline.planning.model.shape import Shape
@@ -37,7 +38,6 @@ from pipeline.planning.serving import (
     plan_level,
 )
 from pipeline.planning.setup import setup_of
-from pipeline.planning.weights import lora_bytes
 
 NOT_KNOWN = "not known"
 

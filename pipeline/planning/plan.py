@@ -14,12 +14,12 @@ from pipeline.config.params import Params
 from pipeline.config.products import PRODUCTS
 from pipeline.core.hardware import Card
 from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token, work_in
-from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
+from pipeline.planning.memory.parts import MemoryPlan, made_file, plan_memory
+from pipeline.planning.memory.weights import adapter_bytes, lora_bytes, optimizer_bytes
 from pipeline.planning.model.base import find_quantized
 from pipeline.planning.model.level_bytes import level_bytes
 from pipeline.planning.model.shape import Shape
 from pipeline.planning.setup import Setup, base_kind, setup_of
-from pipeline.planning.weights import adapter_bytes, lora_bytes, optimizer_bytes
 
 STEP = 64  # Rows are shortened to a multiple of this.
 SHORTEST = 512  # tokens; shorter rows are not advised, because chats would hardly fit

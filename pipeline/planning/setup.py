@@ -14,7 +14,7 @@ from pipeline.config.sections import Quantization, Train, Training
 from pipeline.core.cpu import Device
 from pipeline.core.errors import ConfigError
 from pipeline.core.hardware import Card
-from pipeline.planning.model.quantized import QuantizedBase
+from pipeline.planning.model.gguf_base import QuantizedBase
 from pipeline.planning.model.shape import Shape
 
 FLOAT = 4  # bytes of a float32

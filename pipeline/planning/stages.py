@@ -16,8 +16,8 @@ from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.core.hardware import first_gpu, main_memory, usable_cores
 from pipeline.core.usage import Figures
 from pipeline.planning.model.base import find_shape
+from pipeline.planning.model.gguf_base import level_of
 from pipeline.planning.model.level_bytes import level_bytes, matrices
-from pipeline.planning.model.quantized import level_of
 from pipeline.planning.plan import BASE, Plan, plan_run
 
 UNKNOWN = Figures(None, None, None)

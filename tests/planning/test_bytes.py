@@ -22,7 +22,7 @@ from pipeline.llamacpp.tools import Llama
 from pipeline.models.offload import OffloadedWeight
 from pipeline.planning import setup
 from pipeline.planning.model.config_file import load_shape
-from pipeline.planning.model.quantized import quantized_file
+from pipeline.planning.model.gguf_base import quantized_file
 
 # odd widths on purpose: padding, blocks that are not full, scales below and above 256 to a linear
 TINY: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of,
 from pipeline.config.sections import Machine, Train
 from pipeline.config.sections.method_groups import Grpo
 from pipeline.core.errors import ConfigError
-from pipeline.planning.model.quantized import quantized_level
+from pipeline.planning.model.gguf_base import quantized_level
 from pipeline.planning.model.shape import Shape
 from pipeline.planning.plan import BASE, Plan
 from pipeline.planning.setup import wants_gpu

@@ -187,7 +187,7 @@ FREE_FOR_TRAINING: dict[str, tuple[str, Edit]] = {
     "the command line": ("cli.py", MORE),
     "a verb": ("commands/serve.py", MORE),
     "the runner of stages": ("__main__.py", MORE),
-    "what is planned": ("planning/memory.py", MORE),
+    "what is planned": ("planning/memory/parts.py", MORE),
     "when a stage is fresh": ("workflow/state/sync_mtimes.py", MORE),
     "the gate": ("gate/rules.py", MORE),
     "a scorer": ("metrics/text.py", MORE),

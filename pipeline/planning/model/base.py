@@ -14,8 +14,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.places import expanded
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 from pipeline.planning.model.config_file import load_shape, read_shape
-from pipeline.planning.model.level_bytes import level_bytes
-from pipeline.planning.model.quantized import (
+from pipeline.planning.model.gguf_base import (
     LEVEL_NAMES,
     QuantizedBase,
     gguf_shape,
@@ -23,6 +22,7 @@ from pipeline.planning.model.quantized import (
     quantized_file,
     quantized_level,
 )
+from pipeline.planning.model.level_bytes import level_bytes
 from pipeline.planning.model.shape import KEYS, MIXTURE_KEYS, Shape
 
 # Shapes of published models, so that a recipe can be planned before its base is here: numbers from each

@@ -19,7 +19,7 @@ from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.planning.model.config_file import load_shape
-from pipeline.planning.model.quantized import quantized_file
+from pipeline.planning.model.gguf_base import quantized_file
 from pipeline.planning.model.shape import Shape
 from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
 from pipeline.planning.setup import setup_of

@@ -11,7 +11,7 @@ from pipeline.core.errors import ToolError
 from pipeline.core.hardware import Card, accelerator, main_memory, nvidia_smi
 from pipeline.core.text import shortened
 from pipeline.core.units import memory_gb
-from pipeline.planning.memory import CUDA_CONTEXT
+from pipeline.planning.memory.parts import CUDA_CONTEXT
 from pipeline.planning.setup import needs_gpu
 
 # compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)

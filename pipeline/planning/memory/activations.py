@@ -9,15 +9,15 @@ these numbers.
 
 from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import rank_of, trains_in
-from pipeline.planning.model.shape import Built, Linear
-from pipeline.planning.setup import FLOAT, Setup, base_kind
-from pipeline.planning.weights import (
+from pipeline.planning.memory.weights import (
     Linears,
     first_trained,
     lora_parameters,
     table_trains,
     targets,
 )
+from pipeline.planning.model.shape import Built, Linear
+from pipeline.planning.setup import FLOAT, Setup, base_kind
 
 INDEX = 8  # bytes of an int64
 CUBLAS_WORKSPACE = 8_519_680  # bytes; torch's default for a stream, :4096:2:16:8

@@ -6,7 +6,7 @@ from pipeline.config.methods import METHODS
 from pipeline.config.sections import Training
 from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
-from pipeline.planning import activations, weights
+from pipeline.planning.memory import activations, weights
 from pipeline.planning.model.level_bytes import level_bytes
 from pipeline.planning.serving import BUFFERS, ServingMemory, cache_per_token
 from pipeline.planning.setup import FLOAT, Setup, base_kind, check_offload
