@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands import plan_serving
 from pipeline.commands.params import idle_settings
-from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
-from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.commands.terminal import figure, plain_table, wide_console
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import AUTO

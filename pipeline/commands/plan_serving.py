@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.commands.terminal import NOT_KNOWN, figure, plain_table, wide_console
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve
 from pipeline.config.sections.values import ALL_LAYERS
@@ -38,8 +38,6 @@ from pipeline.planning.serving import (
     plan_level,
 )
 from pipeline.planning.setup import setup_of
-
-NOT_KNOWN = "not known"
 
 
 def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
@@ -233,8 +231,3 @@ def closing(
     elif best:
         lines.append(f"{best} has the most bits of what fits; how good it is, only `snakemake` measures.")
     return [*lines, f"{best}: {plans[best].memory}."] if best else lines
-
-
-def figure(value: int | None) -> str:
-    """Return bytes as GB of 2³⁰ bytes with three digits."""
-    return NOT_KNOWN if value is None else f"{value / MEMORY_GB:.3f}"
