@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
+from pipeline.config.params_text import value_at
 from pipeline.config.sections import Graph
-from pipeline.config.text import value_at
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster.shards import DIVIDED, made_of, option

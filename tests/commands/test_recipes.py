@@ -7,8 +7,8 @@ import pytest
 from make import quench
 
 from pipeline.config.params import Params, load_params, read_params
+from pipeline.config.params_text import as_yaml, left_out
 from pipeline.config.sections.values import group_of, keys_of
-from pipeline.config.text import as_yaml, left_out
 from pipeline.core.errors import ConfigError, MachineError, QuenchError
 from pipeline.core.places import PROJECT
 from pipeline.core.strict_yaml import read_strict

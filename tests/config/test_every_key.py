@@ -19,9 +19,9 @@ from tokenizer_folders import smollm_folder
 
 from pipeline.config.conditions import idle
 from pipeline.config.params import Params
+from pipeline.config.params_text import value_at
 from pipeline.config.sections import Curate, Serve
 from pipeline.config.sections.values import group_of, keys_of
-from pipeline.config.text import value_at
 from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.ship.card import PrintedTools

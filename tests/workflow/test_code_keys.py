@@ -190,7 +190,7 @@ FREE_FOR_TRAINING: dict[str, tuple[str, Edit]] = {
     "what is planned": ("planning/memory/parts.py", MORE),
     "when a stage is fresh": ("workflow/state/sync_mtimes.py", MORE),
     "the gate": ("gate/rules.py", MORE),
-    "a scorer": ("metrics/text.py", MORE),
+    "a scorer": ("metrics/text_scorers.py", MORE),
     "how llama-server is started": ("llamacpp/server_command.py", MORE),
     "a rule of curation": ("stages/curate/rules/length.py", MORE),
 }

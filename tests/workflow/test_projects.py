@@ -17,7 +17,7 @@ from user_project import BIN, quench
 from pipeline.__main__ import main
 from pipeline.commands.recipes import name_for
 from pipeline.config.params import Params, read_params
-from pipeline.config.text import left_out
+from pipeline.config.params_text import left_out
 from pipeline.core.locks import RUN, lock_file, take
 from pipeline.core.places import PROJECT
 from pipeline.workflow.stages import stages_in

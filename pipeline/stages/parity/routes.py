@@ -23,7 +23,7 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
 from pipeline.llamacpp.server import serving
 from pipeline.pages import parity_summary as places
-from pipeline.stages.parity import behavior, special_tokens, text, tokens, tool_calls
+from pipeline.stages.parity import behavior, rendering, special_tokens, tokens, tool_calls
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, Probe
 from pipeline.stages.parity.conversations import chosen
 from pipeline.stages.parity.corpus import strings
@@ -40,7 +40,7 @@ NO_BASE = "no setting needs a GGUF of the untuned base: set parity.depth to full
 NO_CHATS = "no held-out row is a chat, so nothing can be asked"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 BEHAVIOR = {"behavior_answers_end": behavior.ENDS, "behavior_no_markers": behavior.MARKERS}
-TEXT = {"text_template": text.TITLE, "tokens_ids": tokens.IDS, "tokens_corpus": tokens.CORPUS}
+TEXT = {"text_template": rendering.TITLE, "tokens_ids": tokens.IDS, "tokens_corpus": tokens.CORPUS}
 CALLS = {"text_tool_calls": tool_calls.TITLE}
 SPECIAL = {"tokens_special": special_tokens.TOKENS, "text_chat_template": special_tokens.TEMPLATE}
 
@@ -221,9 +221,9 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
             }
         else:
             with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
-                texts = text.served_texts(tokenizer, server, chosen(measure.chats, limits.conversations))
+                texts = rendering.served_texts(tokenizer, server, chosen(measure.chats, limits.conversations))
                 results = {
-                    "text_template": text.template_text(texts, tokenizer, gguf),
+                    "text_template": rendering.template_text(texts, tokenizer, gguf),
                     "tokens_ids": tokens.token_ids(texts, tokenizer, server, gguf),
                 }
             rendered += [compared.complete for compared in texts.compared if compared.conversation.held_out]

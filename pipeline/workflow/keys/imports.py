@@ -24,7 +24,7 @@ PLUMBING: Mapping[str, str] = {
     "pipeline.core": "errors, publishing, locks, hashes, progress: no product depends on how they are done",
     "pipeline.config.sections": "the schema of params.yaml: a stage depends on the values, which DVC tracks",
     "pipeline.config.params": "the same: how params.yaml is read and checked",
-    "pipeline.config.text": "the same: how it is written",
+    "pipeline.config.params_text": "the same: how it is written",
     "pipeline.config.faults": "the same: what is said of a faulty one",
     "pipeline.config.overrides": "the same: settings from a command line",
     "pipeline.config.training_problems": "the same: settings that don't fit together",

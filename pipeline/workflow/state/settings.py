@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params, Read, load_params
+from pipeline.config.params_text import (
+    INDENT,
+    as_yaml,
+    change,
+    completed,
+    full_text,
+    left_out,
+    short_text,
+    value_at,
+)
 from pipeline.config.sections import Graph
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import INDENT, as_yaml, change, completed, full_text, left_out, short_text, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing, unwritable
 from pipeline.core.strict_yaml import read_strict

@@ -17,7 +17,7 @@ from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.parity.conversations import Conversation, made
-from pipeline.stages.parity.text import served_texts, template_text
+from pipeline.stages.parity.rendering import served_texts, template_text
 
 TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
 DATED = "{{ '<|im_start|>system\nToday is ' + (date_string | default('1 May 2024')) + '.<|im_end|>\n' }}"
