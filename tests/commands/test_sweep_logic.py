@@ -26,7 +26,7 @@ from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
-from pipeline.metrics.paired import holm
+from pipeline.metrics.statistics import holm
 from pipeline.workflow.cluster import jobs as cluster_jobs
 
 SPACE = {

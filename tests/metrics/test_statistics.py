@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.metrics.intervals import interval, resampled_means
-from pipeline.metrics.paired import compare_scores, holm
+from pipeline.metrics.statistics import compare_scores, holm, interval, resampled_means
 
 FRACTIONS = st.sampled_from([0.0, 0.2, 0.25, 0.5, 0.6, 0.8, 1.0])
 
