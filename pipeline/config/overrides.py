@@ -22,8 +22,8 @@ from pipeline.config.params_text import as_yaml, change, completed, line_end, va
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
-from pipeline.core.strict_yaml import read_strict, read_value
 from pipeline.core.text import safe
+from pipeline.core.yaml_readers import read_strict, read_value
 
 Given = Mapping[Key, Any]
 

@@ -11,8 +11,7 @@ from pydantic.fields import FieldInfo
 
 from pipeline.config.params import Params, Read
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.core.strict_yaml import Place
-from pipeline.core.yaml_readers import is_plain_text
+from pipeline.core.yaml_readers import Place, is_plain_text
 
 COLUMNS = 100
 SMALL = 0.01  # Smaller numbers are written with an exponent: 2.0e-4.

@@ -15,7 +15,7 @@ from pipeline.config.params import Params
 from pipeline.config.params_text import value_at
 from pipeline.config.sections.values import Count, Section, Seed, keys_of
 from pipeline.core.errors import ConfigError
-from pipeline.core.strict_yaml import read_strict
+from pipeline.core.yaml_readers import read_strict
 from pipeline.workflow.stages import table
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from pipeline.config.params import with_defaults
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import NO_PART
 from pipeline.core.locks import absent
-from pipeline.core.strict_yaml import read_strict
 from pipeline.core.text import shortened
-from pipeline.core.yaml_readers import UNREADABLE, read_fast
+from pipeline.core.yaml_readers import UNREADABLE, read_fast, read_strict
 from pipeline.workflow.cluster.jobs import receipts
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
 from pipeline.workflow.keys.stamps import files_below

@@ -17,7 +17,7 @@ from pipeline.config.params import with_defaults
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.locks import Held, lock_file, take, unusable
 from pipeline.core.owner import end_with_owner
-from pipeline.core.strict_yaml import read_strict
+from pipeline.core.yaml_readers import read_strict
 from pipeline.workflow import project
 from pipeline.workflow.cluster.jobs import forget, is_remote
 from pipeline.workflow.keys.code_keys import FOLDER, key_file

@@ -29,8 +29,7 @@ from pipeline.config.sections import Graph
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing, unwritable
-from pipeline.core.strict_yaml import read_strict
-from pipeline.core.yaml_readers import UNREADABLE, read_fast
+from pipeline.core.yaml_readers import UNREADABLE, read_fast, read_strict
 from pipeline.workflow.keys.code_keys import LOCK, SETTINGS
 from pipeline.workflow.keys.imports import write_whole
 from pipeline.workflow.stages import DERIVED, Values, stages_in, values_of
