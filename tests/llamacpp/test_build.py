@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import ToolError
-from pipeline.llamacpp import source
+from pipeline.llamacpp import build
 
 
 def make_archive(path: Path, members: dict[str, bytes | str]) -> Path:
@@ -26,7 +26,7 @@ def make_archive(path: Path, members: dict[str, bytes | str]) -> Path:
 
 
 def test_unpack(tmp_path: Path) -> None:
-    source.unpack(
+    build.unpack(
         make_archive(tmp_path / "a.tar.gz", {"top/a.txt": b"a", "top/b/c.txt": b"c"}), tmp_path / "source"
     )
     assert (tmp_path / "source" / "b" / "c.txt").read_bytes() == b"c"
@@ -49,14 +49,12 @@ def test_unpack_refuses_to_leave_its_folder(tmp_path: Path, members: dict[str, b
     inner = tmp_path / "inner"
     inner.mkdir()
     with pytest.raises(tarfile.FilterError):
-        source.unpack(make_archive(tmp_path / "a.tar.gz", members), inner / "source")
+        build.unpack(make_archive(tmp_path / "a.tar.gz", members), inner / "source")
     assert list(inner.iterdir()) == []
     assert [path.name for path in tmp_path.iterdir() if path.name != "inner"] == ["a.tar.gz"]
 
 
 def test_a_source_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        source, "_pip", lambda *_: (tmp_path / f"{source.SDIST}.tar.gz").write_bytes(b"not it")
-    )
+    monkeypatch.setattr(build, "_pip", lambda *_: (tmp_path / f"{build.SDIST}.tar.gz").write_bytes(b"not it"))
     with pytest.raises(ToolError, match="Q-LLAMACPP-002"):
-        source._download(tmp_path)
+        build._download(tmp_path)
