@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of, published, training
 
 from pipeline.config.sections import Machine, Train
-from pipeline.config.sections.method_groups import Grpo
+from pipeline.config.sections.training import Grpo
 from pipeline.core.errors import ConfigError
 from pipeline.planning.model.gguf_base import quantized_level
 from pipeline.planning.model.shape import Shape
