@@ -24,7 +24,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.models.base_header import named_templates
 from pipeline.stages.parity.check import exact, first_difference
-from pipeline.stages.parity.conversations import Conversation
+from pipeline.stages.parity.probe_inputs import Conversation
 
 FIRST_STAND_IN = 0xF0000  # a private-use plane of Unicode, which no text and no template uses
 TITLE = "Template text"

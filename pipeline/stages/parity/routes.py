@@ -25,13 +25,12 @@ from pipeline.llamacpp.server import serving
 from pipeline.pages import parity_summary as places
 from pipeline.stages.parity import behavior, rendering, special_tokens, tokens, tool_calls
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, Probe
-from pipeline.stages.parity.conversations import chosen
-from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.hand_overs import FROM_NF4, FROM_SIXTEEN
 from pipeline.stages.parity.level_weights import level_weights
 from pipeline.stages.parity.merged_weights import merged_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_checks
+from pipeline.stages.parity.probe_inputs import chosen, strings
 from pipeline.stages.parity.scales_weights import distilled_weights, scales_weights
 from pipeline.stages.parity.served_outputs import outputs
 from pipeline.stages.parity.unmerged_chain import BARE_TITLE, UnmergedChain, base_file, lora_weights

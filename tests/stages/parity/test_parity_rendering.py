@@ -16,7 +16,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.parity.conversations import Conversation, made
+from pipeline.stages.parity.probe_inputs import Conversation, made
 from pipeline.stages.parity.rendering import served_texts, template_text
 
 TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
