@@ -42,7 +42,7 @@ class Coming:
 
 
 @dataclass(frozen=True)
-class NamedFile:
+class PinnedFile:
     """Name and SHA-256 of a file, and the places that may have it, in order."""
 
     name: str
