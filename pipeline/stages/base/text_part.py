@@ -80,9 +80,9 @@ def find_text_part(folder: Path, config: Mapping[str, Any], source: str) -> Foun
 def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> dict[str, Entry]:
     """Return the tensors of a wrapper that belong to its language model, by their names there.
 
-    The head is tied if config.json sets it and a stored head equals the embeddings; that copy is then left
-    out. Otherwise the head is the model's own. Raises `DataError` if a tensor is missing, surplus, or of
-    another shape.
+    The head is tied if config.json says so, unless a head with other values than the embeddings is stored.
+    A stored copy of the embeddings is then left out. Raises `DataError` if a tensor is missing, surplus, or
+    of another shape.
     """
     import torch
     from transformers import AutoModelForCausalLM
