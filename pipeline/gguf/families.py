@@ -221,7 +221,7 @@ BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
 BY_NAME = {family.name: family for family in reversed(FAMILIES)}
 # the names of those whose GGUF an adapter can be trained on, and of those without experts
 TRAINED_ON = tuple(dict.fromkeys(family.name for family in FAMILIES if family.trained_on))
-DENSE = tuple(dict.fromkeys(one.name for one in FAMILIES if one.trained_on and not one.experts))
+DENSE = tuple(dict.fromkeys(family.name for family in FAMILIES if family.trained_on and not family.experts))
 
 
 def family_in(fields: Mapping[str, Any]) -> Family | None:

@@ -28,6 +28,7 @@ CONFIG_FIELDS = {
     "max_position_embeddings": "context_length",
 }
 USUAL_ROPE_BASE = 10_000.0  # rope.freq_base, if a header has none: llama.cpp's
+LOCAL_ROPE_BASE = "rope.freq_base_swa"  # of layers with a window, if they have a base of their own
 DRAFT_LAYERS = "nextn_predict_layers"  # how many layers for drafting (MTP) are behind the model's own
 
 

@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Names:
-    """How a model's parameters are called in its GGUF, and which of them llama.cpp puts in another order."""
+    """The names of a model's parameters in its GGUF, and which of them llama.cpp puts in another order."""
 
     file: Path
     map: Any  # gguf's TensorNameMap

@@ -1,4 +1,4 @@
-"""Which part of a config.json is its language model's, and the class that computes it.
+"""The language model's part of a config.json, and the class that computes it.
 
 Models that read images or hear sound are published as wrappers: a language model, a tower and a projector,
 with a config.json that has each one's settings. Stage `base` takes the language model out, and a plan counts

@@ -89,7 +89,8 @@ def scales_of(ggml_type: str, stored: int) -> int:
 def quantized_level(shape: Shape, level: str) -> QuantizedBase:
     """Bytes of `level` before there is a file: each tensor in the type that llama-quantize would give it."""
     sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
-    scales, of_layers = [], []
+    scales = []
+    of_layers = []
     layers = iter([layer for layer, linears in enumerate(shape.by_layer) for _ in linears])
     for tensor, ggml_type, size in matrices(shape, level):
         if tensor not in sizes:

@@ -104,7 +104,8 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
             )
     # an untrusted file: the libraries raise what they stumble over
     except Exception as error:
-        reason, architecture = shortened(error, 300), header.fields["general.architecture"]
+        reason = shortened(error, 300)
+        architecture = header.fields["general.architecture"]
         on_it = ", or set base.quantization to gguf" if architecture in TRAINED_ON else ""
         raise DataError(
             "Q-BASE-002",

@@ -10,8 +10,9 @@ from pipeline.core.publish import read_json, write_json
 from pipeline.gguf.header import Header
 
 PIECES_FILE = "tokenizer.model"
-# LLAMA_TOKEN_TYPE_UNKNOWN and _USER_DEFINED; the numbers of all types are SentencePiece's own
-UNKNOWN, USER_DEFINED = 2, 4
+# LLAMA_TOKEN_TYPE_…; the numbers of all types are SentencePiece's own
+UNKNOWN = 2
+USER_DEFINED = 4
 SETTINGS_FILE = "tokenizer_config.json"
 
 
