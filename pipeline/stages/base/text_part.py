@@ -186,12 +186,12 @@ def _write_settings(folder: Path, part: TextPart) -> None:
         TOKENIZER_MAPPING_NAMES,
     )
 
-    write_json(folder / "config.json", part.settings)
+    write_json(folder / "config.json", part.settings, allow_nan=True)
     file = folder / "tokenizer_config.json"
     kind = TOKENIZER_MAPPING_NAMES.get(part.kind)
     if file.is_file() and kind and part.kind in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS:
         settings = json.loads(file.read_text(encoding="utf-8"))
-        write_json(file, settings | {"tokenizer_class": kind})
+        write_json(file, settings | {"tokenizer_class": kind}, allow_nan=True)
 
 
 def _write_shard(file: Path, tensors: list[tuple[str, Entry]]) -> None:
