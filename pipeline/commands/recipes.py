@@ -134,7 +134,7 @@ def name_for(folder: str) -> str:
 def graph(root: Path, cache_base: bool | None = None) -> None:
     """Write `root`/dvc.yaml as the graph that its params.yaml needs, after `base.quantization` or
     `train.tuner` was changed by hand, or after an update. If `cache_base` is True, DVC keeps the base's
-    weights from now on. If it is False, DVC no longer does.
+    weights from now on. If it is False, DVC no longer does. None changes nothing about that.
     """
     needed = load_params(root / "params.yaml").graph
     changed = put_graph(root, needed, cache_base=cache_base)

@@ -211,7 +211,7 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
     def compare(checks: ParityChecks) -> ParityChecks:
         limits = measure.limits
         llama = replace(measure.llama, n_gpu_layers=0)
-        # A base that trains only texts needs no usable template, so none is checked.
+        # A base that trains only texts needs no usable template. Without one there is no text to compare.
         no_chats = None if measure.chats else why_no_chats(tokenizer, "the base")
         rendered = measure.texts
         if no_chats:
