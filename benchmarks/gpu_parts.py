@@ -317,8 +317,8 @@ def planner(
     """
     from pipeline.core.hardware import first_gpu, main_memory
     from pipeline.models.liger_loss import choose_loss
-    from pipeline.planning.config_file import load_shape
-    from pipeline.planning.memory import plan_memory
+    from pipeline.planning.memory.parts import plan_memory
+    from pipeline.planning.model.config_file import load_shape
     from pipeline.planning.setup import Setup
 
     base = folder / "nf4/base"
@@ -402,9 +402,9 @@ def step_speed(
     report_speed(say, seconds, tokens)
     say({"losses": losses})
     if settings.offloaded_layers:
-        from pipeline.planning.config_file import load_shape
+        from pipeline.planning.memory.weights import off_card_bytes, offloaded_bytes
+        from pipeline.planning.model.config_file import load_shape
         from pipeline.planning.setup import Setup
-        from pipeline.planning.weights import off_card_bytes, offloaded_bytes
 
         layers = offloaded_bytes(setup := Setup(load_shape(base / "config.json"), settings, tokens))
         say({"saving_planned_gib": (sum(layers) - max(layers) + off_card_bytes(setup)) / GIB})

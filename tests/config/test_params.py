@@ -20,8 +20,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Base
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
-from pipeline.core.strict_yaml import read_strict
-from pipeline.core.yaml_readers import read_fast
+from pipeline.core.yaml_readers import read_fast, read_strict
 from pipeline.stages.train.run import describe
 
 DEMO = yaml.safe_load(full_params())

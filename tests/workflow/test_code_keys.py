@@ -27,9 +27,9 @@ from pipeline.__main__ import main
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
 from pipeline.core.places import PACKAGE, PROJECT
-from pipeline.workflow.code_keys import CODE, SETTINGS, stage_module
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.imports import PLUMBING, Package, is_in, module_name, read_source
+from pipeline.workflow.keys.code_keys import CODE, SETTINGS, stage_module
+from pipeline.workflow.keys.imports import PLUMBING, Package, is_in, module_name, read_source
 from pipeline.workflow.stages import code_of_stages, stages_in
 
 Edit = Callable[[str], str]
@@ -187,10 +187,10 @@ FREE_FOR_TRAINING: dict[str, tuple[str, Edit]] = {
     "the command line": ("cli.py", MORE),
     "a verb": ("commands/serve.py", MORE),
     "the runner of stages": ("__main__.py", MORE),
-    "what is planned": ("planning/memory.py", MORE),
-    "when a stage is fresh": ("workflow/settle.py", MORE),
+    "what is planned": ("planning/memory/parts.py", MORE),
+    "when a stage is fresh": ("workflow/state/sync_mtimes.py", MORE),
     "the gate": ("gate/rules.py", MORE),
-    "a scorer": ("metrics/text.py", MORE),
+    "a scorer": ("metrics/text_scorers.py", MORE),
     "how llama-server is started": ("llamacpp/server_command.py", MORE),
     "a rule of curation": ("stages/curate/rules/length.py", MORE),
 }
@@ -274,7 +274,7 @@ def test_a_file_that_comes_is_code_unless_an_editor_left_it(
         path.symlink_to("nowhere.py")
     else:
         path.write_text("text")
-    monkeypatch.setattr("pipeline.workflow.imports.PACKAGE", package)
+    monkeypatch.setattr("pipeline.workflow.keys.imports.PACKAGE", package)
     try:
         assert changed(Package()) >= expected and bool(changed(Package())) == bool(expected)
     finally:
@@ -285,8 +285,8 @@ def test_what_was_read_before_is_not_parsed_again_and_any_memory_may_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = tmp_path / "of/imports.json"
-    monkeypatch.setattr("pipeline.workflow.imports.PACKAGE", PACKAGE / "chat")
-    monkeypatch.setattr("pipeline.workflow.imports.MEMORY", memory)
+    monkeypatch.setattr("pipeline.workflow.keys.imports.PACKAGE", PACKAGE / "chat")
+    monkeypatch.setattr("pipeline.workflow.keys.imports.MEMORY", memory)
     fresh, again = Package().sources, Package().sources
     assert fresh == again and [path.name for path in memory.parent.iterdir()] == [memory.name]
     kept = json.loads(memory.read_text())

@@ -34,7 +34,7 @@ from pipeline.core.locks import absent
 from pipeline.core.publish import publishing, read_json, remove, write_json, write_text
 from pipeline.core.text import plural, safe
 from pipeline.subprojects.processes import ERRORS
-from pipeline.workflow.cluster import wait_for_jobs
+from pipeline.workflow.cluster.jobs import wait_for_jobs
 from pipeline.workflow.prepare import be_the_only_one, is_dry_run, no_stage_at_work
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")

@@ -19,9 +19,9 @@ import numpy as np
 
 from pipeline.commands.sweep.space import Space
 from pipeline.commands.sweep.study import LOG, SWEEPS
-from pipeline.config.text import as_yaml
+from pipeline.config.params_text import as_yaml
 from pipeline.core.text import listed, plural
-from pipeline.metrics.paired import CHANCE, holm
+from pipeline.metrics.statistics import CHANCE, holm
 from pipeline.pages.formats import number
 from pipeline.stages.compare.statistics import half_width
 

@@ -2,7 +2,7 @@
 `pipeline.stages.train` for each other kind.
 
 Only the selected one is imported, by a computed name. So an edit of GRPO's code is in no key of a supervised
-run (`pipeline.workflow.code_keys`).
+run (`pipeline.workflow.keys.code_keys`).
 """
 
 from collections.abc import Iterator, Mapping

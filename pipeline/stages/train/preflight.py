@@ -26,12 +26,12 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.header import NotGguf
 from pipeline.gguf.header import read_header as read_gguf_header
 from pipeline.gguf.safetensors_rows import INDEX, read_header
-from pipeline.planning.config_file import load_shape
-from pipeline.planning.memory import CUDA_CONTEXT
+from pipeline.planning.memory.parts import CUDA_CONTEXT
+from pipeline.planning.model.config_file import load_shape
+from pipeline.planning.model.gguf_base import quantized_file
+from pipeline.planning.model.shape import Shape
 from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
-from pipeline.planning.quantized import quantized_file
 from pipeline.planning.setup import needs_gpu, setup_of
-from pipeline.planning.shape import Shape
 from pipeline.stages.train.run import check_shared
 
 # Refusals by the planner: settings that this base or this machine can't be trained with. A base that can't be

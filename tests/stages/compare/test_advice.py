@@ -17,7 +17,7 @@ from pipeline.config.strategies import (
     MERGED_16,
     STRATEGIES,
 )
-from pipeline.metrics.paired import CHANCE
+from pipeline.metrics.statistics import CHANCE
 from pipeline.stages.compare.statistics import half_width
 
 Scores = Sequence[Sequence[float]]  # of each seed, of each row

@@ -34,7 +34,7 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.stages.compare import made, projects
 from pipeline.subprojects.processes import run_module, run_stage, size_of
-from pipeline.workflow.imports import Package
+from pipeline.workflow.keys.imports import Package
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table, values_of
 
 JOBS = ("compare_nf4", "compare_train", "compare_unquantized", "compare_measure")

@@ -16,8 +16,8 @@ from pipeline.core.cpu import Device
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
-from pipeline.planning.base import published_shape
-from pipeline.planning.config_file import read_shape
+from pipeline.planning.model.base import published_shape
+from pipeline.planning.model.config_file import read_shape
 from pipeline.planning.plan import CACHE, make_plan
 from pipeline.planning.setup import Setup
 from pipeline.stages.train import preflight as checks
