@@ -4,7 +4,7 @@
 #   snakemake --set-scatter curate=7           with stage curate as jobs on seven shards of data/raw, to the same bytes
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL, finish_workflow, job_settings
-from pipeline.workflow.shards import jobs as curate_jobs
+from pipeline.workflow.cluster.shards import jobs as curate_jobs
 from pipeline.workflow.stages import rules as stage_rules
 
 SETTINGS = prepare(workflow.config_settings) if workflow.is_main_process else job_settings(remote=workflow.remote_exec)

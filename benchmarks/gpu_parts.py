@@ -61,9 +61,9 @@ def cap(gib: float) -> None:
 
 def trained(out: Path, settings: Training, resume: bool = False, **places: Any) -> dict[str, Any]:
     """What Quench's own stage reports of a training below `out`, {} in a process that follows another."""
-    from pipeline.stages.train.follow import follow
     from pipeline.stages.train.run import Job
     from pipeline.stages.train.stage import train
+    from pipeline.stages.train.worker import follow
 
     folders = {name: out / name for name in ("adapter", "checkpoints", "tensorboard")}
     job = Job(**places, **folders, settings=settings)
@@ -122,7 +122,7 @@ def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
 def rank(say: Say, folder: Path, settings: Training, side: str, **_: Any) -> None:
     """One process of a training by several, or one alone: the adapter's hash, tokens per second, the peak."""
     from pipeline.core.ranks import take_rank
-    from pipeline.stages.train.several.group import open_group
+    from pipeline.stages.train.distributed.group import open_group
 
     out = folder / f"several-{side}"
     places = {"tokens": folder / "resume/rows", "base": folder / "resume/base"}
@@ -317,8 +317,8 @@ def planner(
     """
     from pipeline.core.hardware import first_gpu, main_memory
     from pipeline.models.liger_loss import choose_loss
-    from pipeline.planning.config_file import load_shape
-    from pipeline.planning.memory import plan_memory
+    from pipeline.planning.memory.parts import plan_memory
+    from pipeline.planning.model.config_file import load_shape
     from pipeline.planning.setup import Setup
 
     base = folder / "nf4/base"
@@ -402,9 +402,9 @@ def step_speed(
     report_speed(say, seconds, tokens)
     say({"losses": losses})
     if settings.offloaded_layers:
-        from pipeline.planning.config_file import load_shape
+        from pipeline.planning.memory.weights import off_card_bytes, offloaded_bytes
+        from pipeline.planning.model.config_file import load_shape
         from pipeline.planning.setup import Setup
-        from pipeline.planning.weights import off_card_bytes, offloaded_bytes
 
         layers = offloaded_bytes(setup := Setup(load_shape(base / "config.json"), settings, tokens))
         say({"saving_planned_gib": (sum(layers) - max(layers) + off_card_bytes(setup)) / GIB})

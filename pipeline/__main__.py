@@ -24,7 +24,7 @@ from pipeline.workflow.stage_command import REPLAY, idle_of, need_work, parsed, 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
 
-# Not Snakemake stages: DVC runs these first (`pipeline/workflow/code_keys.py`).
+# Not Snakemake stages: DVC runs these first (`pipeline/workflow/keys/code_keys.py`).
 CODE = "code"
 SETTINGS = "settings"
 
@@ -50,16 +50,16 @@ def run(
     from pipeline.core.locks import inputs_below
     from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
-    from pipeline.workflow.cleanup import remove_obsolete
-    from pipeline.workflow.cluster import is_remote
+    from pipeline.workflow.cluster.jobs import is_remote
     from pipeline.workflow.dvc_yaml import need_graph
-    from pipeline.workflow.integrity import verify_inputs
-    from pipeline.workflow.ledger import inputs_of, need_inputs
     from pipeline.workflow.project import need_usable_path
-    from pipeline.workflow.record import inputs_state, is_project_config, refresh_keys_for, running
     from pipeline.workflow.remote import finish, inputs_read
-    from pipeline.workflow.settings import need_settings
-    from pipeline.workflow.settle import reuse
+    from pipeline.workflow.state.cleanup import remove_obsolete
+    from pipeline.workflow.state.integrity import verify_inputs
+    from pipeline.workflow.state.lockfile import inputs_of, need_inputs
+    from pipeline.workflow.state.record import inputs_state, is_project_config, refresh_keys_for, running
+    from pipeline.workflow.state.settings import need_settings
+    from pipeline.workflow.state.sync_mtimes import reuse
 
     name, item = parsed(stage, resume, shards)
     extra: dict[str, Any] = {"shards": shards} if shards else {}
@@ -107,7 +107,7 @@ def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> N
     """Call the stage's `main` with the `extra` arguments, and record what it used."""
     from pipeline.core.usage import noted
     from pipeline.planning.stages import plan_stage
-    from pipeline.workflow.code_keys import stage_module
+    from pipeline.workflow.keys.code_keys import stage_module
 
     stage = f"{name}@{item}" if item else name
     disk = partial(_written_bytes, name, item, params, root)
@@ -173,12 +173,12 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
 
             write_code(arguments.root)
         elif arguments.stage == SETTINGS:
-            from pipeline.workflow.settings import write_settings
+            from pipeline.workflow.state.settings import write_settings
 
             write_settings(arguments.root)
         elif rank:
             from pipeline.config.params import load_params
-            from pipeline.stages.train.follow import run_rank
+            from pipeline.stages.train.worker import run_rank
 
             settings = partial(load_params, arguments.params or arguments.root / "params.yaml")
             run_rank(rank, arguments.stage, arguments.root, settings, work)
@@ -202,7 +202,7 @@ def _say(error: QuenchError | Stopped, rank: Rank | None, stage: str, root: Path
     training only the first process leaves it. A process that only misses another one prints nothing if
     our launcher started it, because the launcher or that other process reports the failure.
     """
-    from pipeline.workflow.cluster import leave_failure
+    from pipeline.workflow.cluster.jobs import leave_failure
 
     if rank is None or rank.leads:
         leave_failure(stage, str(error), error.exit_code, root)

@@ -28,14 +28,14 @@ class Death:
 
 def arm(death: Death) -> None:
     """Have this process kill itself (or send itself a signal) at `death`'s place."""
-    from pipeline.stages.train.trainer import QuenchTrainer
+    from pipeline.stages.train.loop import Trainer
 
     kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     term = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     calls = 0
 
     def counted(method: str, act: Any, *, before: bool) -> None:
-        real = getattr(QuenchTrainer, method)
+        real = getattr(Trainer, method)
 
         def wrapped(self: Any, *arguments: Any, **more: Any) -> Any:
             nonlocal calls
@@ -47,7 +47,7 @@ def arm(death: Death) -> None:
                 act()
             return result
 
-        setattr(QuenchTrainer, method, wrapped)
+        setattr(Trainer, method, wrapped)
 
     if death.place == "loaded":
         from pipeline.stages.train import assembly

@@ -120,9 +120,9 @@ def _import_workflow() -> None:
     import dvc.repo.commit  # noqa: F401
     import snakemake.cli  # noqa: F401
 
-    import pipeline.workflow.integrity
-    import pipeline.workflow.prepare  # noqa: F401
-    from pipeline.workflow import record
+    import pipeline.workflow.prepare
+    import pipeline.workflow.state.integrity  # noqa: F401
+    from pipeline.workflow.state import record
 
     record.subprocess = SimpleNamespace(run=_dvc)  # type: ignore[assignment]
 

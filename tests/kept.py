@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.stamp import stamp
-from pipeline.workflow.imports import Package, read_source
+from pipeline.workflow.keys.imports import Package, read_source
 from pipeline.workflow.stages import code_of_stages
 
 READ = ("recipes/demo.yaml", "graphs/stages.yaml", "requirements.lock")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
 from pipeline.config.params import read_params
-from pipeline.config.text import completed
+from pipeline.config.params_text import completed
 from pipeline.core.places import PROJECT
 
 

@@ -15,11 +15,11 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Training
 from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
-from pipeline.planning.base import published_shape
+from pipeline.planning.model.base import published_shape
+from pipeline.planning.model.gguf_base import quantized_level
+from pipeline.planning.model.shape import Shape
 from pipeline.planning.plan import Plan, make_plan
-from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import Setup
-from pipeline.planning.shape import Shape
 
 GIB = 1 << 30
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")

@@ -13,7 +13,7 @@ from training_logs import demo_run
 
 from pipeline.config.params import Params, load_params
 from pipeline.core.metrics_log import write_rows
-from pipeline.stages.train.learner import monitor_of
+from pipeline.stages.train.method import monitor_of
 
 DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo-small.yaml"
 MODELS = ("base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M")

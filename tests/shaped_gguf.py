@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tiny
 
-from pipeline.planning.config_file import read_shape
-from pipeline.planning.shape import Shape
+from pipeline.planning.model.config_file import read_shape
+from pipeline.planning.model.shape import Shape
 
 LAYERS, VOCABULARY = 16, 261
 

@@ -7,9 +7,9 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.core.hardware import main_memory
 from pipeline.models.tuners import causal_model
-from pipeline.planning.memory import plan_memory
+from pipeline.planning.memory.parts import plan_memory
+from pipeline.planning.model.shape import Shape
 from pipeline.planning.setup import Setup
-from pipeline.planning.shape import Shape
 
 
 def adapted(base: Path, train: Training) -> Any:

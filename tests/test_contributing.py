@@ -99,7 +99,7 @@ sys.path.append({str(PROJECT / "tests")!r})
 from shaped_gguf import VOCABULARY, shaped, written
 from pipeline.config.levels import level_problem
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.planning.level_bytes import HEADER_PER_TOKEN, level_bytes
+from pipeline.planning.model.level_bytes import HEADER_PER_TOKEN, level_bytes
 shape = shaped(256, 320, tied=True, kv_heads=2)
 command = [find_toolchain().tool("llama-quantize"), "--dry-run", written(Path("x.gguf"), shape), "Q2_0"]
 done = subprocess.run(command, capture_output=True, text=True)
@@ -133,7 +133,7 @@ assert torch.allclose(trained_on(input_ids=ids).logits, model.float().eval()(inp
 import os
 from pathlib import Path
 import yaml
-from pipeline.workflow.cluster import jobs_at_work
+from pipeline.workflow.cluster.jobs import jobs_at_work
 from pipeline.workflow.stages import table
 profile, default = (yaml.safe_load(Path(f"profiles/{name}/config.yaml").read_text()) for name in ("lsf", "default"))
 assert profile == profile | default | {"cores": profile["cores"]} and profile["set-resources"].keys() <= table().stages.keys()
@@ -185,7 +185,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from pipeline.config.params import Params, load_params
 from pipeline.llamacpp.server_command import Served, server_command
-from pipeline.workflow.settings import lock_text
+from pipeline.workflow.state.settings import lock_text
 params = Params.model_validate({"serve": {"batch_size": 64}})
 tools = SimpleNamespace(tool=lambda name: name)
 command = server_command(tools, Served(Path("model.gguf")), params.serving, Path("key"))

@@ -17,9 +17,8 @@ from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.checkpoints import checkpoints_in
-from pipeline.stages.train.learner import learner_of
-from pipeline.stages.train.record import describe
-from pipeline.stages.train.run import Job, Run
+from pipeline.stages.train.method import learner_of
+from pipeline.stages.train.run import Job, Run, describe
 from pipeline.stages.train.stage import train
 
 RECIPES = PROJECT / "recipes"

@@ -20,7 +20,7 @@ from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.workflow.dvc_yaml import put_graph
-from pipeline.workflow.settings import refresh_lock
+from pipeline.workflow.state.settings import refresh_lock
 
 RESULTS = ("data", "models", "reports")
 BIN = Path(sys.executable).parent

@@ -22,10 +22,10 @@ from pipeline.core.places import IS_CHECKOUT, resource
 from pipeline.core.publish import publishing, remove
 from pipeline.llamacpp.stamp import is_built
 from pipeline.llamacpp.tools import DEFAULT_HOME
-from pipeline.workflow.code_keys import FOLDER, LOCK
 from pipeline.workflow.dvc_yaml import dvc_text
+from pipeline.workflow.keys.code_keys import FOLDER, LOCK
 from pipeline.workflow.project import check_path, take_over
-from pipeline.workflow.settings import lock_text
+from pipeline.workflow.state.settings import lock_text
 
 SNAKEFILE = """\
 # The stages are those of the installed Quench: `quench config graph` writes them into dvc.yaml too.

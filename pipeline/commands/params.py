@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from pipeline.commands.recipes import RECIPES, TITLE, recipe_names
 from pipeline.config.conditions import idle
 from pipeline.config.params import Params, Read, read_params
+from pipeline.config.params_text import as_yaml, comment_of, value_at
 from pipeline.config.sections import AUTO
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, comment_of, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.devices import sees_gpu
-from pipeline.workflow.settings import complete as complete_file
+from pipeline.workflow.state.settings import complete as complete_file
 
 LAYERS = "machine.n_gpu_layers"
 WIDEST = 44  # columns of a value; a longer one moves the rest of the line

@@ -43,8 +43,8 @@ def measure(params_file: Path | None, root: Path, depth: str) -> None:
     """Run the stage at a depth other than params.yaml's. It writes the same reports even if a check fails."""
     from pipeline.config.params import load_params
     from pipeline.stages.parity.stage import measure_parity
-    from pipeline.workflow.integrity import verify_inputs
-    from pipeline.workflow.record import is_project_config, running
+    from pipeline.workflow.state.integrity import verify_inputs
+    from pipeline.workflow.state.record import is_project_config, running
 
     params = load_params(params_file or root / "params.yaml")
     deeper = params.model_copy(update={"parity": params.parity.model_copy(update={"depth": depth})})

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands import plan_serving
 from pipeline.commands.params import idle_settings
-from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
-from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.commands.terminal import figure, plain_table, wide_console
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import AUTO
@@ -31,11 +30,11 @@ from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.core.usage import Figures
 from pipeline.llamacpp.devices import sees_gpu
-from pipeline.planning.base import find_shape, plan_run
-from pipeline.planning.config_file import load_shape
 from pipeline.planning.duration import PCIE
-from pipeline.planning.memory import MemoryPlan
-from pipeline.planning.plan import BASE, CACHE, Plan, Reduction, own_bytes
+from pipeline.planning.memory.parts import MemoryPlan
+from pipeline.planning.model.base import find_shape
+from pipeline.planning.model.config_file import load_shape
+from pipeline.planning.plan import BASE, CACHE, Plan, Reduction, own_bytes, plan_run
 from pipeline.planning.setup import wants_gpu
 from pipeline.planning.stages import planned_stages
 

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.commands.terminal import NOT_KNOWN, figure, plain_table, wide_console
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve
 from pipeline.config.sections.values import ALL_LAYERS
@@ -26,8 +26,10 @@ from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.inputs import load_inputs, read_evaluation
 from pipeline.gate.recommend import Recommendation, advise, memory_of
 from pipeline.gguf.file import kv_cache_bytes
-from pipeline.planning.base import find_quantized
-from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.memory.weights import lora_bytes
+from pipeline.planning.model.base import find_quantized
+from pipeline.planning.model.level_bytes import level_bytes
+from pipeline.planning.model.shape import Shape
 from pipeline.planning.serving import (
     LevelPlan,
     PlannedModel,
@@ -36,10 +38,6 @@ from pipeline.planning.serving import (
     plan_level,
 )
 from pipeline.planning.setup import setup_of
-from pipeline.planning.shape import Shape
-from pipeline.planning.weights import lora_bytes
-
-NOT_KNOWN = "not known"
 
 
 def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: str, as_json: bool) -> None:
@@ -233,8 +231,3 @@ def closing(
     elif best:
         lines.append(f"{best} has the most bits of what fits; how good it is, only `snakemake` measures.")
     return [*lines, f"{best}: {plans[best].memory}."] if best else lines
-
-
-def figure(value: int | None) -> str:
-    """Return bytes as GB of 2³⁰ bytes with three digits."""
-    return NOT_KNOWN if value is None else f"{value / MEMORY_GB:.3f}"

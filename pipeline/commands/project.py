@@ -12,7 +12,7 @@ from pipeline.config.sections import BASE
 from pipeline.core.errors import ConfigError, DataError, QuenchError
 from pipeline.core.text import one_line, plural
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.workflow.integrity import verify_outputs
+from pipeline.workflow.state.integrity import verify_outputs
 
 REASON = 160  # characters of the gate's reason
 

@@ -18,7 +18,7 @@ from pipeline.core.places import resource
 from pipeline.core.publish import publishing
 from pipeline.workflow.dvc_yaml import put_graph
 from pipeline.workflow.project import is_project
-from pipeline.workflow.settings import starting_text, write_lock
+from pipeline.workflow.state.settings import starting_text, write_lock
 
 RECIPES = resource("recipes")
 MOST_LETTERS = 40  # characters of a project's name in the names of its models
@@ -134,7 +134,7 @@ def name_for(folder: str) -> str:
 def graph(root: Path, cache_base: bool | None = None) -> None:
     """Write `root`/dvc.yaml as the graph that its params.yaml needs, after `base.quantization` or
     `train.tuner` was changed by hand, or after an update. If `cache_base` is True, DVC keeps the base's
-    weights from now on. If it is False, DVC no longer does.
+    weights from now on. If it is False, DVC no longer does. None changes nothing about that.
     """
     needed = load_params(root / "params.yaml").graph
     changed = put_graph(root, needed, cache_base=cache_base)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import safe
-from pipeline.workflow.shards import DIVIDED, PHASES
+from pipeline.workflow.cluster.shards import DIVIDED, PHASES
 from pipeline.workflow.stage_command import need_stage, need_work
 from pipeline.workflow.stages import items_of, stages_in, values_of
 

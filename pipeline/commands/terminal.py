@@ -1,15 +1,19 @@
-"""Tables for a terminal: as wide as the terminal within limits, 100 columns if there is none."""
+"""Tables for a terminal: as wide as the terminal within limits, 100 columns if there is none; and their
+figures.
+"""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from pipeline.core.text import console
+from pipeline.core.units import MEMORY_GB
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 WIDEST = 100  # columns
+NOT_KNOWN = "not known"
 
 
 def wide_console(widest: int | None = WIDEST) -> "Console":
@@ -38,3 +42,8 @@ def plain_table(*columns: str, numbers: Collection[int] = (), unwrapped: Collect
             no_wrap=place in numbers or place in unwrapped,
         )
     return table
+
+
+def figure(value: int | None) -> str:
+    """Return bytes as GB of 2³⁰ bytes with three digits."""
+    return NOT_KNOWN if value is None else f"{value / MEMORY_GB:.3f}"

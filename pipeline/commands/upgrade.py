@@ -18,10 +18,9 @@ from pipeline.config.overrides import put
 from pipeline.config.params import Read
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
-from pipeline.workflow.cluster import wait_for_jobs
-from pipeline.workflow.code_keys import LOCK, key_files
+from pipeline.workflow.cluster.jobs import wait_for_jobs
 from pipeline.workflow.dvc_yaml import put_graph, wanted_text
-from pipeline.workflow.ledger import graph_stages, overlap, recorded_stages
+from pipeline.workflow.keys.code_keys import LOCK, key_files
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import (
     changed_code,
@@ -31,8 +30,9 @@ from pipeline.workflow.project import (
     take_over,
     version_of,
 )
-from pipeline.workflow.settings import differences, need_settings
 from pipeline.workflow.stages import Stage, Values, filled, stages_in, values_of
+from pipeline.workflow.state.lockfile import graph_stages, overlap, recorded_stages
+from pipeline.workflow.state.settings import differences, need_settings
 
 MOST_FILES = 3  # files of a stage's code that are listed
 

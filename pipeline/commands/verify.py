@@ -11,17 +11,18 @@ import sys
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.workflow.code_keys import CODE
-from pipeline.workflow.dvc_project import (
+from pipeline.workflow.keys.code_keys import CODE
+from pipeline.workflow.keys.stamps import files_below
+from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
+from pipeline.workflow.state.dvc_project import (
     open_project,
     quarantine,
     quarantine_runs,
     remove_dead_links,
     update_dvc_state,
 )
-from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.integrity import changed_files, damage_sentences
-from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
+from pipeline.workflow.state.hashes import Hashes
+from pipeline.workflow.state.integrity import changed_files, damage_sentences
 
 OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")  # does not match the leftovers of a killed copy
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.strict_yaml import Place
 from pipeline.core.text import plural, quoted, safe
+from pipeline.core.yaml_readers import Place
 
 # Names of settings in other trainers. Their spelling is far from ours, and closer to that of another key.
 ELSEWHERE = {

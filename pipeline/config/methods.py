@@ -48,7 +48,7 @@ class Learning:
     beta: float | None = None
     dropout: float = 0.05
     keeps: tuple[str, ...] = ()
-    learner: str = "learner"
+    learner: str = "method"
 
 
 REWARD = "train.reward"
@@ -59,7 +59,7 @@ _judged = partial(
     settings=OF_JUDGED,
     measures=("eval_loss", "accuracy"),
     answers="compares answers to one prompt",
-    learner="preference.learner",
+    learner="preference.method",
 )
 _paired = partial(_judged, ("preference",), pairs=True)
 _pulled = partial(_paired, settings=(*OF_JUDGED, SFT_WEIGHT))  # These can also train on the chosen answers.
@@ -72,7 +72,7 @@ METHODS: Mapping[Method, Learning] = {
         (SFT_WEIGHT,),
         teacher=True,
         keeps=(TEACHER,),
-        learner="distill.learner",
+        learner="distill.method",
     ),
     "dpo": _pulled("log-sigmoid of the margin", reference=True, beta=0.1),
     "ipo": _pulled("squared distance from a margin", reference=True, beta=0.1),
@@ -88,7 +88,7 @@ METHODS: Mapping[Method, Learning] = {
         prompts=True,
         dropout=0.0,
         keeps=(ROUNDS, ROLLOUTS),
-        learner="grpo.learner",
+        learner="grpo.method",
     ),
 }
 

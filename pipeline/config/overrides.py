@@ -18,12 +18,12 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest
 from pipeline.config.params import Params, Read, checked, read_params
+from pipeline.config.params_text import as_yaml, change, completed, line_end, value_at
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, change, completed, line_end, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
-from pipeline.core.strict_yaml import read_strict, read_value
 from pipeline.core.text import safe
+from pipeline.core.yaml_readers import read_strict, read_value
 
 Given = Mapping[Key, Any]
 

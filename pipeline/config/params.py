@@ -19,7 +19,7 @@ from pipeline.config.sections.values import group, keys_of
 from pipeline.config.training_problems import training_problems
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
-from pipeline.core.strict_yaml import Place, read_strict
+from pipeline.core.yaml_readers import Place, read_strict
 
 # Optimizers for train.optim auto. Only a GPU has 8-bit states, which move off a small card when it is full.
 OPTIMIZER: Mapping[Device, str] = {"cpu": "adamw_torch", "cuda": "paged_adamw_8bit"}

@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError, MachineError, QuenchError
 from pipeline.core.publish import is_scrap
 
 RUN = "run"  # lock of Snakemake's main process
-WORK = "work"  # lock that all processes share that write (`pipeline.workflow.cleanup`)
+WORK = "work"  # lock that all processes share that write (`pipeline.workflow.state.cleanup`)
 LOOK_SECONDS = 0.05  # between two looks at a lock; a reader keeps it for less
 # A link could lead to another user's file, and opening a named pipe would block.
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -2,8 +2,8 @@
 tuned model against the file that the base was made from.
 
 The share recovered is 1 − KLD after ÷ KLD before. Its 95 % interval is a percentile bootstrap over rows
-(`pipeline.metrics.intervals`) of the quotient of both sums. The same rows are drawn for both, so what makes a
-row hard for both cancels out.
+(`pipeline.metrics.statistics`) of the quotient of both sums. The same rows are drawn for both, so what makes
+a row hard for both cancels out.
 """
 
 from dataclasses import dataclass
@@ -110,7 +110,7 @@ def interval_of(before: RowSums | None, after: RowSums | None) -> tuple[int, flo
         return rows, None, None
     import numpy as np
 
-    from pipeline.metrics.intervals import resampled_means
+    from pipeline.metrics.statistics import resampled_means
 
     # As many rows, so the same draws.
     damage = resampled_means(before.kld)

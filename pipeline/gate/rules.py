@@ -221,7 +221,7 @@ def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[flo
     answers, one would be refused. The interval is not enough by itself: of five rows or fewer it is too
     narrow, and their p is never below.
     """
-    from pipeline.metrics.paired import CHANCE, compare_scores
+    from pipeline.metrics.statistics import CHANCE, compare_scores
 
     difference = compare_scores(before, after)
     limit = rule.limit or 0.0

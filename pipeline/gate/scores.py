@@ -81,7 +81,7 @@ class Evidence:
             pairs = self.paired_scores(model, other)
             if not pairs or not pairs[0]:
                 return None
-            from pipeline.metrics.paired import CHANCE, compare_scores
+            from pipeline.metrics.statistics import CHANCE, compare_scores
 
             scores = (fmean(pairs[0]), fmean(pairs[1]))
             rows = len(pairs[0])

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from pipeline.gguf import yarn
 from pipeline.gguf.attention import FULL, WINDOWED, WINDOWS, listed_layer_types
 from pipeline.gguf.families import Family
+from pipeline.gguf.header import LOCAL_ROPE_BASE
 
-LOCAL_BASE = "rope.freq_base_swa"
 SCALED = ("linear", "yarn")  # rope types that a GGUF names with a factor
 
 
@@ -30,9 +30,8 @@ def differences(config: Mapping[str, Any], family: Family, fields: Mapping[str, 
     prefix = f"{family.name}."
     stated = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
     rope = _rope(config)
-    unlike = [*_scaling(rope, stated, family), *_others(config, rope, stated, family)]
-    for field, computed, wanted in unlike:
-        yield Difference(f"{prefix}{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
+    yield from _scaling(rope, stated, family)
+    yield from _others(config, rope, stated, family)
 
 
 def lost_differences(config: Mapping[str, Any], family: Family) -> Iterator[Difference]:
@@ -43,13 +42,11 @@ def lost_differences(config: Mapping[str, Any], family: Family) -> Iterator[Diff
     asked = yarn.by_config(rope)
     if asked:
         factors = {field: rope.get(key) or 0.0 for key, field in family.rope_factors.items()}
-        written = {yarn.TYPE: "yarn", **asked, **factors}
-        for field, computed, wanted in _scaling(rope, written, family):
-            yield Difference(f"{family.name}.{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
+        yield from _scaling(rope, {yarn.TYPE: "yarn", **asked, **factors}, family)
     base = rope.get("rope_theta")
     local = (config.get("rope_parameters") or {}).get(WINDOWED, {}).get("rope_theta", base)
     if family.listed_windows and local != base:
-        yield Difference(f"{family.name}.{LOCAL_BASE}", f"is {base:g} in llama.cpp, by config.json {local:g}")
+        yield _difference(family, LOCAL_ROPE_BASE, f"{base:g}", f"{local:g}")
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,22 +60,25 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _scaling(
-    rope: Mapping[str, Any], stated: Mapping[str, Any], family: Family
-) -> Iterator[tuple[str, str, str]]:
-    """Yield (field, llama.cpp's value, config.json's value) of stretched rotary positions."""
+def _difference(family: Family, field: str, computed: str, wanted: str) -> Difference:
+    """Return the difference in a field, given as llama.cpp computes and as config.json says."""
+    return Difference(f"{family.name}.{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
+
+
+def _scaling(rope: Mapping[str, Any], stated: Mapping[str, Any], family: Family) -> Iterator[Difference]:
+    """Yield the differences of stretched rotary positions."""
     asked = _kind(rope.get("rope_type") or rope.get("type"), rope.get("factor"))
-    factor = yarn.number(stated, yarn.FACTOR, yarn.number(stated, yarn.FACTOR_BEFORE, 1.0))
+    factor = yarn.factor_in(stated)
     there = _kind(stated.get(yarn.TYPE, "linear"), factor)
     if asked != there:
-        yield yarn.TYPE, there, asked
+        yield _difference(family, yarn.TYPE, there, asked)
     if asked != there or asked == "none":
         return
     wanted = yarn.by_config(rope) or {yarn.FACTOR: rope["factor"]}
     computed = yarn.by_file(stated, family) or {yarn.FACTOR: factor}
     for field, value in wanted.items():
         if not _is_close(computed[field], value):
-            yield field, f"{computed[field]:g}", f"{value:g}"
+            yield _difference(family, field, f"{computed[field]:g}", f"{value:g}")
 
 
 def _kind(name: Any, factor: Any) -> str:
@@ -88,18 +88,16 @@ def _kind(name: Any, factor: Any) -> str:
 
 def _others(
     config: Mapping[str, Any], rope: Mapping[str, Any], stated: Mapping[str, Any], family: Family
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences, as `_scaling` does, of the family's other settings of positions, and of
-    windows.
-    """
+) -> Iterator[Difference]:
+    """Yield the differences of the family's other settings of positions, and of windows."""
     for key, field in family.rope_factors.items():
         computed = yarn.number(stated, field, 0.0)
         wanted = rope.get(key) or 0.0
         if not _is_close(computed, wanted):
-            yield field, f"{computed:g}", f"{wanted:g}"
+            yield _difference(family, field, f"{computed:g}", f"{wanted:g}")
     types = config.get("layer_types")
     if family.listed_windows and types and types != listed_layer_types(family, stated, len(types)):
-        yield WINDOWS, str(stated.get(WINDOWS)), f"layer_types {types}"
+        yield _difference(family, WINDOWS, str(stated.get(WINDOWS)), f"layer_types {types}")
 
 
 def _is_close(one: Any, other: Any) -> bool:

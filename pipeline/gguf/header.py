@@ -28,6 +28,7 @@ CONFIG_FIELDS = {
     "max_position_embeddings": "context_length",
 }
 USUAL_ROPE_BASE = 10_000.0  # llama.cpp's value if a header has no rope.freq_base
+LOCAL_ROPE_BASE = "rope.freq_base_swa"  # of layers with a window, if they have a base of their own
 DRAFT_LAYERS = "nextn_predict_layers"  # number of layers for drafting (MTP) after the model's own
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from pipeline.core.publish import read_json
 from pipeline.gguf.delta_heads import DeltaHeads, delta_heads
 from pipeline.gguf.families import Family, family_of
-from pipeline.gguf.header import CONFIG_FIELDS
+from pipeline.gguf.header import CONFIG_FIELDS, LOCAL_ROPE_BASE
 from pipeline.gguf.multipliers import input_products, products
 from pipeline.gguf.rope import factors_of
 from pipeline.gguf.safetensors_rows import Entry, read_rows
@@ -55,7 +55,7 @@ SETTINGS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "num_experts_per_tok": "expert_used_count",
     "rope_theta": "rope.freq_base",
-    "rope_local_base_freq": "rope.freq_base_swa",
+    "rope_local_base_freq": LOCAL_ROPE_BASE,
 }
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 # Prefixes of names in a model with a vision tower: its text part, and parts that the text's GGUF lacks.

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.gguf.families import Family
+from pipeline.gguf.rope import FIRST_CONTEXT
 
 TYPE = "rope.scaling.type"
 FACTOR = "rope.scaling.factor"
 FACTOR_BEFORE = "rope.scale_linear"  # former name of the factor's field
-FIRST_CONTEXT = "rope.scaling.original_context_length"
 CONTEXT = "context_length"
 BETA_FAST = "rope.scaling.yarn_beta_fast"
 BETA_SLOW = "rope.scaling.yarn_beta_slow"
@@ -36,13 +36,18 @@ def number(stated: Mapping[str, Any], field: str, usual: float) -> float:
     return value if isinstance(value, int | float) else usual
 
 
+def factor_in(stated: Mapping[str, Any]) -> float:
+    """Return the factor in a header with the fields `stated`, by either of its names; 1 for none."""
+    return number(stated, FACTOR, number(stated, FACTOR_BEFORE, 1.0)) or 1.0
+
+
 def by_file(stated: Mapping[str, Any], family: Family) -> dict[str, float]:
     """Return the values that llama.cpp computes YaRN with, by fields, for a header with the fields `stated`,
     whose names lack the family's prefix; empty if it computes no YaRN.
     """
     if stated.get(TYPE) != "yarn":
         return {}
-    factor = number(stated, FACTOR, number(stated, FACTOR_BEFORE, 0.0)) or 1.0
+    factor = factor_in(stated)
     read = stated if family.reads_yarn else {}
     share = number(read, LOG_MULTIPLIER, 0.0)
     return {

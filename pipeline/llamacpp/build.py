@@ -10,32 +10,131 @@ source and binding are installed.
     python -m pipeline.llamacpp.build [auto | cpu | cuda | hip | vulkan | --check-compiler]
 """
 
+import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.core.errors import MachineError, QuenchError, ToolError
 from pipeline.core.hardware import usable_cores
+from pipeline.core.hashing import file_hash
 from pipeline.core.locks import Held
 from pipeline.core.locks import take as take_lock
 from pipeline.core.progress import progress
-from pipeline.core.publish import need_disk, write_json
+from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.core.rights import closed_to_others
 from pipeline.core.text import screen
 from pipeline.llamacpp.compiler import BACKENDS, SWITCHES, Backend, amx_flags, choose_backend, find_compiler
-from pipeline.llamacpp.source import environment_of_tools, fetch_source, install_binding
-from pipeline.llamacpp.stamp import CMAKE_FLAGS, cache_folder, fits_cpu, is_built, keep, runs, stamp, take
+from pipeline.llamacpp.stamp import (
+    CMAKE_FLAGS,
+    SDIST_SHA256,
+    cache_folder,
+    fits_cpu,
+    is_built,
+    keep,
+    runs,
+    stamp,
+    take,
+)
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines, need_safe_home
 
+SDIST = f"llama_cpp_python-{VERSION}"
 BUILD_BYTES = 700_000_000  # bytes of source distribution, source and build together
 JOB_BYTES = 1_500_000_000  # most bytes of one compiler process
 # It is not part of the stamp: a build without it computes the same.
 QUICKER = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={Path(__file__).with_name('quicker.cmake')}"
 WORDS = {"cpu": "the CPU", "cuda": "CUDA", "hip": "ROCm", "vulkan": "Vulkan"}
+
+
+def fetch_source(home: Path) -> None:
+    """Unpack the source distribution as `home/source`, its hash checked; kept if it is already there."""
+    mark = home / "source" / ".sdist-sha256"
+    if mark.exists() and mark.read_text().strip() == SDIST_SHA256:
+        return
+    home.mkdir(parents=True, exist_ok=True)
+    print(f"llama.cpp {VERSION}: fetching its source (77 MB)", flush=True)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=home) as folder:
+        archive = _download(Path(folder))
+        with publishing(home / "source") as aside:
+            unpack(archive, aside)
+            (aside / mark.name).write_text(SDIST_SHA256 + "\n")
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpack a .tar.gz whose one top folder becomes `target`. Absolute paths, links to outside and devices
+    are refused (`tarfile.FilterError`).
+    """
+    holder = target.with_name(f"{target.name}.tar")
+    shutil.rmtree(holder, ignore_errors=True)
+    try:
+        # Python 3.11.0 to 3.11.3 have no filters; the archive's hash is pinned in any case.
+        guard = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        with tarfile.open(archive, "r:gz") as tar:
+            tar.extractall(holder, **guard)  # type: ignore[arg-type]  # noqa: S202
+        (top,) = holder.iterdir()
+        top.rename(target)
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+
+
+def install_binding(home: Path = DEFAULT_HOME) -> None:
+    """Install the Python binding without building it; `pipeline.llamacpp.tools.load_binding` loads our
+    libraries with it.
+    """
+    with suppress(importlib.metadata.PackageNotFoundError):
+        if importlib.metadata.version("llama-cpp-python") == VERSION:
+            return
+    _pip(
+        ["install", str(home / "source")],
+        "the Python binding llama-cpp-python did not install",
+        CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF",
+    )
+
+
+def _download(folder: Path) -> Path:
+    requirements = folder / "wanted.txt"
+    requirements.write_text(f"llama-cpp-python=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+    words = ["download", "--require-hashes", "--no-binary", "llama-cpp-python", "-r", str(requirements)]
+    _pip(
+        [*words, "--dest", str(folder)],
+        f"{SDIST}.tar.gz did not arrive whole from the package index that pip is set up for",
+    )
+    archive = folder / f"{SDIST}.tar.gz"
+    digest = file_hash(archive)
+    if digest != SDIST_SHA256:
+        raise ToolError(
+            "Q-LLAMACPP-002",
+            f"{archive.name} has sha256 {digest}, {SDIST_SHA256} is pinned: check the package index that pip "
+            "is set up for",
+        )
+    return archive
+
+
+def _pip(words: list[str], what_failed: str, **environment: str) -> None:
+    # No build isolation: pip reads the package's metadata, and an isolated build environment only for that
+    # takes 30 s.
+    command = [sys.executable, "-m", "pip", *words, "--quiet", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment_of_tools(environment), check=False
+    )
+    if done.returncode != 0:
+        last = last_lines(done.stdout + done.stderr)
+        raise ToolError(
+            "Q-LLAMACPP-003", f"{what_failed}: correct what pip says, then run `make setup` again:\n{last}"
+        )
+
+
+def environment_of_tools(more: dict[str, str]) -> dict[str, str]:
+    """Return this process's environment with the virtual environment's tools (cmake, ninja) first on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, **more}
 
 
 @closed_to_others()

@@ -18,10 +18,10 @@ from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.progress import progress
 from pipeline.llamacpp.server import Server, Unparsed, serving
 from pipeline.llamacpp.tools import Toolchain, llama_of
-from pipeline.metrics.intervals import interval
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Score
 from pipeline.metrics.scorers import parse, scored
+from pipeline.metrics.statistics import interval
 from pipeline.metrics.tool_calls import (
     CALLS,
     EXPECTED,

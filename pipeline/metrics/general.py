@@ -36,7 +36,7 @@ def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Questi
 
     Raises `DataError` if a question can't be shown by the chat template or doesn't fit the context.
     """
-    from pipeline.metrics.intervals import interval
+    from pipeline.metrics.statistics import interval
 
     encoded = [_encode(model, tokenizer, question) for question in questions]
     right = []

@@ -12,15 +12,15 @@ from pipeline.chat.rows import other_references
 from pipeline.config.scorers import TOOL_CALLS, scorer_problems
 from pipeline.config.sections import External, Judge
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.metrics import code, judging, own, text
+from pipeline.metrics import code, judging, own, text_scorers
 from pipeline.metrics.external import ExternalScorer
 from pipeline.metrics.score import Measure, Score, Scorer, best_score
 from pipeline.metrics.tool_calls import EXPECTED, tool_calls
 
-PLAIN = {**text.PLAIN, "code": code.passes, TOOL_CALLS: tool_calls}
+PLAIN = {**text_scorers.PLAIN, "code": code.passes, TOOL_CALLS: tool_calls}
 SLOTS = {"code": 2, "judge": 4, "external": 4}
 # Scorers that query no model and run no code, so that trying one costs nothing.
-TEXT_ALONE = {*text.PLAIN, "number", "regex"}
+TEXT_ALONE = {*text_scorers.PLAIN, "number", "regex"}
 
 
 def parse(
@@ -37,9 +37,9 @@ def parse(
     kind, _, argument = spelling.partition(":")
     match kind:
         case "number":
-            return Scorer(spelling, text.number_after(argument))
+            return Scorer(spelling, text_scorers.number_after(argument))
         case "regex":
-            return Scorer(spelling, text.first_group(argument))
+            return Scorer(spelling, text_scorers.first_group(argument))
         case "python":
             return Scorer(spelling, own.function(argument, root / "data/evaluation"))
         case "external" if program:

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.metrics.score import Score
-from pipeline.metrics.text import common_words
+from pipeline.metrics.text_scorers import common_words
 
 CALLS, EXPECTED, UNPARSED = "calls", "expected_calls", "unparsed"  # keys of an answer's row
 # Findings of a row that expects calls, in the order in which pages show them.

@@ -15,7 +15,7 @@ from pipeline.core.text import quoted, shortened
 from pipeline.gguf import yarn
 from pipeline.gguf.attention import FULL, WINDOWED, WINDOWS, assumed_settings, listed_layer_types
 from pipeline.gguf.families import WINDOW, Family
-from pipeline.gguf.header import CONFIG_FIELDS, DRAFT_LAYERS, USUAL_ROPE_BASE, Header
+from pipeline.gguf.header import CONFIG_FIELDS, DRAFT_LAYERS, LOCAL_ROPE_BASE, USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import FIRST_CONTEXT, LONG, SHORT, stored_factors
 from pipeline.gguf.tensors import Floats
 
@@ -28,7 +28,6 @@ INTERVAL = "full_attention_interval"
 INNER = "ssm.inner_size"
 VALUE_WIDTH = "attention.value_length"
 ROPE_BASE = "rope.freq_base"
-LOCAL_ROPE_BASE = "rope.freq_base_swa"
 ROPE_WIDTH = "rope.dimension_count"
 ROPE_ATTENTION = "rope.scaling.attn_factor"  # attention factor of rope_type longrope: scales cos and sin
 OPTIONAL = ("num_key_value_heads", "head_dim")  # keys of `CONFIG_FIELDS` that a header may leave out
@@ -110,7 +109,7 @@ def sizes(stated: Stated) -> dict[str, Any]:
     if family.listed_windows:
         known.add(WINDOWS)
     if family.yarn:
-        known |= {yarn.FIRST_CONTEXT, yarn.BETA_FAST, yarn.BETA_SLOW, yarn.ATTENTION}
+        known |= {FIRST_CONTEXT, yarn.BETA_FAST, yarn.BETA_SLOW, yarn.ATTENTION}
     known |= {*family.rope_factors.values()}
     unknown = sorted(stated.values.keys() - known)
     if unknown:
@@ -263,7 +262,7 @@ def stretched(stated: Stated) -> dict[str, Any]:
     return {
         "rope_type": "yarn",
         "factor": computed[yarn.FACTOR],
-        "original_max_position_embeddings": computed[yarn.FIRST_CONTEXT],
+        "original_max_position_embeddings": computed[FIRST_CONTEXT],
         "beta_fast": computed[yarn.BETA_FAST],
         "beta_slow": computed[yarn.BETA_SLOW],
         **family.fixed_rope,

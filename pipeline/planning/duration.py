@@ -14,8 +14,8 @@ from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import DataError
 from pipeline.core.hardware import Card, usable_cores
 from pipeline.core.jsonl import BadLine, parse_record
+from pipeline.planning.memory.weights import first_trained, offloaded_bytes, table_trains, targets
 from pipeline.planning.setup import Setup
-from pipeline.planning.weights import first_trained, offloaded_bytes, table_trains, targets
 
 # Dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows; from
 # NVIDIA's data sheets.

@@ -6,17 +6,20 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.levels import UNTUNED
+from pipeline.config.params import Params
 from pipeline.config.products import PRODUCTS
 from pipeline.core.hardware import Card
-from pipeline.planning.base_kinds import base_kind
-from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
-from pipeline.planning.level_bytes import level_bytes
-from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
-from pipeline.planning.setup import Setup
-from pipeline.planning.weights import adapter_bytes, lora_bytes, optimizer_bytes
+from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token, work_in
+from pipeline.planning.memory.parts import MemoryPlan, made_file, plan_memory
+from pipeline.planning.memory.weights import adapter_bytes, lora_bytes, optimizer_bytes
+from pipeline.planning.model.base import find_quantized
+from pipeline.planning.model.level_bytes import level_bytes
+from pipeline.planning.model.shape import Shape
+from pipeline.planning.setup import Setup, base_kind, setup_of
 
 STEP = 64  # Rows are shortened to a multiple of this.
 SHORTEST = 512  # tokens; shorter rows are not advised, because chats would hardly fit
@@ -120,6 +123,24 @@ def make_plan(setup: Setup, work: Work | None = None, tflops: float | None = Non
         seconds=work.tokens / rate if work and rate else None,
         copied_bytes_per_token=copied,
     )
+
+
+def plan_run(
+    params: Params,
+    shape: Shape,
+    root: Path,
+    card: Card | None,
+    *,
+    tflops: float | None = None,
+    processes: int = 1,
+) -> Plan:
+    """Return `make_plan` for the settings of `params` and the local files of its base and rows.
+
+    Raises `ConfigError` or `DataError` as that and `find_quantized` do.
+    """
+    quantized = find_quantized(params, shape, root)
+    setup = setup_of(params, shape, card, quantized, processes)
+    return make_plan(setup, work_in(root, params.train), tflops)
 
 
 def trained_per_second(flops_per_token: float, tflops: float | None, copied_per_token: float) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.config.sections import Serve
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
-from pipeline.planning.shape import Shape
+from pipeline.planning.model.shape import Shape
 
 # Assumed if it was not measured: a tenth on top of weights and KV cache, for compute buffers and the process
 # itself.

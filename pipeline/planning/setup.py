@@ -1,21 +1,43 @@
-"""The input of a plan: a model's shape, its training, the device, and the resulting files."""
+"""The input of a plan: a model's shape, its training, the device, and the resulting files; and the format of
+the frozen base in memory while something trains on it: in the compute type, in NF4, or in the blocks of its
+GGUF. Callers use `base_kind(setup)` instead of `base.quantization`.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from math import ceil
+from typing import Any, Literal, NamedTuple
 
+from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
-from pipeline.config.sections import Train, Training
+from pipeline.config.sections import Quantization, Train, Training
 from pipeline.core.cpu import Device
 from pipeline.core.errors import ConfigError
 from pipeline.core.hardware import Card
-from pipeline.planning.quantized import QuantizedBase
-from pipeline.planning.shape import Shape
+from pipeline.planning.model.gguf_base import QuantizedBase
+from pipeline.planning.model.shape import Shape
 
 FLOAT = 4  # bytes of a float32
 # bytes of the types of train.bnb_4bit_compute_dtype
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": FLOAT}
 Loss = Literal["liger", "chunked", "plain"]  # plain: transformers' own, with all logits; for comparison
+NF4_BLOCK = 64  # weights for each scale
+SCALE_BLOCK = 256  # scales for each scale of scales
+# Bytes of the tables and the offset that bitsandbytes keeps per linear.
+NF4_CODE = 16 * FLOAT
+SCALE_CODE = 256 * FLOAT
+OFFSET = FLOAT
+# From `pipeline.models.quantized_linear`, `quantized_head` and `chunked_loss`, which import torch (a test
+# keeps them equal): weights that are dense at a time, of linears and of the head; logits in a chunk.
+BLOCK_WEIGHTS = {"cuda": 32 << 20, "cpu": 8 << 20}
+BLOCK_HEAD = 8 << 20
+CHUNK_LOGITS = 5 << 20
+LOSS_BYTES = 3 * FLOAT  # bytes per logit in memory: log-softmax and two gradients
+LOGITS: Mapping[Loss, str] = {
+    "liger": "one chunk of logits",
+    "chunked": "one chunk of logits",
+    "plain": "all logits",
+}
 
 
 @dataclass(frozen=True)
@@ -146,3 +168,142 @@ def check_offload(train: Train, device: Device) -> None:
             f"train.offload is {train.offload}, which spares a GPU's memory, and training is on the CPU: set "
             "it to none",
         )
+
+
+class BaseKind(NamedTuple):
+    """Bytes of a base's parts, exact, tensor by tensor, each with a description; that of linears is `called`
+    and `source`.
+
+    `linears` are all weights of linears but the head's, `layers` those of each layer (for NF4 without the
+    scales). `tables` are embedding and head; a tied head has none of its own. `workspace` is what linears
+    need while they run, `logits` what the loss keeps of them. With `is_file` it is the GGUF, which is loaded
+    tensor by tensor and never merged.
+    """
+
+    called: str
+    source: str
+    linears: int
+    layers: list[int]
+    tables: tuple[int, str]
+    workspace: tuple[int, str]
+    logits: tuple[int, str]
+    is_file: bool = False
+
+
+def unquantized(setup: Setup) -> BaseKind:
+    """Return the kind of a base with everything in the compute type."""
+    shape = setup.shape
+    element = setup.element
+    kind = setup.train.bnb_4bit_compute_dtype
+    layers = [sum(linear.weights * linear.copies for linear in linears) for linears in shape.by_layer]
+    return BaseKind(
+        "linears",
+        kind,
+        shape.linear_weights * element,
+        [element * weights for weights in layers],
+        (shape.table_weights * (1 if shape.tied else 2) * element, kind),
+        (0, ""),
+        (logits_bytes(setup), LOGITS[setup.loss]),
+    )
+
+
+def nf4(setup: Setup) -> BaseKind:
+    """Return the kind of a base with linears in NF4.
+
+    The largest is dequantized at a time, with its scales in float32 twice.
+    """
+    shape = setup.shape
+    linears = [linear for layer in shape.by_layer for linear in layer]
+    largest = max(linear.weights for linear in linears)
+    dense = largest * setup.element + 2 * ceil(largest / NF4_BLOCK) * FLOAT
+    return unquantized(setup)._replace(
+        called="linears in NF4",
+        source="scales quantized too",
+        linears=sum(nf4_bytes(linear.weights) * linear.copies for linear in linears),
+        layers=[
+            sum(ceil(linear.weights / 2) * linear.copies for linear in layer) for layer in shape.by_layer
+        ],
+        workspace=(dense, "the largest linear dequantized"),
+    )
+
+
+def packed(setup: Setup) -> BaseKind:
+    """Return the kind of a base with linears, embeddings and head in the GGUF's own blocks.
+
+    At most `BLOCK_WEIGHTS` weights of the largest linear are dequantized at a time. Raises `AssertionError`
+    if their bytes are missing.
+    """
+    assert setup.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
+    file = setup.quantized
+    most = BLOCK_WEIGHTS[setup.device]
+    block = max(
+        min(linear.outputs, max(1, most // linear.inputs)) * linear.inputs
+        for layer in setup.shape.by_layer
+        for linear in layer
+    )
+    dense = block * setup.element + file.scratch(setup.device, block)
+    if setup.train.tuning.inside:  # The block's gradient, also in float32, and the derivatives by a scale.
+        dense += block * (setup.element + 2 * FLOAT) + 2 * block
+    return unquantized(setup)._replace(
+        called="quantized linears",
+        source=file.source,
+        linears=file.linears,
+        layers=list(file.layers),
+        tables=(file.tables, "quantized too"),
+        workspace=(dense, "a block of linears dequantized"),
+        logits=(quantized_head_bytes(setup), "a block of the vocabulary"),
+        is_file=True,
+    )
+
+
+KINDS: Mapping[Quantization, Callable[[Setup], BaseKind]] = {"none": unquantized, "nf4": nf4, "gguf": packed}
+
+
+def base_kind(setup: Setup) -> BaseKind:
+    """Return the kind that `base.quantization` selects."""
+    return KINDS[setup.train.quantization](setup)
+
+
+def nf4_bytes(weights: int) -> int:
+    """Return the bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA,
+    arXiv:2305.14314; bitsandbytes `quantize_4bit`).
+
+    There are two weights a byte, an odd one is padded. Each 64 weights have a scale in uint8, each 256 of
+    these a float32 scale, with an offset and a table (double quantization).
+    """
+    scales = ceil(weights / NF4_BLOCK)
+    quantized = ceil(weights / 2) + NF4_CODE
+    return quantized + scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE
+
+
+def logits_bytes(setup: Setup) -> int:
+    """Return the bytes of the logits that are in memory at once.
+
+    Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger
+    (arXiv:2410.10989, `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its
+    gradient; rows in it are T ÷ ⌈V/h⌉ rounded up to a power of two.
+    """
+    shape = setup.shape
+    tokens = setup.tokens
+    if setup.loss == "liger" and not METHODS[setup.train.method].answers:
+        rows = min(tokens, 1 << (ceil(tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
+        return rows * shape.vocabulary * setup.element + tokens * FLOAT
+    if setup.loss == "plain":
+        return tokens * shape.vocabulary * (LOSS_BYTES + setup.element)
+    return min(tokens, max(1, CHUNK_LOGITS // shape.vocabulary)) * shape.vocabulary * LOSS_BYTES
+
+
+def quantized_head_bytes(setup: Setup) -> int:
+    """Return the bytes that the loss of a quantized head adds, besides the last hidden states
+    (`pipeline.models.quantized_head`; arXiv:2411.09009).
+
+    A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD`
+    elements; gradients summed up in float32, with the block's part. After the blocks these exist twice more,
+    for the targets' own rows.
+    """
+    shape = setup.shape
+    gradient = setup.tokens * shape.hidden
+    head = min(shape.table_weights, BLOCK_HEAD)
+    logits = min(setup.tokens * shape.vocabulary, BLOCK_HEAD)
+    in_blocks = head * setup.element + logits * LOSS_BYTES + gradient * (FLOAT + setup.element)
+    return max(in_blocks, 3 * gradient * FLOAT)

@@ -15,10 +15,10 @@ from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.core.hardware import first_gpu, main_memory, usable_cores
 from pipeline.core.usage import Figures
-from pipeline.planning.base import find_shape, plan_run
-from pipeline.planning.level_bytes import level_bytes, matrices
-from pipeline.planning.plan import BASE, Plan
-from pipeline.planning.quantized import level_of
+from pipeline.planning.model.base import find_shape
+from pipeline.planning.model.gguf_base import level_of
+from pipeline.planning.model.level_bytes import level_bytes, matrices
+from pipeline.planning.plan import BASE, Plan, plan_run
 
 UNKNOWN = Figures(None, None, None)
 WRITTEN: Mapping[str, tuple[str, ...]] = {  # outputs of a stage, by their names in a plan

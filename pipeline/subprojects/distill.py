@@ -20,11 +20,11 @@ from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import SCALES
-from pipeline.planning.memory import TEACHER_ROOM
+from pipeline.planning.memory.parts import TEACHER_ROOM
+from pipeline.planning.model.gguf_base import quantized_level
+from pipeline.planning.model.shape import TENSORS, Shape
 from pipeline.planning.plan import make_plan, own_bytes
-from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import setup_of
-from pipeline.planning.shape import TENSORS, Shape
 from pipeline.subprojects.distill_rows import curated, first_of, learnable, shuffled, write_drawn, write_lines
 from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, train
 

@@ -17,11 +17,11 @@ from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.publish import write_text
-from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
-from pipeline.workflow.imports import ROOT
-from pipeline.workflow.ledger import graph_stages
+from pipeline.workflow.keys.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
+from pipeline.workflow.keys.imports import ROOT
 from pipeline.workflow.project import is_project
 from pipeline.workflow.stages import TABLE, Plot, Stage, stages_in, table
+from pipeline.workflow.state.lockfile import graph_stages
 
 HEADER = """\
 # The graph of {graph} for DVC, written by `quench config graph`: the stages are {of_code}

@@ -22,15 +22,15 @@ from pipeline.core.owner import mark_run
 from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.text import safe, screen
-from pipeline.workflow.cleanup import share, working
-from pipeline.workflow.cluster import take_failures, wait_for_jobs
+from pipeline.workflow.cluster.jobs import take_failures, wait_for_jobs
+from pipeline.workflow.cluster.shards import drop_stale
 from pipeline.workflow.dvc_yaml import need_graph
 from pipeline.workflow.project import need_usable_path, read_settings, refresh_keys
 from pipeline.workflow.remote import record_finished, use_this_python
-from pipeline.workflow.settings import need_settings
-from pipeline.workflow.settle import REUSE, Settled, settle
-from pipeline.workflow.shards import drop_stale
 from pipeline.workflow.stages import users
+from pipeline.workflow.state.cleanup import share, working
+from pipeline.workflow.state.settings import need_settings
+from pipeline.workflow.state.sync_mtimes import REUSE, Settled, settle
 
 RECORDS = 1 << 20  # bytes that Snakemake itself writes: its log, its records of stages
 PATIENCE = 3.0  # seconds in which the stages of a killed run exit
@@ -136,7 +136,7 @@ def _allow_reuse(words: list[str]) -> None:
 
     Snakemake plans once. If a stage then writes the same bytes as before, its followers are run all the same.
     With this variable they check first if DVC's cache has what they would make
-    (`pipeline.workflow.settle.reuse`). It is not set if a user runs a stage by hand.
+    (`pipeline.workflow.state.sync_mtimes.reuse`). It is not set if a user runs a stage by hand.
     """
     os.environ.pop(REUSE, None)
     if not any(FORCED.fullmatch(word) for word in words):

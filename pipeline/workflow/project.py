@@ -13,8 +13,8 @@ from pipeline.config.params import Read, read_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import need_folder, write_text
 from pipeline.core.text import safe
-from pipeline.workflow.code_keys import FOLDER, key_file, write_keys
-from pipeline.workflow.imports import Package
+from pipeline.workflow.keys.code_keys import FOLDER, key_file, write_keys
+from pipeline.workflow.keys.imports import Package
 from pipeline.workflow.stages import code_of_stages
 
 VERSION_FILE = f"{FOLDER}/version"

@@ -2,8 +2,8 @@
 
 Only the machine on which Snakemake itself runs records them with DVC.
 
-A job leaves a receipt (`pipeline.workflow.cluster`). Receipts are recorded when the workflow is done, and
-before the next one is planned, so that no finished stage is lost if Snakemake was killed.
+A job leaves a receipt (`pipeline.workflow.cluster.jobs`). Receipts are recorded when the workflow is done,
+and before the next one is planned, so that no finished stage is lost if Snakemake was killed.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.errors import QuenchError
 from pipeline.core.owner import RUN
 from pipeline.core.text import screen
-from pipeline.workflow.cleanup import remove_obsolete
-from pipeline.workflow.cluster import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
-from pipeline.workflow.code_keys import FOLDER as KEYS
-from pipeline.workflow.dvc_project import check_record, open_project, update_dvc_state
-from pipeline.workflow.hashes import Hashes
-from pipeline.workflow.ledger import changed_paths, md5s_of, stages_of
-from pipeline.workflow.record import inputs_state, record, record_all, refresh_keys_for
-from pipeline.workflow.settle import REUSE
+from pipeline.workflow.cluster.jobs import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
+from pipeline.workflow.keys.code_keys import FOLDER as KEYS
+from pipeline.workflow.state.cleanup import remove_obsolete
+from pipeline.workflow.state.dvc_project import check_record, open_project, update_dvc_state
+from pipeline.workflow.state.hashes import Hashes
+from pipeline.workflow.state.lockfile import changed_paths, md5s_of, stages_of
+from pipeline.workflow.state.record import inputs_state, record, record_all, refresh_keys_for
+from pipeline.workflow.state.sync_mtimes import REUSE
 
 # Ctrl-C sends SIGINT, and SLURM SIGTERM, to every process of a job. The shell and `tee` wait for the stage,
 # which saves its work. If they exited first, its last output would be lost, and SLURM would kill the stage.

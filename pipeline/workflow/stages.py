@@ -14,12 +14,13 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
+from pipeline.config.params_text import value_at
 from pipeline.config.sections import Graph
-from pipeline.config.text import value_at
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
 from pipeline.extras.table import modules_used_by
-from pipeline.workflow.code_keys import (
+from pipeline.workflow.cluster.shards import DIVIDED, made_of, option
+from pipeline.workflow.keys.code_keys import (
     PAGES,
     SETTINGS,
     SETTINGS_MODULES,
@@ -27,7 +28,6 @@ from pipeline.workflow.code_keys import (
     method_module,
     stage_module,
 )
-from pipeline.workflow.shards import DIVIDED, made_of, option
 
 TABLE = resource("graphs/stages.yaml")
 DERIVED = "derived"  # section of values that are derived from several settings
@@ -188,8 +188,8 @@ def code_of_stages() -> dict[str, list[str]]:
 def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> Iterator[Rule]:
     """Yield the rules of the graph that `params` need, with names and levels filled in.
 
-    If there are several `shards`, stage curate publishes what its jobs (`pipeline.workflow.shards`) have
-    made.
+    If there are several `shards`, stage curate publishes what its jobs (`pipeline.workflow.cluster.shards`)
+    have made.
     """
     values = values_of(params)
     stages = stages_in(params.graph)

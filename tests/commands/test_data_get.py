@@ -27,7 +27,7 @@ from pipeline.commands.data.get.command import Options, main
 from pipeline.core.errors import QuenchError
 from pipeline.core.hashing import json_hash
 from pipeline.core.locks import take
-from pipeline.stages.base import named_file
+from pipeline.stages.base import pinned_file
 
 NAME = REPO.partition("/")[2]
 ROWS = lines(*(chat(f"hi {number}", f"yes {number}") for number in range(9)))
@@ -404,7 +404,7 @@ def test_a_file_comes_from_a_web_server(web: str, root: Path, capsys: pytest.Cap
 def test_the_rest_of_a_file_is_fetched_if_it_is_still_the_same(
     web: str, hub: FakeHub, root: Path, monkeypatch: pytest.MonkeyPatch, is_changed: bool
 ) -> None:
-    monkeypatch.setattr(named_file, "PIECE", 64)
+    monkeypatch.setattr(pinned_file, "PIECE", 64)
     hub.broken["de/a.jsonl"] = 512
     assert refusal(root, web).id == "Q-GET-013"
     hub.broken.clear()

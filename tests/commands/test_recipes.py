@@ -7,12 +7,12 @@ import pytest
 from make import quench
 
 from pipeline.config.params import Params, load_params, read_params
+from pipeline.config.params_text import as_yaml, left_out
 from pipeline.config.sections.values import group_of, keys_of
-from pipeline.config.text import as_yaml, left_out
 from pipeline.core.errors import ConfigError, MachineError, QuenchError
 from pipeline.core.places import PROJECT
-from pipeline.core.strict_yaml import read_strict
-from pipeline.workflow.settings import lock_text, read_by_dvc
+from pipeline.core.yaml_readers import read_strict
+from pipeline.workflow.state.settings import lock_text, read_by_dvc
 
 ALL = sorted((PROJECT / "recipes").glob("*.yaml"))
 LONGEST = 70  # lines of a params.yaml that a recipe is written as

@@ -19,16 +19,16 @@ from tokenizer_folders import smollm_folder
 
 from pipeline.config.conditions import idle
 from pipeline.config.params import Params
+from pipeline.config.params_text import value_at
 from pipeline.config.sections import Curate, Serve
 from pipeline.config.sections.values import group_of, keys_of
-from pipeline.config.text import value_at
 from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.ship.card import PrintedTools
 from pipeline.stages.curate.stage import curate
-from pipeline.stages.train.record import describe, run_id
+from pipeline.stages.train.run import describe, run_id
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.ledger import params_of
+from pipeline.workflow.state.lockfile import params_of
 
 Settings = dict[str, Any]
 GGUF: Settings = {"base.quantization": "gguf", "evaluate.models": ["base", "adapter"]}

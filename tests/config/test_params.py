@@ -20,9 +20,8 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Base
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
-from pipeline.core.strict_yaml import read_strict
-from pipeline.core.yaml_readers import read_fast
-from pipeline.stages.train.record import describe
+from pipeline.core.yaml_readers import read_fast, read_strict
+from pipeline.stages.train.run import describe
 
 DEMO = yaml.safe_load(full_params())
 COMMIT = "a" * 40

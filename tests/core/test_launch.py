@@ -126,7 +126,7 @@ def test_who_says_why_it_ended(
         names | {"QUENCH_REMOTE": "1"} | ({"QUENCH_LAUNCHED": "1"} if launched else {})
     ).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("pipeline.stages.train.follow.run_rank", fail)
+    monkeypatch.setattr("pipeline.stages.train.worker.run_rank", fail)
     (tmp_path / ".dvc").mkdir()
     assert main(["train", "--root", str(tmp_path)]) == error.exit_code
     assert (error.id in capsys.readouterr().err) == said

@@ -85,9 +85,9 @@ def train_and_die(
     on_one_core()
     written_to(root / "out.log")
     if dictated:
-        from pipeline.stages.train.trainer import QuenchTrainer
+        from pipeline.stages.train.loop import Trainer
 
-        QuenchTrainer.held_out_metrics = lambda self: {"eval_loss": dictated[self.step - 1]}
+        Trainer.held_out_metrics = lambda self: {"eval_loss": dictated[self.step - 1]}
     if death is not None:
         arm(death)
     sys.exit(main(["train", "--root", str(root), *words]))

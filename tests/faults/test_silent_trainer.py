@@ -57,23 +57,23 @@ def test_a_clean_run_raises_nothing(seed: int, root: Path, capsys: pytest.Captur
 
 def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each micro-batch is divided by its tokens and the micro-batch count, as before transformers 4.46."""
-    from pipeline.stages.train.trainer import QuenchTrainer
+    from pipeline.stages.train.loop import Trainer
 
     def compute_loss(self: Any, batch: Any, items: Any) -> Any:
         loss, _ = self.loss_over(batch, batch["items"] * 2)  # of two micro-batches
         self.stats.add(batch, loss.detach() * batch["trained_tokens"] * 2)
         return loss
 
-    monkeypatch.setattr(QuenchTrainer, "compute_loss", compute_loss)
+    monkeypatch.setattr(Trainer, "compute_loss", compute_loss)
 
 
 def no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is NaN from the third micro-batch on."""
-    from pipeline.stages.train.trainer import QuenchTrainer
+    from pipeline.stages.train.loop import Trainer
 
-    real, calls = QuenchTrainer.compute_loss, iter(range(99))
+    real, calls = Trainer.compute_loss, iter(range(99))
     monkeypatch.setattr(
-        QuenchTrainer,
+        Trainer,
         "compute_loss",
         lambda self, *rest, **more: real(self, *rest, **more) * (float("nan") if next(calls) > 1 else 1),
     )
@@ -81,9 +81,9 @@ def no_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def weights_repacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """bitsandbytes rewrites the weights at the first evaluation, into a form without a backward pass."""
-    from pipeline.stages.train.trainer import QuenchTrainer
+    from pipeline.stages.train.loop import Trainer
 
-    real = QuenchTrainer.losses
+    real = Trainer.losses
 
     def marked(self: Any, *rest: Any) -> Any:
         self.model.base_model.model.model.layers[
@@ -91,7 +91,7 @@ def weights_repacked(monkeypatch: pytest.MonkeyPatch) -> None:
         ].mlp.up_proj.base_layer.weight.quant_state.packing_format_for_cpu = not self.model.training
         return real(self, *rest) if self.model.training else (torch.tensor(1.0), {})
 
-    monkeypatch.setattr(QuenchTrainer, "losses", marked)
+    monkeypatch.setattr(Trainer, "losses", marked)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_rows_that_a_resume_repeats_are_named(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resumed run that starts its epoch from the first row again."""
-    from pipeline.stages.train.trainer import QuenchTrainer
+    from pipeline.stages.train.loop import Trainer
 
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["train"] |= {"max_steps": -1, "save_steps": 1}
     (root / "params.yaml").write_text(yaml.safe_dump(params))
-    real, calls = QuenchTrainer.training_step, iter(range(99))
+    real, calls = Trainer.training_step, iter(range(99))
 
     def dies(self: Any, *rest: Any, **more: Any) -> Any:
         if next(calls) == 5:
@@ -141,10 +141,10 @@ def test_rows_that_a_resume_repeats_are_named(
         return real(self, *rest, **more)
 
     with monkeypatch.context() as broken:
-        broken.setattr(QuenchTrainer, "training_step", dies)
+        broken.setattr(Trainer, "training_step", dies)
         with pytest.raises(SystemError):
             main(["train", "--root", str(root)])
-    batches = QuenchTrainer.batches
-    monkeypatch.setattr(QuenchTrainer, "batches", lambda self, epoch, done: batches(self, epoch, 0))
+    batches = Trainer.batches
+    monkeypatch.setattr(Trainer, "batches", lambda self, epoch, done: batches(self, epoch, 0))
     assert main(["train", "--root", str(root)]) == 5
     assert "packed row" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from gate_inputs import evaluations_of
 
 from pipeline.config.sections import TUNED
 from pipeline.gate.distillation import Recovery, distillation
-from pipeline.metrics.intervals import resampled_means
+from pipeline.metrics.statistics import resampled_means
 
 Rows = list[float]
 INTERVALS = [

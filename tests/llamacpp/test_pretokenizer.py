@@ -24,7 +24,7 @@ from pipeline.llamacpp.pretokenizer import (
     known_hashes,
 )
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.corpus import strings
+from pipeline.stages.parity.probe_inputs import strings
 from pipeline.stages.parity.tokens import open_vocabulary
 
 BEGINS = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", KEPT)])

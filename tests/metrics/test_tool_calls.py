@@ -9,7 +9,7 @@ from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.sections.method_groups import Grpo
+from pipeline.config.sections.training import Grpo
 from pipeline.metrics.answers import score_answers
 from pipeline.metrics.scorers import check_references, parse
 from pipeline.metrics.tool_calls import (

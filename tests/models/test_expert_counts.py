@@ -11,9 +11,9 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
 from pipeline.models.loading import load_model
 from pipeline.models.tuners import TUNERS, put_tuner
-from pipeline.planning.config_file import load_shape
+from pipeline.planning.memory.weights import trained_tensors
+from pipeline.planning.model.config_file import load_shape
 from pipeline.planning.setup import Setup
-from pipeline.planning.weights import trained_tensors
 
 EVERY = r".*\.experts\.\d+\."  # the start of a pattern for all experts
 

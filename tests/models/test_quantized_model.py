@@ -32,8 +32,8 @@ from pipeline.models.quantized_model import load_gguf
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
 from pipeline.models.tuners.lora import check_adapter, lora_config
 from pipeline.models.unpacked_model import unpacked_model
-from pipeline.planning.config_file import load_shape
-from pipeline.planning.quantized import quantized_file, quantized_level
+from pipeline.planning.model.config_file import load_shape
+from pipeline.planning.model.gguf_base import quantized_file, quantized_level
 
 LEVELS = ("F16", "Q8_0", "Q4_K_M")
 IDS = torch.arange(48).reshape(2, 24) * 37 % 2000

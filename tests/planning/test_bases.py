@@ -19,12 +19,12 @@ from pipeline.gguf.header import read_header, tensor_bytes
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.experts.recognize import Routing
-from pipeline.planning import weights
-from pipeline.planning.base import PUBLISHED, find_quantized, find_shape, published_shape
-from pipeline.planning.config_file import load_shape, read_shape
 from pipeline.planning.duration import run_of, work_in
-from pipeline.planning.quantized import quantized_file, quantized_level
-from pipeline.planning.shape import Shape
+from pipeline.planning.memory import weights
+from pipeline.planning.model.base import PUBLISHED, find_quantized, find_shape, published_shape
+from pipeline.planning.model.config_file import load_shape, read_shape
+from pipeline.planning.model.gguf_base import quantized_file, quantized_level
+from pipeline.planning.model.shape import Shape
 
 # parameters as each model's page on the Hugging Face Hub counts them
 COUNTS = {

@@ -19,9 +19,9 @@ from wrappers import TEXT, WRAPPERS, flat
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.families import BY_NAME
 from pipeline.gguf.sources import mapped_name, name_map
-from pipeline.planning.config_file import load_shape, read_shape
-from pipeline.planning.level_bytes import level_bytes, matrices
-from pipeline.planning.quantized import gguf_shape
+from pipeline.planning.model.config_file import load_shape, read_shape
+from pipeline.planning.model.gguf_base import gguf_shape
+from pipeline.planning.model.level_bytes import level_bytes, matrices
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": 301}

@@ -20,9 +20,9 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama
 from pipeline.models.offload import OffloadedWeight
-from pipeline.planning import base_kinds
-from pipeline.planning.config_file import load_shape
-from pipeline.planning.quantized import quantized_file
+from pipeline.planning import setup
+from pipeline.planning.model.config_file import load_shape
+from pipeline.planning.model.gguf_base import quantized_file
 
 # odd widths on purpose: padding, blocks that are not full, scales below and above 256 to a linear
 TINY: dict[str, dict[str, Any]] = {
@@ -299,9 +299,9 @@ def test_offloaded_layers_are_those_of_the_tensors(quantization: str, tmp_path: 
 def test_figures_are_those_of_the_code_that_trains() -> None:
     from pipeline.models import chunked_loss, quantized_head, quantized_linear
 
-    assert base_kinds.BLOCK_WEIGHTS == quantized_linear.BLOCK_WEIGHTS
-    assert base_kinds.BLOCK_HEAD == quantized_head.BLOCK_HEAD
-    assert base_kinds.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS
+    assert setup.BLOCK_WEIGHTS == quantized_linear.BLOCK_WEIGHTS
+    assert setup.BLOCK_HEAD == quantized_head.BLOCK_HEAD
+    assert setup.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of, published, training
 
 from pipeline.config.sections import Machine, Train
-from pipeline.config.sections.method_groups import Grpo
+from pipeline.config.sections.training import Grpo
 from pipeline.core.errors import ConfigError
+from pipeline.planning.model.gguf_base import quantized_level
+from pipeline.planning.model.shape import Shape
 from pipeline.planning.plan import BASE, Plan
-from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import wants_gpu
-from pipeline.planning.shape import Shape
 
 GGUF, QWEN_MOE = {"quantization": "gguf"}, published("qwen1.5-moe-a2.7b-chat")
 LEVELS = ["Q4_K_M", "Q5_K_M"]

@@ -11,8 +11,8 @@ from shaped_gguf import VOCABULARY, mixture, shaped, written
 
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.planning.level_bytes import level_bytes, tensor_type
-from pipeline.planning.shape import Shape
+from pipeline.planning.model.level_bytes import level_bytes, tensor_type
+from pipeline.planning.model.shape import Shape
 
 # without a matrix llama-quantize gives IQ3_XXS, which is never made without one, other types; it can't pack
 # rows of 64 weights as Q1_0

@@ -21,7 +21,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.hardware import Card
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
-from pipeline.planning.config_file import read_shape
+from pipeline.planning.model.config_file import read_shape
 from pipeline.planning.serving import (
     PlannedModel,
     ServingMemory,

@@ -15,8 +15,9 @@ from pipeline.core.places import PROJECT
 from pipeline.core.usage import Figures
 from pipeline.metrics import divergence
 from pipeline.planning import stages
-from pipeline.planning.base import find_shape, plan_run
-from pipeline.planning.config_file import read_shape
+from pipeline.planning.model.base import find_shape
+from pipeline.planning.model.config_file import read_shape
+from pipeline.planning.plan import plan_run
 from pipeline.planning.stages import plan_stage, planned_stages
 
 SEEN = Path(__file__).with_name("seen.json")  # what benchmarks/stages.py saw of three models

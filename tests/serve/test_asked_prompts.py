@@ -18,7 +18,7 @@ from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answers import answer_row
 from pipeline.stages.parity.check import CTX_SIZE
-from pipeline.stages.parity.conversations import SCHEMAS, assistant, call, system, tool, user
+from pipeline.stages.parity.probe_inputs import SCHEMAS, assistant, call, system, tool, user
 
 TOOLS = [tool("tool_0", SCHEMAS[2]), tool("tool_1", SCHEMAS[1])]
 RESULT = {"role": "tool", "content": '{"t": 22}', "tool_call_id": "call00000", "name": "tool_1"}

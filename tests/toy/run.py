@@ -24,10 +24,10 @@ import yaml
 from pipeline.core.errors import QuenchError, Stopped
 from pipeline.core.interruption import Interruption
 from pipeline.llamacpp.tools import run_tool
-from pipeline.workflow.cluster import leave_failure
-from pipeline.workflow.integrity import verify_inputs
-from pipeline.workflow.record import record, running
-from pipeline.workflow.settle import reuse
+from pipeline.workflow.cluster.jobs import leave_failure
+from pipeline.workflow.state.integrity import verify_inputs
+from pipeline.workflow.state.record import record, running
+from pipeline.workflow.state.sync_mtimes import reuse
 
 PARAMS = yaml.safe_load(Path("params.yaml").read_text())
 NAME = PARAMS["convert"]["name"]

@@ -14,7 +14,7 @@ from forked import Forked
 from make import quench as invoke
 from user_project import nothing_to_do, quench, user_project
 
-from pipeline.workflow.ledger import recorded_stages, stages_of
+from pipeline.workflow.state.lockfile import recorded_stages, stages_of
 
 pytestmark = pytest.mark.slow
 # empty if nothing is rejected or changed and no row is like another, and without rows that are held out

@@ -11,10 +11,10 @@ from make import script
 
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
-from pipeline.workflow import cluster
-from pipeline.workflow.cluster import leave_failure, wait_for_jobs
+from pipeline.workflow.cluster import jobs
+from pipeline.workflow.cluster.jobs import leave_failure, wait_for_jobs
+from pipeline.workflow.cluster.shards import PHASES
 from pipeline.workflow.remote import finish_workflow
-from pipeline.workflow.shards import PHASES
 from pipeline.workflow.stages import table
 
 SUBMITTED = ".snakemake/slurm_logs"  # Snakemake makes it before it submits a job
@@ -42,7 +42,7 @@ def test_jobs_are_told_by_their_folder(tmp_path: Path, monkeypatch: pytest.Monke
         f"20|PENDING|(null)|{RUN}|{tmp_path}",  # a group of rules
     )
     answer(tmp_path, monkeypatch, "\n".join(f"echo '{line}'" for line in lines))
-    monkeypatch.setattr(cluster, "time", SimpleNamespace(sleep=interrupt))  # a dry run never waits
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=interrupt))  # a dry run never waits
     with pytest.raises(MachineError) as waiting:
         wait_for_jobs(tmp_path, is_dry_run=True)
     assert waiting.value.id == "Q-WORKFLOW-011" and "train" in waiting.value.sentence
@@ -66,11 +66,11 @@ def test_no_answer_is_not_taken_for_no_jobs(tmp_path: Path, monkeypatch: pytest.
 def test_a_run_waits_until_it_is_interrupted_or_they_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "LOOK_SECONDS", 0.01)
     job = f"echo '17|RUNNING|rule_train|{RUN}|{tmp_path}'"
     answer(tmp_path, monkeypatch, job)
     with monkeypatch.context() as patch:
-        patch.setattr(cluster, "time", SimpleNamespace(sleep=interrupt))  # not the one that subprocess uses
+        patch.setattr(jobs, "time", SimpleNamespace(sleep=interrupt))  # not the one that subprocess uses
         with pytest.raises(SystemExit) as end:
             wait_for_jobs(tmp_path, is_dry_run=False)
     assert end.value.code == 130 and "job 17" in capsys.readouterr().err

@@ -28,9 +28,9 @@ from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
 from pipeline.core.places import PACKAGE, PROJECT
 from pipeline.extras.table import modules_used_by
-from pipeline.workflow.code_keys import CODE, SETTINGS, stage_module
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.imports import PLUMBING, Package, is_in, module_name, read_source
+from pipeline.workflow.keys.code_keys import CODE, SETTINGS, stage_module
+from pipeline.workflow.keys.imports import PLUMBING, Package, is_in, module_name, read_source
 from pipeline.workflow.stages import code_of_stages, stages_in
 
 Edit = Callable[[str], str]
@@ -158,7 +158,7 @@ def test_code_that_is_imported_by_a_name_put_together_starts_a_key_of_its_own() 
         for path in PACKAGE.rglob("*.py")
         if re.search(r"import_module\(|__import__\(", path.read_text(encoding="utf-8"))
     }
-    assert calls == {"__main__.py", "stages/train/learner.py", "extras/table.py"}
+    assert calls == {"__main__.py", "stages/train/method.py", "extras/table.py"}
     loading = {
         path.parent.name
         for path in (PACKAGE / "stages").rglob("*.py")
@@ -195,12 +195,12 @@ FREE_FOR_TRAINING: dict[str, tuple[str, Edit]] = {
     "the command line": ("cli.py", MORE),
     "a verb": ("commands/serve.py", MORE),
     "the runner of stages": ("__main__.py", MORE),
-    "what is planned": ("planning/memory.py", MORE),
-    "when a stage is fresh": ("workflow/settle.py", MORE),
+    "what is planned": ("planning/memory/parts.py", MORE),
+    "when a stage is fresh": ("workflow/state/sync_mtimes.py", MORE),
     "the gate": ("gate/rules.py", MORE),
     "an extra": ("extras/compare/stage.py", MORE),
     "the table of extras": ("extras/table.py", MORE),
-    "a scorer": ("metrics/text.py", MORE),
+    "a scorer": ("metrics/text_scorers.py", MORE),
     "how llama-server is started": ("llamacpp/server_command.py", MORE),
     "a rule of curation": ("stages/curate/rules/length.py", MORE),
 }
@@ -208,7 +208,7 @@ FREE_FOR_TRAINING: dict[str, tuple[str, Edit]] = {
 EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "the loop of training": ("stages/train/loop.py", MORE, TRAINING),
     "the QLoRA model": ("models/qlora.py", MORE, {"train"}),
-    "what GRPO does its own way": ("stages/train/grpo/learner.py", MORE, {"train.grpo"}),
+    "what GRPO does its own way": ("stages/train/grpo/method.py", MORE, {"train.grpo"}),
     "which linears train": ("config/targets.py", MORE, {"train", "merge"}),
     "how a chat is rendered": ("chat/rendering.py", MORE, {"preprocess", "train", "parity", "evaluate"}),
     "the rule of lengths": ("stages/curate/rules/length.py", MORE, {"curate"}),
@@ -244,7 +244,7 @@ def edited_stages(file: str, edit: Edit) -> set[str]:
 
 
 def test_an_edit_of_grpo_trains_no_other_method_again() -> None:
-    assert edited_stages("stages/train/grpo/learner.py", MORE) & TRAINING == {"train.grpo"}
+    assert edited_stages("stages/train/grpo/method.py", MORE) & TRAINING == {"train.grpo"}
 
 
 @cache
@@ -286,7 +286,7 @@ def test_a_file_that_comes_is_code_unless_an_editor_left_it(
         path.symlink_to("nowhere.py")
     else:
         path.write_text("text")
-    monkeypatch.setattr("pipeline.workflow.imports.PACKAGE", package)
+    monkeypatch.setattr("pipeline.workflow.keys.imports.PACKAGE", package)
     try:
         assert changed(Package()) >= expected and bool(changed(Package())) == bool(expected)
     finally:
@@ -297,8 +297,8 @@ def test_what_was_read_before_is_not_parsed_again_and_any_memory_may_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = tmp_path / "of/imports.json"
-    monkeypatch.setattr("pipeline.workflow.imports.PACKAGE", PACKAGE / "chat")
-    monkeypatch.setattr("pipeline.workflow.imports.MEMORY", memory)
+    monkeypatch.setattr("pipeline.workflow.keys.imports.PACKAGE", PACKAGE / "chat")
+    monkeypatch.setattr("pipeline.workflow.keys.imports.MEMORY", memory)
     fresh, again = Package().sources, Package().sources
     assert fresh == again and [path.name for path in memory.parent.iterdir()] == [memory.name]
     kept = json.loads(memory.read_text())

@@ -34,14 +34,14 @@ from pipeline.config.sections import Graph
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
-from pipeline.workflow.code_keys import CODE, SETTINGS
-from pipeline.workflow.dvc_project import place
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.ledger import recorded_stages
+from pipeline.workflow.keys.code_keys import CODE, SETTINGS
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL
-from pipeline.workflow.settle import reuse, settle
 from pipeline.workflow.stages import stages_in, table
+from pipeline.workflow.state.dvc_project import place
+from pipeline.workflow.state.lockfile import recorded_stages
+from pipeline.workflow.state.sync_mtimes import reuse, settle
 
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 EMPTIES = ["data/rejects.jsonl", "data/spare"]  # outputs of its curation

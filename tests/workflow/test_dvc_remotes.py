@@ -24,9 +24,9 @@ from user_project import BIN, nothing_to_do
 
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
-from pipeline.workflow.code_keys import LOCK
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.settings import refresh_lock
+from pipeline.workflow.keys.code_keys import LOCK
+from pipeline.workflow.state.settings import refresh_lock
 
 pytestmark = pytest.mark.slow
 BUCKET = "team"

@@ -14,8 +14,8 @@ from pipeline.__main__ import main
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
 from pipeline.core.places import PROJECT
+from pipeline.workflow.cluster.shards import FOLDER, jobs
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.shards import FOLDER, jobs
 from pipeline.workflow.stages import rules
 
 

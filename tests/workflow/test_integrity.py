@@ -23,18 +23,19 @@ import tiny
 import yaml
 from user_project import quench
 
-import pipeline.workflow.hashes
+import pipeline.workflow.state.hashes
 from pipeline.__main__ import main as run_stage
 from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import remove
-from pipeline.workflow.code_keys import CODE, FOLDER, LOCK
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.integrity import verify_inputs, verify_outputs
-from pipeline.workflow.record import running
-from pipeline.workflow.settings import refresh_lock
-from pipeline.workflow.settle import reuse, settle
+from pipeline.workflow.keys.code_keys import CODE, FOLDER, LOCK
+from pipeline.workflow.keys.stamps import files_below
+from pipeline.workflow.state.hashes import Hashes
+from pipeline.workflow.state.integrity import verify_inputs, verify_outputs
+from pipeline.workflow.state.record import running
+from pipeline.workflow.state.settings import refresh_lock
+from pipeline.workflow.state.sync_mtimes import reuse, settle
 
 FOLDERS = ("models/base", "models/adapter", "models/merged", "models/imatrix", "data/tokens")
 F16 = "models/gguf/tiny-F16.gguf"
@@ -199,7 +200,7 @@ def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_recovers(
     """Through the real runner; DVC, which goes by dates, would not notice the flip."""
     ran = []
     monkeypatch.setattr("pipeline.stages.quantize.stage.main", lambda params, root, item: ran.append(item))
-    monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: None)
+    monkeypatch.setattr("pipeline.workflow.state.record.record", lambda stage, root: None)
     assert settle(project).stale == set()  # both tools have read everything
     whole = (project / F16).read_bytes()
     flip(project / F16, random.Random(0))  # noqa: S311
@@ -299,14 +300,14 @@ def test_damage_to_what_dvc_remembers_of_runs(project: Path) -> None:
 
 
 def test_what_the_disk_does_not_give_back_is_damage(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline.workflow.hashes._md5
+    real = pipeline.workflow.state.hashes._md5
 
     def failing(path: Path, advance: Callable[[int], None]) -> str:
         if path == project / F16:
             raise OSError(errno.EIO, "Input/output error")
         return real(path, advance)
 
-    monkeypatch.setattr(pipeline.workflow.hashes, "_md5", failing)
+    monkeypatch.setattr(pipeline.workflow.state.hashes, "_md5", failing)
     assert F16 in damage_found(project)
     monkeypatch.undo()
     verify_inputs("quantize@Q4_K_M", project)
@@ -382,9 +383,9 @@ def test_a_bundle_is_not_made_beside_damage(project: Path) -> None:
 
 def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, read = tmp_path / "file", []
-    real = pipeline.workflow.hashes._md5
+    real = pipeline.workflow.state.hashes._md5
     monkeypatch.setattr(
-        pipeline.workflow.hashes, "_md5", lambda path, advance: read.append(path) or real(path, advance)
+        pipeline.workflow.state.hashes, "_md5", lambda path, advance: read.append(path) or real(path, advance)
     )
 
     def look() -> tuple[str | None, int]:

@@ -11,8 +11,8 @@ import pytest
 from pipeline.config.params import Params, load_params
 from pipeline.core.locks import lock_file, take
 from pipeline.core.places import PROJECT
-from pipeline.workflow import cleanup
-from pipeline.workflow.cleanup import remove_obsolete
+from pipeline.workflow.state import cleanup
+from pipeline.workflow.state.cleanup import remove_obsolete
 
 MADE = {
     "models/compare/nf4-1/adapter/adapter_model.safetensors": "first adapter",

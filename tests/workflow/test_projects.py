@@ -17,11 +17,11 @@ from user_project import BIN, quench
 from pipeline.__main__ import main
 from pipeline.commands.recipes import name_for
 from pipeline.config.params import Params, read_params
-from pipeline.config.text import left_out
+from pipeline.config.params_text import left_out
 from pipeline.core.locks import RUN, lock_file, take
 from pipeline.core.places import PROJECT
-from pipeline.workflow.settings import read_by_dvc
 from pipeline.workflow.stages import stages_in
+from pipeline.workflow.state.settings import read_by_dvc
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from pipeline.__main__ import main
 from pipeline.core.errors import DataError
 from pipeline.core.owner import RUN
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.remote import finish_workflow, job_settings
-from pipeline.workflow.settings import refresh_lock
+from pipeline.workflow.state.integrity import verify_inputs
+from pipeline.workflow.state.settings import refresh_lock
 
 REMOTE, REUSE = "QUENCH_REMOTE", "QUENCH_REUSE"
 

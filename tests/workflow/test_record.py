@@ -22,8 +22,8 @@ import pipeline.stages.curate.stage
 from pipeline.__main__ import main
 from pipeline.core.errors import MachineError
 from pipeline.core.locks import lock_file, take
-from pipeline.workflow.ledger import seems_unchanged
 from pipeline.workflow.prepare import prepare, take_run_lock
+from pipeline.workflow.state.lockfile import seems_unchanged
 
 DVC_YAML = """
 stages:
@@ -209,8 +209,10 @@ def test_a_stage_whose_outputs_came_back_does_not_run(
     """Nor is it recorded again; `--params FILE` is not what DVC's record is about."""
     happened = []
     monkeypatch.setattr(pipeline.stages.curate.stage, "main", lambda params, root: happened.append("run"))
-    monkeypatch.setattr("pipeline.workflow.record.record", lambda stage, root: happened.append("record"))
-    monkeypatch.setattr("pipeline.workflow.settle.reuse", lambda stage, root: True)
+    monkeypatch.setattr(
+        "pipeline.workflow.state.record.record", lambda stage, root: happened.append("record")
+    )
+    monkeypatch.setattr("pipeline.workflow.state.sync_mtimes.reuse", lambda stage, root: True)
     other = project / "other.yaml"
     other.write_text((project / "params.yaml").read_text())
     assert main(["curate", "--root", str(project), *(["--params", str(other)] if elsewhere else [])]) == 0

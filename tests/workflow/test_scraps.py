@@ -10,7 +10,7 @@ import pytest
 from make import script
 
 from pipeline.core.places import PROJECT
-from pipeline.workflow.record import running
+from pipeline.workflow.state.record import running
 
 SCRAPS = [
     "models/.merging/16-bit/half",
@@ -120,7 +120,7 @@ def test_what_can_not_be_removed_is_named(
         raise PermissionError(13, "Permission denied", str(path))
 
     write(tmp_path, ["models/.merging/x"])
-    monkeypatch.setattr("pipeline.workflow.cleanup.remove", refuse)
+    monkeypatch.setattr("pipeline.workflow.state.cleanup.remove", refuse)
     with running("merge", tmp_path):
         pass
     said = capsys.readouterr().err

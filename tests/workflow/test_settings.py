@@ -19,11 +19,11 @@ from make import full_params
 
 from pipeline.__main__ import main
 from pipeline.config.params import Params, load_params, read_params
+from pipeline.config.params_text import left_out
 from pipeline.config.sections.values import keys_of
-from pipeline.config.text import left_out
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
-from pipeline.workflow.settings import complete, need_settings, read_by_dvc
+from pipeline.workflow.state.settings import complete, need_settings, read_by_dvc
 
 FULL = full_params()
 READ_BY_DVC = read_by_dvc("merged")

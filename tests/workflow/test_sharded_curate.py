@@ -15,8 +15,8 @@ from tokenizer_folders import smollm_folder
 from user_project import BIN, nothing_to_do
 
 from pipeline.core.places import PROJECT
+from pipeline.workflow.cluster.shards import FOLDER
 from pipeline.workflow.project import write_code
-from pipeline.workflow.shards import FOLDER
 
 PAGE = (PROJECT / "docs/curation-at-scale.md").read_text(encoding="utf-8")
 # the page's command, on fewer shards

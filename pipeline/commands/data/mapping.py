@@ -12,7 +12,7 @@ from pipeline.chat.rows import TURN_LISTS, Row
 from pipeline.commands.data.file_check import FileCheck
 from pipeline.commands.data.proposal import Guess, Proposal
 from pipeline.config.overrides import override
-from pipeline.config.text import as_yaml
+from pipeline.config.params_text import as_yaml
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import one_line, plural, safe
 

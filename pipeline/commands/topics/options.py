@@ -46,8 +46,8 @@ def project_of(file: Path | None, root: Path) -> "Project":
 
 
 def working(root: Path) -> Any:
-    """Return a context in which this process writes below `root` (`pipeline.workflow.cleanup.working`)."""
-    from pipeline.workflow import cleanup
+    """Return a context in which this process writes below `root` (`workflow.state.cleanup.working`)."""
+    from pipeline.workflow.state import cleanup
 
     return cleanup.working(root)
 

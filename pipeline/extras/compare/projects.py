@@ -36,10 +36,10 @@ from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, find_toolchain
 from pipeline.models.base_header import checked_header, not_dense
-from pipeline.planning.config_file import load_shape
-from pipeline.planning.level_bytes import level_bytes
+from pipeline.planning.model.config_file import load_shape
+from pipeline.planning.model.gguf_base import quantized_level
+from pipeline.planning.model.level_bytes import level_bytes
 from pipeline.planning.plan import own_bytes, plan_disk
-from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import Setup
 from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, size_of
 from pipeline.subprojects.processes import train as train_here

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import DataError
-from pipeline.metrics.intervals import half_width
-from pipeline.metrics.paired import CHANCE, compare_scores
+from pipeline.metrics.statistics import CHANCE, compare_scores, half_width
 
 Scores = NDArray[np.float64]  # (seeds, rows), 0 to 1
 # Answers of one measurement: "right" has 1 or 0 for each question, "sha256" is that of the questions. It is
@@ -33,7 +32,7 @@ class Difference:
     and p over rows.
 
     `p_value` is two-sided, from the paired permutation test on each row's mean over the seeds
-    (`pipeline.metrics.paired`).
+    (`pipeline.metrics.statistics`).
     """
 
     points: float

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from pipeline.core.text import listed, plural
 from pipeline.core.units import memory_gb
-from pipeline.metrics.paired import CHANCE, compare_scores, holm
+from pipeline.metrics.statistics import CHANCE, compare_scores, holm
 
 COARSE = 5.0  # points; a possible difference of this size deserves a note
 

@@ -73,7 +73,8 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
     """Return two adapter folders to switch between: the `given` ones, otherwise the trained one and the
     newest other checkpoint. Returns () if there are not two.
 
-    Raises `ConfigError` if only one is given, and `DataError` for a given one that is missing or incomplete.
+    Raises `ConfigError` for any other number of given ones, and `DataError` for one that is missing or
+    incomplete.
     """
     if given:
         if len(given) != 2:

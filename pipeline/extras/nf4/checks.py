@@ -14,10 +14,10 @@ from pipeline.llamacpp.logits import Floats
 from pipeline.metrics.divergence import prompt_figures
 from pipeline.metrics.level_limits import NF4_COUNTS_AS, PUBLISHED_KLD
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
-from pipeline.planning.base import published_shape
+from pipeline.planning.memory.weights import frozen_bytes, optimizer_bytes, trained_tensors
+from pipeline.planning.model.base import published_shape
+from pipeline.planning.model.shape import Shape
 from pipeline.planning.setup import FLOAT, Setup
-from pipeline.planning.shape import Shape
-from pipeline.planning.weights import frozen_bytes, optimizer_bytes, trained_tensors
 
 POSITIONS = 32  # last positions of a prompt whose logits are compared; a 152k vocabulary needs 19 MB a prompt
 # The cost of rounding in the outputs depends on the model and the text. So this limit only tells whether it

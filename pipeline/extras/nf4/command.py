@@ -43,11 +43,11 @@ from pipeline.models.nf4_weights import weight_lines
 from pipeline.models.qlora import ON_ONE_DEVICE
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners.lora import adapter_config, check_adapter, lora_config
-from pipeline.planning.config_file import load_shape
-from pipeline.planning.shape import KNOWN, Shape
+from pipeline.planning.model.config_file import load_shape
+from pipeline.planning.model.shape import KNOWN, Shape
 from pipeline.stages.parity.check import KEYS
-from pipeline.stages.train.input_files import complete_base
-from pipeline.stages.train.record import base_hashes
+from pipeline.stages.train.preflight import complete_base
+from pipeline.stages.train.run import base_hashes
 
 LONGEST = 256  # tokens of a prompt
 SEED = 0

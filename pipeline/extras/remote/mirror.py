@@ -85,8 +85,8 @@ class Mirror:
 
     def bring(self, paths: Sequence[str]) -> dict[str, str]:
         """Fetch the files at `paths` (folders with everything below) as they are on the host now. They are
-        verified, and each artifact is complete. What the host has deleted next to checkpoints is deleted
-        here, unless one of them is incomplete there. Return {path: sha256}.
+        verified, and each artifact is complete. A checkpoint here that the host
+        has deleted is deleted too, unless one of the fetched ones is incomplete. Return {path: sha256}.
 
         Raises `ToolError` if they can't be fetched, and `RunRemoved` if the run's folder is gone.
         """
@@ -130,7 +130,7 @@ class Mirror:
         return digests
 
     def _kept_hashes(self, files: Mapping[str, Any]) -> dict[str, str]:
-        """Return the hashes of local files. Each file is read once."""
+        """Return {path: SHA-256} of the local files. Each file is read once."""
         for place in files:
             if place not in self._placed and (self.root / place).is_file():
                 self._placed[place] = file_hash(self.root / place)

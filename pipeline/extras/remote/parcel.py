@@ -21,8 +21,8 @@ from pipeline.extras.remote.host.files import CHECKPOINTS
 from pipeline.extras.remote.line import ConnectionLost, SshConnection
 from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
-from pipeline.workflow.code_keys import method_module
-from pipeline.workflow.imports import Package
+from pipeline.workflow.keys.code_keys import method_module
+from pipeline.workflow.keys.imports import Package
 from pipeline.workflow.stages import TABLE, stage_modules, stages_in, values_of
 
 STAGE = "train"

@@ -23,13 +23,13 @@ from pipeline.extras.remote.line import SshConnection
 from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.parcel import SCRATCH, STAGE, inputs, run_id
 from pipeline.extras.remote.watch import watched
-from pipeline.stages.train.record import LIBRARIES, git_state
+from pipeline.stages.train.run import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.dvc_yaml import need_graph
-from pipeline.workflow.integrity import verify_inputs
-from pipeline.workflow.record import inputs_state, record, refresh_keys_for, running
-from pipeline.workflow.settings import need_settings
-from pipeline.workflow.settle import reuse
+from pipeline.workflow.state.integrity import verify_inputs
+from pipeline.workflow.state.record import inputs_state, record, refresh_keys_for, running
+from pipeline.workflow.state.settings import need_settings
+from pipeline.workflow.state.sync_mtimes import reuse
 
 NEEDED = ("pydantic", "pyyaml", "psutil", "pyarrow", "safetensors", "gguf", "tensorboard", "orjson")
 REPORT = "reports/train.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.commands.terminal import plain_table, wide_console
-from pipeline.config.text import as_yaml
+from pipeline.config.params_text import as_yaml
 from pipeline.core.text import plural
 from pipeline.pages.formats import MISSING, duration, number, significant
 from pipeline.pages.plots import ACCENT, INK, LINE, MUTED, WARM, axes_of, cut, svg_of

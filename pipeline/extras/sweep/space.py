@@ -12,10 +12,10 @@ from pipeline.config.faults import report
 from pipeline.config.methods import METHODS, methods_reading
 from pipeline.config.overrides import place_of, put
 from pipeline.config.params import Params
+from pipeline.config.params_text import value_at
 from pipeline.config.sections.values import Count, Section, Seed, keys_of
-from pipeline.config.text import value_at
 from pipeline.core.errors import ConfigError
-from pipeline.core.strict_yaml import read_strict
+from pipeline.core.yaml_readers import read_strict
 from pipeline.workflow.stages import table
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.config.text import as_yaml
+from pipeline.config.params_text import as_yaml
 from pipeline.core.text import listed, plural
 from pipeline.extras.sweep.space import Space
 from pipeline.extras.sweep.study import LOG, SWEEPS
-from pipeline.metrics.intervals import half_width
-from pipeline.metrics.paired import CHANCE, holm
+from pipeline.metrics.statistics import CHANCE, half_width, holm
 from pipeline.pages.formats import number
 
 if TYPE_CHECKING:

@@ -221,7 +221,7 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             path = folder / name
             if path.is_file():
-                write_json(path, read_object(path) | {"eos_token": tokenizer.eos_token})
+                write_json(path, read_object(path) | {"eos_token": tokenizer.eos_token}, allow_nan=True)
         path = folder / "config.json"
         ends = ends_with(tokenizer.eos_token_id, stated)
         if ends != stated:
@@ -243,15 +243,18 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
             f"{folder}: generation stops at {listed} (generation_config.json), the tokenizer's end of turn "
             f"is {tokenizer.eos_token_id} ({tokenizer.eos_token}): correct one of them",
         )
-    write_json(path, settings | {"eos_token_id": ends_with(tokenizer.eos_token_id, ends)})
+    settled = settings | {"eos_token_id": ends_with(tokenizer.eos_token_id, ends)}
+    write_json(path, settled, allow_nan=True)
 
 
 def ends_with(token: int, stated: Any) -> Any:
     """Return the `stated` ends of generation (one id, a list, or None), with `token` first if it is not among
     them.
+
+    What is no number of a token is left out then: generation could never stop there.
     """
     listed = stated if isinstance(stated, list) else [stated]
-    return stated if token in listed else [token, *(end for end in listed if end is not None)]
+    return stated if token in listed else [token, *(end for end in listed if isinstance(end, int))]
 
 
 def put_template(folder: Path, template: str) -> None:

@@ -60,10 +60,12 @@ def unusable(folder: Path, error: Exception) -> DataError:
 
 def need_assumed_settings(config: Any, folder: Path) -> None:
     """Raise `DataError` if config.json differs from what llama.cpp assumes about its family."""
-    name = (config.architectures or [""])[0]
+    name = class_name(config)
     family = BY_CLASS.get(name)
+    if family is None:
+        return
     settings = config.to_dict()
-    for key, assumed in (assumed_settings(family, settings) if family else {}).items():
+    for key, assumed in assumed_settings(family, settings).items():
         stated = settings.get(key)
         if stated == assumed:
             continue
@@ -78,7 +80,7 @@ def need_assumed_settings(config: Any, folder: Path) -> None:
             f"{folder / 'config.json'} has {place} {quoted(stated)}, and llama.cpp computes every {name} of "
             f"these sizes with {quoted(assumed)}, so its GGUF would be another model: take another base",
         )
-    for difference in lost_differences(settings, family) if family else ():
+    for difference in lost_differences(settings, family):
         raise DataError(
             "Q-BASE-055",
             f"the GGUF of {folder / 'config.json'} would be another model, for {difference.field} "
@@ -86,11 +88,16 @@ def need_assumed_settings(config: Any, folder: Path) -> None:
         )
 
 
+def class_name(config: Any) -> str:
+    """Return the class that a configuration names first; empty if it names none."""
+    return str((config.architectures or [""])[0])
+
+
 def window_in_training(config: Any) -> int | None:
     """Return how many tokens a model of this configuration attends to in training; None if llama.cpp does the
     same.
     """
-    family = BY_CLASS.get((config.architectures or [""])[0])
+    family = BY_CLASS.get(class_name(config))
     return dropped_window(family, config.to_dict()) if family else None
 
 

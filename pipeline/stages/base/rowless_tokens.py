@@ -69,7 +69,7 @@ def drop_tokens(folder: Path, tokens: list[str]) -> None:
     for name in SETTINGS:
         file = folder / name
         if file.is_file():
-            write_json(file, _without(json.loads(file.read_text(encoding="utf-8")), tokens))
+            write_json(file, _without(json.loads(file.read_text(encoding="utf-8")), tokens), allow_nan=True)
 
 
 def _without(value: Any, tokens: list[str]) -> Any:

@@ -74,7 +74,7 @@ def settle_runs_of_spaces(folder: Path) -> bool:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise unreadable(folder, error) from error
     write_text(file, json.dumps(state, indent=2, ensure_ascii=False) + "\n")
-    write_json(settings_file, settings)
+    write_json(settings_file, settings, allow_nan=True)
     return True
 
 

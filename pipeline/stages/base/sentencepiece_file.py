@@ -13,7 +13,8 @@ from pipeline.gguf.header import Header
 
 PIECES_FILE = "tokenizer.model"
 # LLAMA_TOKEN_TYPE_UNKNOWN and _USER_DEFINED. The numbers of all types are SentencePiece's own.
-UNKNOWN, USER_DEFINED = 2, 4
+UNKNOWN = 2
+USER_DEFINED = 4
 SETTINGS_FILE = "tokenizer_config.json"
 
 

@@ -39,8 +39,8 @@ from pipeline.stages.base.file_choice import choose_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
-from pipeline.stages.base.named_file import NamedFile
 from pipeline.stages.base.new_tokens import add_new_tokens
+from pipeline.stages.base.pinned_file import PinnedFile
 from pipeline.stages.base.quantized_gguf import IN_HEADER, joined, keep_gguf, settle_headers
 from pipeline.stages.base.rowless_tokens import drop_rowless
 from pipeline.stages.base.runs_of_spaces import LONGEST_FIRST, settle_runs_of_spaces
@@ -243,7 +243,7 @@ def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path, chats: Chat
                 return find_in_package(chosen.model, file)
         return named
     name = Path(file or chosen.model).name
-    origin = NamedFile(name, chosen.sha256, [*_first_place(chosen), *chosen.places]).get(unfinished, root)
+    origin = PinnedFile(name, chosen.sha256, [*_first_place(chosen), *chosen.places]).get(unfinished, root)
     # A link with the file's own name: messages, and code that looks at the suffix, need no hash.
     link = unfinished / name
     unfinished.mkdir(parents=True, exist_ok=True)

@@ -80,9 +80,9 @@ def find_text_part(folder: Path, config: Mapping[str, Any], source: str) -> Foun
 def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> dict[str, Entry]:
     """Return the tensors of a wrapper that belong to its language model, by their names there.
 
-    The head is tied if config.json sets it and a stored head equals the embeddings; that copy is then left
-    out. Otherwise the head is the model's own. Raises `DataError` if a tensor is missing, surplus, or of
-    another shape.
+    The head is tied if config.json says so, unless a head with other values than the embeddings is stored.
+    A stored copy of the embeddings is then left out. Raises `DataError` if a tensor is missing, surplus, or
+    of another shape.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -186,12 +186,12 @@ def _write_settings(folder: Path, part: TextPart) -> None:
         TOKENIZER_MAPPING_NAMES,
     )
 
-    write_json(folder / "config.json", part.settings)
+    write_json(folder / "config.json", part.settings, allow_nan=True)
     file = folder / "tokenizer_config.json"
     kind = TOKENIZER_MAPPING_NAMES.get(part.kind)
     if file.is_file() and kind and part.kind in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS:
         settings = json.loads(file.read_text(encoding="utf-8"))
-        write_json(file, settings | {"tokenizer_class": kind})
+        write_json(file, settings | {"tokenizer_class": kind}, allow_nan=True)
 
 
 def _write_shard(file: Path, tensors: list[tuple[str, Entry]]) -> None:

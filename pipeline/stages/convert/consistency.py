@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
 from pipeline.gguf.sources import in_model, text_config
 from pipeline.models.experts.recognize import weighted_otherwise
-from pipeline.planning.shape import KNOWN, known_shape
+from pipeline.planning.model.shape import KNOWN, known_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")

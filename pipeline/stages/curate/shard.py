@@ -32,9 +32,9 @@ from pipeline.stages.curate.phases.compare import join, sample, sketch
 from pipeline.stages.curate.phases.publish import write
 from pipeline.stages.curate.phases.work import Work
 from pipeline.stages.curate.workers import Workers
-from pipeline.workflow.cluster import leave_failure
-from pipeline.workflow.record import running
-from pipeline.workflow.shards import FOLDER, PHASES, drop, key_of_inputs, parse_item
+from pipeline.workflow.cluster.jobs import leave_failure
+from pipeline.workflow.cluster.shards import FOLDER, PHASES, drop, key_of_inputs, parse_item
+from pipeline.workflow.state.record import running
 
 
 def work_of(root: Path, settings: Curate, shards: int) -> Work:

@@ -34,7 +34,7 @@ from pipeline.stages.curate.reading.members import NOT_READ, Unread
 from pipeline.stages.curate.reading.notes import notes_sentences
 from pipeline.stages.curate.shard import work_of
 from pipeline.stages.curate.workers import workers
-from pipeline.workflow.shards import FOLDER
+from pipeline.workflow.cluster.shards import FOLDER
 
 ALONE_BYTES = 2 << 20  # Below this many bytes, starting workers takes longer than the work.
 DIVIDED = (

@@ -18,7 +18,7 @@ from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Divergence, Prompt, gguf_divergence, kept_logits, thinned
 from pipeline.metrics.forward import trained_model
-from pipeline.metrics.intervals import interval
+from pipeline.metrics.statistics import interval
 
 MergeBase = Literal["16-bit", "nf4"]
 FEWEST = 8  # Fewest rows for an interval: one of fewer rows tells little, that of one row nothing.

@@ -23,15 +23,14 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
 from pipeline.llamacpp.server import serving
 from pipeline.pages import parity_summary as places
-from pipeline.stages.parity import behavior, special_tokens, text, tokens, tool_calls
+from pipeline.stages.parity import behavior, rendering, special_tokens, tokens, tool_calls
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, Probe
-from pipeline.stages.parity.conversations import chosen
-from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.hand_overs import FROM_NF4, FROM_SIXTEEN
 from pipeline.stages.parity.level_weights import level_weights
 from pipeline.stages.parity.merged_weights import merged_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_checks
+from pipeline.stages.parity.probe_inputs import chosen, strings
 from pipeline.stages.parity.scales_weights import distilled_weights, scales_weights
 from pipeline.stages.parity.served_outputs import outputs
 from pipeline.stages.parity.unmerged_chain import BARE_TITLE, UnmergedChain, base_file, lora_weights
@@ -40,7 +39,7 @@ NO_BASE = "no setting needs a GGUF of the untuned base: set parity.depth to full
 NO_CHATS = "no held-out row is a chat, so nothing can be asked"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 BEHAVIOR = {"behavior_answers_end": behavior.ENDS, "behavior_no_markers": behavior.MARKERS}
-TEXT = {"text_template": text.TITLE, "tokens_ids": tokens.IDS, "tokens_corpus": tokens.CORPUS}
+TEXT = {"text_template": rendering.TITLE, "tokens_ids": tokens.IDS, "tokens_corpus": tokens.CORPUS}
 CALLS = {"text_tool_calls": tool_calls.TITLE}
 SPECIAL = {"tokens_special": special_tokens.TOKENS, "text_chat_template": special_tokens.TEMPLATE}
 
@@ -212,7 +211,7 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
     def compare(checks: ParityChecks) -> ParityChecks:
         limits = measure.limits
         llama = replace(measure.llama, n_gpu_layers=0)
-        # A base that trains only texts needs no usable template, so none is checked.
+        # A base that trains only texts needs no usable template. Without one there is no text to compare.
         no_chats = None if measure.chats else why_no_chats(tokenizer, "the base")
         rendered = measure.texts
         if no_chats:
@@ -221,9 +220,9 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
             }
         else:
             with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
-                texts = text.served_texts(tokenizer, server, chosen(measure.chats, limits.conversations))
+                texts = rendering.served_texts(tokenizer, server, chosen(measure.chats, limits.conversations))
                 results = {
-                    "text_template": text.template_text(texts, tokenizer, gguf),
+                    "text_template": rendering.template_text(texts, tokenizer, gguf),
                     "tokens_ids": tokens.token_ids(texts, tokenizer, server, gguf),
                 }
             rendered += [compared.complete for compared in texts.compared if compared.conversation.held_out]

@@ -16,7 +16,7 @@ from pipeline.gguf.provenance import OF_A_LEVEL, OWN, folder_fields
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import named_templates
 from pipeline.stages.parity.check import count_check
-from pipeline.stages.parity.text import in_use
+from pipeline.stages.parity.rendering import in_use
 from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
 
 # titles of the checks

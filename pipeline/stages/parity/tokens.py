@@ -18,7 +18,7 @@ from pipeline.llamacpp.logits import loaded_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import exact
-from pipeline.stages.parity.text import Texts
+from pipeline.stages.parity.rendering import Texts
 
 IDS = "Token ids"  # title of the first check
 CORPUS = "Token ids of a corpus"  # title of the second check

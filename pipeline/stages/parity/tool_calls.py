@@ -29,8 +29,8 @@ from pipeline.core.text import one_line
 from pipeline.llamacpp.server import Server
 from pipeline.metrics.tool_calls import equal_calls, expected_calls, made_calls
 from pipeline.stages.parity.check import CTX_SIZE, exact
-from pipeline.stages.parity.conversations import Conversation
-from pipeline.stages.parity.text import trainable
+from pipeline.stages.parity.probe_inputs import Conversation
+from pipeline.stages.parity.rendering import trainable
 
 TITLE = "Tool calls"
 WHAT = "turns whose calls llama-server reads otherwise than the row has them"

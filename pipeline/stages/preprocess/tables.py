@@ -26,7 +26,7 @@ from pyarrow import parquet
 from pipeline.chat.prompts import question
 from pipeline.chat.tokens import Encoded, trained_positions
 from pipeline.config.scorers import NAME
-from pipeline.config.sections.method_groups import Grpo
+from pipeline.config.sections.training import Grpo
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.metrics.own import function

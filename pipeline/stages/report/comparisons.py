@@ -1,8 +1,8 @@
 """Comparisons of models on the same rows or questions, for the task and for general ability: the difference,
 its 95 % interval, p, and a drawing of them all.
 
-The test is `pipeline.metrics.paired.compare_scores`. It is paired, so that a row's difficulty, which is the
-same for both models, cancels out.
+The test is `pipeline.metrics.statistics.compare_scores`. It is paired, so that a row's difficulty, which is
+the same for both models, cancels out.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from pipeline.gate.evaluations import Answers, Evaluations
 from pipeline.pages.formats import p_value, signed
 
 if TYPE_CHECKING:
-    from pipeline.metrics.paired import Difference
+    from pipeline.metrics.statistics import Difference
 
 Scores = Mapping[str, Sequence[float | None]]  # scores from 0 to 1 by model, row by row
 
@@ -34,7 +34,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Verdict: better, worse, or noise if the test's p is not below `CHANCE`."""
-        from pipeline.metrics.paired import CHANCE
+        from pipeline.metrics.statistics import CHANCE
 
         if self.difference.p_value >= CHANCE:
             return "noise"
@@ -61,7 +61,7 @@ class Comparison:
 
 def compare(first: str, second: str, scores: Scores) -> Comparison | None:
     """Compare both models' scores (0 to 1) row by row. Return None if no row has both."""
-    from pipeline.metrics.paired import compare_scores
+    from pipeline.metrics.statistics import compare_scores
 
     if first not in scores or second not in scores or len(scores[first]) != len(scores[second]):
         return None

@@ -1,7 +1,7 @@
 """Assemble the trainer: rows, the quantized base with its adapter, and the monitor."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import set_seed
 
@@ -20,11 +20,14 @@ from pipeline.planning.setup import check_offload, needs_gpu
 from pipeline.stages.train.checkpoints import step_of
 from pipeline.stages.train.dataset import Collator, load_rows, sequences
 from pipeline.stages.train.journal import Board, Journal
-from pipeline.stages.train.learner import Learner, monitor_of
+from pipeline.stages.train.method import Learner, monitor_of
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample
+from pipeline.stages.train.reducer import Alone, Reducer
 from pipeline.stages.train.run import Run
-from pipeline.stages.train.several.group import Group
+
+if TYPE_CHECKING:
+    from pipeline.stages.train.distributed.group import Group
 
 # Maximum tokens of a sample. The beginning of an answer shows what is being learned; stage evaluate has whole
 # ones.
@@ -97,6 +100,17 @@ def shared_out(run: Run) -> Any:
     return model
 
 
+def reducer_of(run: Run, model: Any) -> Reducer:
+    """Return the reducer of a run that trains the parameters of `model` that require a gradient."""
+    if run.group is None:
+        return Alone()
+    # A run alone needs nothing of it.
+    from pipeline.stages.train.distributed.reducer import GroupReducer
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return GroupReducer(run.group, trained, sharded=run.settings.shares_base)
+
+
 def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     """Return the trainer by which `learner` learns over the quantized base, and the monitor of its steps."""
     import torch
@@ -120,6 +134,7 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
         journal = Journal(run.metrics_log, board, monitor, max_steps=steps, of_run=of_run)
     trainer = learning.trainer(
         run=run,
+        reducer=reducer_of(run, model),
         model=model,
         rows=rows,
         collate=learning.collate,

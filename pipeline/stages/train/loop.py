@@ -1,19 +1,31 @@
-"""Training loop: rows in an order drawn from the seed, micro-batches with gradients that add up to an
-optimizer step, and the state in a checkpoint.
+"""Training loop, from the first row to the last checkpoint: rows in an order drawn from the seed,
+micro-batches with gradients that add up to an optimizer step, losses, evaluation, entire checkpoints, exact
+resume, a stop that saves.
 
-Order, optimizers, schedule, clipping and float16's loss scale are those of transformers' Trainer (5.23), so
-runs end in the same bytes as with it. No random state is kept: each draw of a step is seeded by the run's
-seed, the step and the micro-batch (`drawn_for`).
+- Order, optimizers, schedule, clipping and float16's loss scale are those of transformers' Trainer (5.23), so
+  runs end in the same bytes as with it. No random state is kept: each draw of a step is seeded by the run's
+  seed, the step and the micro-batch (`drawn_for`).
+- The loss is computed only at the trained positions and divided by the trained tokens (or pairs, or
+  positions) of the entire optimizer step.
+- A checkpoint is published completely (`checkpoints`). It is exact at any later moment too, even if a signal
+  comes in the middle of the next step.
+- Evaluation is a mean over tokens (a mean over rows would give more weight to packed rows with fewer tokens).
+  It draws no random number. If a signal cut it short, the resumed run repeats it.
+
+The module is longer than others, because a reader follows a run from `train` to its end in one file. What
+depends on the number of processes is in the `Reducer` that the loop is given.
 """
 
 import math
 import re
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
@@ -21,19 +33,32 @@ from torch.utils.data import BatchSampler
 from transformers import get_scheduler
 
 from pipeline.config.sections import Training
-from pipeline.core.errors import ConfigError
-from pipeline.core.publish import read_json, write_json
-from pipeline.models.runtime import drawn_for
-from pipeline.models.tuners import tuner_in, tuner_on
+from pipeline.core.errors import ConfigError, DataError, MachineError, Stopped
+from pipeline.core.publish import read_json, remove, write_json
+from pipeline.models.chunked_loss import chunked_loss, weighted_loss
+from pipeline.models.liger_loss import fused_loss
+from pipeline.models.runtime import drawn_for, give_back_holes
+from pipeline.models.tuners import causal_model, tuner_in, tuner_on
 from pipeline.planning.duration import steps_per_epoch, total_steps, warmup_steps
-from pipeline.stages.train.run import RESTART, STATE, Run
-from pipeline.stages.train.step_stats import Batch, StepStats
+from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes
+from pipeline.stages.train.dataset import for_the_model
+from pipeline.stages.train.invariants import check_not_repacked
+from pipeline.stages.train.journal import Journal
+from pipeline.stages.train.monitoring.samples import undisturbed
+from pipeline.stages.train.reducer import Reducer
+from pipeline.stages.train.run import RESTART, STATE, Run, run_id
+from pipeline.stages.train.step_stats import Batch, Figures, Measures, StepStats, Sums
 
 OPTIMIZER = "optimizer.pt"  # file of a checkpoint with the states of optimizer, schedule and scaler
 # B's learning rate by A's, as the LoRA+ paper recommends (Hayou et al. 2024, arXiv:2402.12354)
 LORA_PLUS_RATIO = 16
 # names of parameters that weight decay would only pull away from their purpose
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|[._])norm($|\.)")
+# Free bytes below which a disk counts as full.
+FULL = 1 << 20
+# Forwards between two trims. After five forwards the holes had grown by 0.4 GB of 3.8, after 16 by 2.3 of
+# 5.8.
+TRIMMED_EVERY = 2
 
 
 @dataclass
@@ -48,14 +73,35 @@ class Progress:
     evaluations_since: int = 0
 
 
-class Loop:
-    """Loop that trains in `run` the parameters that its tuner put on `model`, on batches that `collate`
-    makes from `rows`.
+class Trainer:
+    """Trainer of the parameters in `run` that its tuner put on `model`, on batches that `collate` makes from
+    `rows`. `reducer` shares the work with other processes, if there are any.
+
+    It trains with `loss` (liger or chunked; `loss_reason` is why auto did not choose liger), and evaluates on
+    the batches `held_out`. `answer` returns sample answers of the current model. `journal` gets every step
+    and evaluation; it is None if this process does not write.
     """
 
-    def __init__(self, *, run: Run, model: Any, rows: Any, collate: Any) -> None:
+    def __init__(
+        self,
+        *,
+        run: Run,
+        reducer: Reducer,
+        model: Any,
+        rows: Any,
+        collate: Any,
+        loss: str,
+        loss_reason: str,
+        held_out: list[Batch],
+        answer: Callable[[Any], list[dict[str, Any]]],
+        journal: Journal | None,
+    ) -> None:
         self.run = run
         self.settings = run.settings
+        self.leads = run.leads
+        self.interruption = run.interruption
+        self.stopped: Stopped | None = None  # the stop that a signal has begun
+        self.reducer = reducer
         self.model = model
         self.rows = rows
         self.collate = collate
@@ -75,11 +121,92 @@ class Loop:
             num_training_steps=self.max_steps,
         )
         self.scaler = torch.amp.GradScaler("cuda", enabled=self.compute_dtype() == torch.float16)
+        self.loss = loss
+        self.loss_reason = loss_reason
+        self.token_loss = fused_loss if loss == "liger" else chunked_loss
+        self.held_out = held_out
+        self.answer = answer
+        self.journal = journal
+        self.pending_evaluation = False
+        self.evaluated_step = -1
+        self.forwards = 0
 
     @property
     def step(self) -> int:
         """The number of finished optimizer steps."""
         return self.progress.global_step
+
+    # --- the run --------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Train to the end, from the checkpoint that the run resumes from. Raises `Stopped` after a signal,
+        `GateError` if a monitoring rule fails.
+        """
+        self.begin()
+        with self.journal.begun(self.step) if self.journal else nullcontext():
+            if self.pending_evaluation:  # A signal had cut it short.
+                self.evaluate()
+            with self.interruption.deferred(), self.reducer.noticing(self):
+                while not self.is_over():
+                    self.epoch()
+        self.reducer.check_equal(self)
+        self.take_best()
+
+    def begin(self) -> None:
+        """Turn on activation checkpointing and embedding noise as the settings ask, and restore the
+        checkpoint's state.
+        """
+        settings = self.settings
+        start = self.run.start
+        layers = int(settings.gradient_checkpointing)
+        if layers:
+            self.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=layers)
+        if settings.neftune_noise_alpha is not None:
+            from transformers.integrations.neftune import activate_neftune
+
+            activate_neftune(self.model, settings.neftune_noise_alpha)
+        if start is not None:
+            self.read_state(start)
+            self.pending_evaluation = bool(read_notes(start).get("pending_evaluation"))
+            self.evaluated_step = -1 if self.pending_evaluation else self.step
+
+    def epoch(self) -> None:
+        """Train to the end of the pass, or of the run."""
+        number, done = divmod(self.step, self.epoch_steps)
+        batches = self.batches(number, done)
+        for position in range(done, self.epoch_steps):
+            figures = self.optimize(self.next_batches(batches))
+            self.progress.global_step += 1
+            passed = min((position + 1) * self.settings.gradient_accumulation_steps, self.epoch_batches)
+            self.stepped({"epoch": number + passed / self.epoch_batches, **figures})
+            if self.is_over():
+                return
+
+    def stepped(self, row: dict[str, float]) -> None:
+        """Record the step. Evaluate and save when that is due, and always at the last step."""
+        last = self.step >= self.max_steps
+        if self.journal:
+            self.journal.step(self.step, row, self.stats)
+        if self.held_out and (last or self.step % self.settings.eval_steps == 0):
+            self.evaluate()
+        if last or self.step % self.settings.save_steps == 0:
+            self.save()
+
+    def is_over(self) -> bool:
+        """Return True if the last step is done, or the held-out rows have not improved for long enough."""
+        patience = self.settings.early_stopping_patience
+        impatient = patience is not None and self.progress.evaluations_since >= patience
+        return self.step >= self.max_steps or impatient
+
+    def take_best(self) -> None:
+        """Load the weights of the step with the lowest held-out loss, if training stops early."""
+        best = self._best() if self.leads else None  # Only rank 0's weights are published.
+        if best is None:
+            return
+        trouble = defect(best)
+        if trouble:
+            raise DataError("Q-TRAIN-035", f"{best}, the best adapter, is torn ({trouble}): {RESTART}")
+        tuner_in(best).load(self.model, best)
 
     # --- rows -----------------------------------------------------------------------------------------------
 
@@ -105,19 +232,7 @@ class Loop:
         """Count what the loss of an optimizer step is a mean over: tokens, pairs or answers."""
         return sum(batch["items"] for batch in batches)
 
-    # --- steps ----------------------------------------------------------------------------------------------
-
-    def epoch(self) -> None:
-        """Train to the end of the pass, or of the run."""
-        number, done = divmod(self.step, self.epoch_steps)
-        batches = self.batches(number, done)
-        for position in range(done, self.epoch_steps):
-            figures = self.optimize(self.next_batches(batches))
-            self.progress.global_step += 1
-            passed = min((position + 1) * self.settings.gradient_accumulation_steps, self.epoch_batches)
-            self.stepped({"epoch": number + passed / self.epoch_batches, **figures})
-            if self.is_over():
-                return
+    # --- an optimizer step ----------------------------------------------------------------------------------
 
     def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
         """Run one optimizer step. Return its loss, learning_rate, and grad_norm, the gradient's norm before
@@ -140,6 +255,22 @@ class Loop:
         self.optimizer.zero_grad()
         return {"loss": float(total), "learning_rate": rate, "grad_norm": norm}
 
+    def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
+        """Return the share of the loss that a micro-batch of an optimizer step over `items` has, after its
+        forward and backward. Then a pending signal is handled.
+        """
+        return self.reducer.training_step(self, batch, items)
+
+    def forward_backward(self, batch: Batch, items: Any) -> torch.Tensor:
+        """Run forward and backward of a micro-batch of an optimizer step over `items`. Return its share of
+        the loss.
+        """
+        self.model.train()
+        with drawn_for(self.settings.seed, self.step, self.stats.batches):
+            loss = self.compute_loss(batch, items)
+            torch.autograd.backward(self.scaler.scale(loss))
+        return loss.detach()
+
     def clip(self) -> float:
         """Bound the gradients of an optimizer step. Return their norm before clipping.
 
@@ -153,29 +284,75 @@ class Loop:
         clip_grad_norm_(self.trained, self.settings.max_grad_norm)
         return norm
 
-    def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Run forward and backward of a micro-batch of an optimizer step over `items`. Return its share of
-        the loss.
-        """
-        self.model.train()
-        with drawn_for(self.settings.seed, self.step, self.stats.batches):
-            loss = self.compute_loss(batch, items)
-            torch.autograd.backward(self.scaler.scale(loss))
-        return loss.detach()
+    # --- the loss -------------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Return the sum of a micro-batch's losses ÷ `items`, a scalar."""
-        raise NotImplementedError
+        """Return the cross entropy of the micro-batch's trained tokens ÷ the step's trained tokens, a
+        scalar.
+        """
+        # With a GPU a step's tensors are there, and a search of main memory for holes would only cost time.
+        if self.forwards % TRIMMED_EVERY == 0 and self.device.type == "cpu":
+            give_back_holes()
+        self.forwards += 1
+        loss, measures = self.loss_over(batch, items)
+        self.stats.add(batch, loss * items, measures)
+        return loss
 
-    def stepped(self, row: dict[str, float]) -> None:
-        """Record, evaluate and save after an optimizer step."""
-        raise NotImplementedError
+    def loss_over(self, batch: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
+        """Return the sum of a batch's losses ÷ `items`, a scalar, and the method's other measures of it."""
+        with self.autocast():
+            return self.losses(causal_model(self.model), self.on_device(batch), items)
 
-    def is_over(self) -> bool:
-        """Return True if the last step is done, or the held-out rows have not improved for long enough."""
-        patience = self.settings.early_stopping_patience
-        impatient = patience is not None and self.progress.evaluations_since >= patience
-        return self.step >= self.max_steps or impatient
+    def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
+        """Return `loss_over` of the causal model itself: the cross entropies of the trained tokens."""
+        tensors = for_the_model(inputs)
+        if "weights" in inputs:
+            return weighted_loss(model, tensors, inputs["weights"], items), {}
+        return self.token_loss(model, tensors, items), {}
+
+    # --- evaluation -----------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Compute the mean loss over the items of all held-out rows, and sample answers. The journal gets
+        both.
+        """
+        started = time.monotonic()
+        self.heed_signal()
+        give_back_holes()  # The answers' caches would need memory in addition.
+        # A process that left by itself would leave the others within a layer.
+        with self.interruption.deferred(self.reducer.sharded):
+            try:
+                metrics = self.held_out_metrics()
+                with self.autocast():
+                    samples = self.answer(self.model) if self.leads or self.reducer.sharded else []
+            except Stopped:
+                self.save_and_stop()
+        self.evaluated_step = self.step
+        self.evaluated(metrics["eval_loss"])
+        if self.journal:
+            seconds = round(time.monotonic() - started, 3)
+            self.journal.evaluation(self.step, metrics | {"samples": samples, "seconds": seconds})
+
+    def held_out_metrics(self) -> dict[str, Any]:
+        """Return `eval_loss`, the mean loss over the items of all held-out rows, and the method's
+        `measures`.
+        """
+        total = 0.0
+        items = sum(batch["items"] for batch in self.held_out)
+        measures = Measures()
+
+        def measure(batch: Batch) -> Figures:
+            loss, sums = self.loss_over(batch, 1)
+            return [float(loss)], sums
+
+        with undisturbed(self.model):
+            figures = self.reducer.figures_of(self, self.held_out, measure)
+        for (loss_sum,), sums in figures:
+            total += loss_sum
+            measures.add(sums)
+        self.heed_signal()
+        check_not_repacked(self.model)
+        return {"eval_loss": total / items, **measures.record(items)}
 
     def evaluated(self, loss: float) -> None:
         """Count an evaluation of the held-out rows, if training may stop early."""
@@ -190,27 +367,77 @@ class Loop:
         else:
             progress.evaluations_since += 1
 
-    # --- device ---------------------------------------------------------------------------------------------
+    # --- signals --------------------------------------------------------------------------------------------
 
-    def compute_dtype(self) -> torch.dtype:
-        """Return the type that a GPU computes in. On a CPU nothing is cast."""
-        dtype: torch.dtype = getattr(torch, self.settings.bnb_4bit_compute_dtype)
-        return dtype if self.device.type == "cuda" else torch.float32
+    def heed_signal(self) -> None:
+        """Save the state after the newest optimizer step and raise `Stopped` if a signal is pending."""
+        self.reducer.heed_signal(self)
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context in which products are in `compute_dtype` and sums in float32."""
-        dtype = self.compute_dtype()
-        return nullcontext() if dtype == torch.float32 else torch.autocast("cuda", dtype)
+    def save_and_stop(self) -> NoReturn:
+        """Publish a checkpoint of the newest optimizer step, unless it exists, and raise `Stopped` in all
+        processes.
+        """
+        if self.stopped is None:
+            with self.interruption.deferred():
+                self.stopped = self._stop()
+        raise self.stopped
 
-    def on_device(self, value: Any) -> Any:
-        """Return a batch with its tensors on the device that computes."""
-        if isinstance(value, torch.Tensor):
-            return value.to(self.device)
-        if isinstance(value, dict):
-            return {name: self.on_device(part) for name, part in value.items()}
-        return value
+    def _stop(self) -> Stopped:
+        step = self.step
+        number = self.interruption.received
+        assert number is not None, "no signal has come"
+        with self.reducer.stopping(self, number):
+            self.save_newest()
+        if not step:
+            return Stopped(number, "not one step was done")
+        return Stopped(number, f"checkpoint-{step} is complete, and the same command resumes from it")
 
     # --- checkpoints ----------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Publish a checkpoint of the newest optimizer step, after a check that all processes have the
+        same.
+        """
+        self.reducer.check_equal(self)
+        if self.leads:
+            self.save_checkpoint()
+
+    def save_newest(self) -> None:
+        """Publish a checkpoint of the newest optimizer step, unless it exists. Only rank 0 does."""
+        if self.leads and self.step and defect(self._checkpoint(self.step)):
+            self.save_checkpoint()
+
+    def save_checkpoint(self) -> None:
+        """Publish a checkpoint of the newest optimizer step, after its journal is on the disk. Raises
+        `MachineError` if the disk is full.
+        """
+        step = self.step
+        folder = self.run.checkpoints
+        written = folder / WRITING / f"checkpoint-{step}"
+        remove(folder / WRITING)
+        try:
+            written.mkdir(parents=True)
+            self.write_state(written)
+        # PyTorch and safetensors raise errors of their own for a full disk.
+        except Exception as error:
+            remove(folder / WRITING)
+            if "No space left" in str(error) or shutil.disk_usage(folder).free < FULL:
+                raise MachineError(
+                    "Q-TRAIN-006",
+                    f"{folder} has no room for a checkpoint: make room, and the same command resumes from "
+                    "the last one",
+                ) from error
+            raise
+        due = bool(self.held_out) and (step % self.settings.eval_steps == 0 or step >= self.max_steps)
+        notes = {
+            "step": step,
+            "pending_evaluation": due and self.evaluated_step != step,
+            "run": run_id(self.run.record),
+        }
+        self.run.metrics_log.sync()
+        publish_checkpoint(written, self._checkpoint(step), notes)
+        remove(folder / WRITING)
+        prune(folder, self.settings.save_total_limit, self._best())
 
     def write_state(self, folder: Path) -> None:
         """Write the trained parameters, and the state that a run resumes from, into `folder`."""
@@ -238,6 +465,33 @@ class Loop:
         if states["scaler"]:  # empty if the run was on a CPU
             self.scaler.load_state_dict(states["scaler"])
         self.progress = Progress(**read_json(checkpoint / STATE, RESTART))
+
+    def _checkpoint(self, step: int) -> Path:
+        return self.run.checkpoints / f"checkpoint-{step}"
+
+    def _best(self) -> Path | None:
+        best = self.progress.best_global_step
+        return self._checkpoint(best) if best else None
+
+    # --- device ---------------------------------------------------------------------------------------------
+
+    def compute_dtype(self) -> torch.dtype:
+        """Return the type that a GPU computes in. On a CPU nothing is cast."""
+        dtype: torch.dtype = getattr(torch, self.settings.bnb_4bit_compute_dtype)
+        return dtype if self.device.type == "cuda" else torch.float32
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context in which products are in `compute_dtype` and sums in float32."""
+        dtype = self.compute_dtype()
+        return nullcontext() if dtype == torch.float32 else torch.autocast("cuda", dtype)
+
+    def on_device(self, value: Any) -> Any:
+        """Return a batch with its tensors on the device that computes."""
+        if isinstance(value, torch.Tensor):
+            return value.to(self.device)
+        if isinstance(value, dict):
+            return {name: self.on_device(part) for name, part in value.items()}
+        return value
 
 
 def make_optimizer(model: Any, settings: Training) -> Any:

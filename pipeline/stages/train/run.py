@@ -1,23 +1,33 @@
-"""A training run as seen by one of its processes, and the check that existing checkpoints belong to it.
+"""A training run as seen by one of its processes, the record of its inputs (models/adapter/run.json), and the
+check that existing checkpoints belong to it.
 
 An interrupted run resumes only if it would end in the same bytes. If something else changed, resuming would
-mix two runs, and starting again would lose the first one. So neither happens by itself.
+mix two runs, and starting again would lose the first one. So neither happens by itself. The module is longer
+than others, because the run, its record and the decision on the record are one subject.
 """
 
 import json
+import platform
+import re
+import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
+from pipeline import __version__
 from pipeline.config.methods import METHODS, ROUNDS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hardware import cpu_name, hardware
+from pipeline.core.hashing import file_hash, json_hash, tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import parse_object
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove, write_json
-from pipeline.models.own_targets import fitted
+from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 from pipeline.stages.train.checkpoints import (
     TORN,
     checkpoints_in,
@@ -27,17 +37,45 @@ from pipeline.stages.train.checkpoints import (
     set_later_aside,
     step_of,
 )
-from pipeline.stages.train.record import MACHINE, differences, run_id
 
 RUN = "run.json"
 STATE = "trainer_state.json"  # file of a checkpoint with the progress of the run
 RESTART = "start again with `python -m pipeline train --no-resume`"
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "liger-kernel",
+)
+NAMES = {
+    "tokens_sha256": "the training rows (data/tokens)",
+    "base.weights_sha256": "the base's weights",
+    "base.config_sha256": "the base's config.json",
+    "base.tokenizer_sha256": "the base's tokenizer",
+    "base.template_sha256": "the base's chat template",
+    "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
+}
+# The place of weights changes no byte, like the number of processes, so a run may resume with these changed.
+# The device itself is in the record.
+NO_PART = {"offload", "device", "machine"}
+# Suffix of the device's name if the base was quantized in main memory, because a GPU makes its sums in
+# another order.
+ELSEWHERE = ", base quantized in main memory"
+# A run may resume with these changed, though no longer to the same bytes, because the order of sums depends
+# on them.
+MACHINE = ("device", "threads")
+FITTED = ("settings.bnb_4bit_compute_dtype", "settings.optim")
+GIT_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A training job: rows, base, settings, and the output folders. `group` is the group of processes that
-    share the work (`pipeline.stages.train.several.group.Group`), or None if there is only this one.
+    share the work (`pipeline.stages.train.distributed.group.Group`), or None if there is only this one.
     """
 
     tokens: Path
@@ -53,6 +91,9 @@ class Job:
         """Return the job of stage train on the project `root`, with its targets checked. Raises the errors
         of `fitted`.
         """
+        # It brings PyTorch, which the rest of this module needs only for a run.
+        from pipeline.models.own_targets import fitted
+
         base = root / "models/base"
         return cls(
             tokens=root / "data/tokens",
@@ -72,7 +113,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Job):
-    """A job that has begun: its `record` (`pipeline.stages.train.record.describe`), and the checkpoint that
+    """A job that has begun: its `record` (`pipeline.stages.train.run.describe`), and the checkpoint that
     it resumes from, or None if it starts from nothing.
     """
 
@@ -88,6 +129,120 @@ class Run(Job):
         """
         if self.leads:
             write_json(file, values)
+
+
+def check_shared(settings: Training, count: int) -> None:
+    """Raise `ConfigError` for settings that `count` processes can't share."""
+    if count == 1:
+        if settings.shares_base:
+            raise ConfigError(
+                "Q-TRAIN-040",
+                "train.offload: shared shares the base's weights out among processes, and this is one alone: "
+                "start several (--processes, or QUENCH_PROCESSES in the environment), or set it to none",
+            )
+        return
+    if METHODS[settings.method].prompts:
+        raise ConfigError(
+            "Q-TRAIN-040",
+            f"train.method grpo draws its rollouts in one process, and here are {count}: train without "
+            "torchrun, srun, --processes and QUENCH_PROCESSES",
+        )
+    if settings.gradient_accumulation_steps < count:
+        raise ConfigError(
+            "Q-TRAIN-040",
+            f"an optimizer step has {settings.gradient_accumulation_steps} micro-batches "
+            f"(train.gradient_accumulation_steps), too few for {count} processes: raise it, or start fewer "
+            "(--processes, or QUENCH_PROCESSES in the environment)",
+        )
+
+
+# --- inputs that the adapter depends on ---------------------------------------------------------------------
+
+
+def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
+    """Return the inputs that the adapter depends on. The same record gives the same bytes on the same kind
+    of machine. Raises `DataError` if the file that is learned from is missing.
+    """
+    import torch
+
+    source = base / SOURCE_FILE
+    has_teacher = METHODS[settings.method].teacher
+    if has_teacher and not source.is_file():
+        raise DataError(
+            "Q-TRAIN-027",
+            f"{source}, the original that train.method {settings.method} learns from, is missing: run "
+            "`snakemake --force base`",
+        )
+    return {
+        "tokens_sha256": tree_hash(tokens),
+        **({"teacher_sha256": file_hash(source)} if has_teacher else {}),
+        "base": base_hashes(base),
+        "settings": settings_part(settings),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "device": device_name(settings),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def settings_part(settings: Training) -> dict[str, Any]:
+    """Return the settings that the adapter depends on. The rollouts' GGUF type is one only if llama-server
+    draws them.
+    """
+    values = settings.model_dump(mode="json", exclude=NO_PART)
+    if values["grpo"]["rollouts"] != "llama-server":
+        values["rollout_type"] = None
+    return values
+
+
+def device_name(settings: Training) -> str | None:
+    """Return the device by its maker's name, with a note if NF4 was not quantized there."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return cpu_name()
+    return torch.cuda.get_device_name(0) + (ELSEWHERE if settings.makes_nf4_in_ram else "")
+
+
+def base_hashes(base: Path) -> dict[str, str]:
+    """Return the SHA-256 of the base's weights, configuration, tokenizer and chat template, so that a change
+    has a name.
+    """
+
+    def together(files: Iterable[Path]) -> str:
+        return json_hash({path.name: file_hash(path) for path in files})
+
+    template = base / "chat_template.jinja"
+    return {
+        "weights_sha256": together([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)]),
+        "config_sha256": together(path for path in base.glob("*config.json") if "tokenizer" not in path.name),
+        "tokenizer_sha256": together([*base.glob("tokenizer.json"), *base.glob("tokenizer_config.json")]),
+        "template_sha256": file_hash(template) if template.is_file() else "",
+    }
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (key, sentence) for every difference between two records."""
+    for key in sorted({*old, *new}):
+        name = f"{prefix}{key}"
+        before = old.get(key)
+        after = new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from differences(before, after, f"{name}.")
+        elif before != after:
+            shown = name.replace("settings.", "train.").replace("versions.", "library ")
+            why = "; auto is what the machine is fast in" if name in FITTED else ""
+            sentence = NAMES.get(name) or f"{shown} ({before} → {after}{why})"
+            yield name, sentence
+
+
+def run_id(record: dict[str, Any]) -> str:
+    """Return a hash that tells a run's checkpoints from another's: that of its record without what may
+    change.
+    """
+    return json_hash({key: value for key, value in record.items() if key not in MACHINE})
+
+
+# --- the checkpoint to start from ---------------------------------------------------------------------------
 
 
 def find_start(
@@ -210,3 +365,82 @@ def _read(path: Path) -> dict[str, Any] | None:
             f"{path} can't be read, so these checkpoints can't be matched to a run: {RESTART}",
         )
     return run
+
+
+# --- record for reports/train.json --------------------------------------------------------------------------
+
+
+def run_record(
+    root: Path, *, argv: Sequence[str], seeds: Mapping[str, int], hashes: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the record as JSON without host, user, absolute paths. `root` is the project, `argv`
+    `sys.argv`.
+    """
+    return {
+        "hardware": hardware(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions(),
+        "seeds": dict(seeds),
+        "command": command(argv),
+        "git": git_state(root),
+        "hashes": dict(hashes),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of Quench and of every library that it requires, or None if not installed."""
+    names = sorted(
+        {
+            re.split(r"[^\w.-]", line, maxsplit=1)[0]
+            for line in requires("quench") or ()
+            if "extra ==" not in line
+        }
+    )
+    return {"quench": __version__} | {name: _version(name) for name in names}
+
+
+def command(argv: Sequence[str]) -> list[str]:
+    """Return the command line as a list. Absolute paths are cut to their last part because they name users
+    and machines.
+    """
+    program = Path(argv[0]).name
+    start = ["python", "-m", "pipeline"] if program == "__main__.py" else [program]
+    return start + [re.sub(r"(^|(?<==))/(?:.*/)?(?=[^/]*$)", "…/", argument) for argument in argv[1:]]
+
+
+def git_state(root: Path) -> dict[str, Any] | None:
+    """Return the project's commit, and whether tracked files other than dvc.lock differ, or None outside a
+    repository.
+    """
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {
+        "commit": commit,
+        "dirty": bool(
+            _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)dvc.lock")
+        ),
+    }
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return Git's output, or None without Git, a repository or a commit."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

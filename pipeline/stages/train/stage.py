@@ -27,12 +27,10 @@ from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, read_notes, step_of
 from pipeline.stages.train.figures import curve, last_evaluation, summary, write_curve
-from pipeline.stages.train.follow import same_in_all
-from pipeline.stages.train.learner import learner_of
-from pipeline.stages.train.preflight import check_shared
-from pipeline.stages.train.proofs import check_learned, check_rows, prove_beforehand
-from pipeline.stages.train.record import describe, run_record
-from pipeline.stages.train.run import Job, Run, find_start, finish
+from pipeline.stages.train.invariants import check_learned, check_rows, prove_beforehand
+from pipeline.stages.train.method import learner_of
+from pipeline.stages.train.run import Job, Run, check_shared, describe, find_start, finish, run_record
+from pipeline.stages.train.worker import same_in_all
 
 
 def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from pipeline.config.strategies import (
     MERGED_16,
     STRATEGIES,
 )
-from pipeline.metrics.intervals import half_width
-from pipeline.metrics.paired import CHANCE
+from pipeline.metrics.statistics import CHANCE, half_width
 
 Scores = Sequence[Sequence[float]]  # of each seed, of each row
 Summary = dict[str, Any]

@@ -34,7 +34,7 @@ from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.subprojects.processes import run_module, run_stage, size_of
-from pipeline.workflow.imports import Package
+from pipeline.workflow.keys.imports import Package
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table, values_of
 
 JOBS = ("compare_nf4", "compare_train", "compare_unquantized", "compare_measure")
@@ -495,7 +495,7 @@ def test_a_patch_goes_on_no_other_file_of_the_level(
         made.with_scales(Job(name, "Q4_0", 1), made.Made(project, level_file, None, {}))
 
 
-TRAINING_STEP = "pipeline.stages.train.trainer:QuenchTrainer.training_step"
+TRAINING_STEP = "pipeline.stages.train.loop:Trainer.training_step"
 
 
 def run_small(patch: pytest.MonkeyPatch, run: Callable[..., None] = in_this_process) -> None:

@@ -35,7 +35,7 @@ from pipeline.models.nf4_weights import nf4_check, weight_lines
 from pipeline.models.qlora import load_quantized
 from pipeline.models.tensors import tensor_bytes
 from pipeline.models.tuners import put_tuner
-from pipeline.planning.config_file import load_shape
+from pipeline.planning.model.config_file import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
 
 DOWN = "model.layers.1.mlp.down_proj"

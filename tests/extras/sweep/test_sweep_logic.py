@@ -26,8 +26,8 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
 from pipeline.extras.sweep import command, job
-from pipeline.metrics.paired import holm
-from pipeline.workflow import cluster
+from pipeline.metrics.statistics import holm
+from pipeline.workflow.cluster import jobs as cluster_jobs
 
 SPACE = {
     "keys": {
@@ -420,7 +420,9 @@ def test_a_dry_run_tries_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_jobs_that_a_cluster_still_has_are_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = root / "models/.sweep/space"
     monkeypatch.setattr(
-        cluster, "jobs_at_work", lambda place: ["train (SLURM job 17, running)"] if place == folder else []
+        cluster_jobs,
+        "jobs_at_work",
+        lambda place: ["train (SLURM job 17, running)"] if place == folder else [],
     )
     with pytest.raises(MachineError, match="Q-WORKFLOW-011"):
         command.main(root, root / "space.yaml", "space", ["-n"], as_json=True)

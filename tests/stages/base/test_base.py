@@ -3,6 +3,7 @@ sentence.
 """
 
 import json
+import math
 import os
 import shutil
 import struct
@@ -24,6 +25,7 @@ from make import ended
 from qwen2_variants import change_json
 from tokenizer_folders import bent_folders
 
+from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
 from pipeline.gguf.header import NotGguf, read_header
@@ -473,6 +475,14 @@ def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_n
     assert ".base.writing" not in str(raised.value)
     assert digests(tmp_path / "models" / "base") == before["files"]
     assert json.loads((tmp_path / "models" / "base.json").read_text()) == before
+
+
+def test_settings_that_are_no_numbers_of_tokens_end_nothing(folder, bring, tmp_path):
+    edit("generation_config.json", eos_token_id=[math.nan, "</s>"])(folder)
+    edit("tokenizer_config.json", eos_token=None, own=math.nan)(folder)
+    bring(folder)
+    generation = json.loads((tmp_path / "models/base/generation_config.json").read_text())
+    assert generation["eos_token_id"] == [load_tokenizer(tmp_path / "models/base").eos_token_id]
 
 
 @pytest.mark.slow

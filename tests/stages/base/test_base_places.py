@@ -27,8 +27,8 @@ from s3_server import KEY, S3, without_s3fs
 from pipeline.config.sections import Base
 from pipeline.config.sections.places import Hub, LocalFile, Packages, Place, Url
 from pipeline.core.errors import DataError, QuenchError, ToolError
-from pipeline.stages.base import named_file, packages
-from pipeline.stages.base.named_file import NamedFile
+from pipeline.stages.base import packages, pinned_file
+from pipeline.stages.base.pinned_file import PinnedFile
 from pipeline.stages.base.stage import base
 
 NAME = "model.gguf"
@@ -69,7 +69,7 @@ def get(tmp_path: Path) -> Get:
     """The file from these places."""
 
     def run(*places: Place, sha256: str = SHA256) -> Path:
-        path = NamedFile(NAME, sha256, places).get(tmp_path / "scratch", tmp_path)
+        path = PinnedFile(NAME, sha256, places).get(tmp_path / "scratch", tmp_path)
         assert path.read_bytes() == DATA
         return path
 
@@ -177,7 +177,7 @@ def test_a_kill_while_joining_leaves_nothing_that_is_taken_for_whole(
         from pathlib import Path
         from pipeline.config.sections.places import Packages
         from pipeline.stages.base import packages
-        from pipeline.stages.base.named_file import NamedFile
+        from pipeline.stages.base.pinned_file import PinnedFile
         calls = []
         def fsync(handle):
             calls.append(handle)
@@ -186,7 +186,7 @@ def test_a_kill_while_joining_leaves_nothing_that_is_taken_for_whole(
         packages.os.fsync = fsync
         wheels = Packages(**{WHEELS.model_dump()!r})
         packages.write_json = lambda path, value: path.write_text(__import__("json").dumps(value))
-        NamedFile({NAME!r}, {SHA256!r}, [wheels]).get(Path({str(tmp_path / "scratch")!r}), Path())
+        PinnedFile({NAME!r}, {SHA256!r}, [wheels]).get(Path({str(tmp_path / "scratch")!r}), Path())
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(killed)], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -330,7 +330,7 @@ def web(hub: FakeHub) -> Url:
 def test_a_truncated_download_is_no_file_and_goes_on(
     get: Get, cache: Path, hub: FakeHub, web: Url, monkeypatch: pytest.MonkeyPatch, ranges: bool
 ) -> None:
-    monkeypatch.setattr(named_file, "PIECE", 1 << 16)
+    monkeypatch.setattr(pinned_file, "PIECE", 1 << 16)
     hub.ranges, hub.broken[NAME] = ranges, 150_000
     error = refusal(get, web)
     assert error.id == "Q-BASE-032" and "secret" not in error.sentence
@@ -345,7 +345,7 @@ def test_a_truncated_download_is_no_file_and_goes_on(
 def test_a_place_with_another_file_spoils_no_broken_download_of_the_next(
     get: Get, hub: FakeHub, web: Url, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(named_file, "PIECE", 1 << 16)
+    monkeypatch.setattr(pinned_file, "PIECE", 1 << 16)
     hub.broken[NAME] = 150_000
     refusal(get, web)
     hub.broken.clear()

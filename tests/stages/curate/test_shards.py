@@ -30,7 +30,7 @@ from pipeline.stages.curate import account, shard
 from pipeline.stages.curate.phases import cleaning, work
 from pipeline.stages.curate.phases.publish import publish
 from pipeline.stages.curate.reading.containers import raw_lines
-from pipeline.workflow.shards import FOLDER, PHASES, drop_stale, parse_item
+from pipeline.workflow.cluster.shards import FOLDER, PHASES, drop_stale, parse_item
 
 EXPORTS = Path(__file__).parents[2] / "world/rows"
 EXAM = " ".join(f"secret{number}" for number in range(20))
@@ -117,7 +117,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code's key is looked up once and not by each job; disks needn't be ready for a power failure."""
     monkeypatch.setattr(
-        "pipeline.workflow.shards.Package", lambda: type("Key", (), {"key": lambda *_: "code"})()
+        "pipeline.workflow.cluster.shards.Package", lambda: type("Key", (), {"key": lambda *_: "code"})()
     )
     monkeypatch.setattr("pipeline.core.publish._fsync", lambda _: None)
 

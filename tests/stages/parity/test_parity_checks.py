@@ -23,10 +23,9 @@ from pipeline.core.hashing import json_hash
 from pipeline.metrics.divergence import compare
 from pipeline.metrics.level_limits import level_limit
 from pipeline.stages.parity.check import Measure, Probe, count_check, measured
-from pipeline.stages.parity.conversations import Conversation, chosen, made
-from pipeline.stages.parity.corpus import strings, unicode_runs
 from pipeline.stages.parity.hand_overs import gguf_check, level_bound, level_check, lora_check, merge_checks
-from pipeline.stages.parity.rewrites import Rewrites
+from pipeline.stages.parity.probe_inputs import Conversation, chosen, made, strings, unicode_runs
+from pipeline.stages.parity.rendering import Rewrites
 
 BY_HAND = 1579  # strings of the corpus
 UNUSED: Any = None

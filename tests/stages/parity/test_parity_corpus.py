@@ -24,9 +24,8 @@ from pipeline.gguf.header import read_header
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.base.stage import find_in_package
-from pipeline.stages.parity.conversations import Conversation
-from pipeline.stages.parity.corpus import strings
-from pipeline.stages.parity.text import served_texts
+from pipeline.stages.parity.probe_inputs import Conversation, strings
+from pipeline.stages.parity.rendering import served_texts
 from pipeline.stages.parity.tokens import corpus_ids, open_vocabulary, token_ids
 
 COUNT = 2500  # strings

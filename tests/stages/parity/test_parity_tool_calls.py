@@ -19,7 +19,7 @@ from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.parity import routes
 from pipeline.stages.parity.check import CTX_SIZE, Measure, measured
-from pipeline.stages.parity.conversations import ARGUMENTS, FRACTIONS, SCHEMAS, assistant, call, tool, user
+from pipeline.stages.parity.probe_inputs import ARGUMENTS, FRACTIONS, SCHEMAS, assistant, call, tool, user
 from pipeline.stages.parity.tool_calls import (
     follows_schema,
     holds_calls,

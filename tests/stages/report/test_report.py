@@ -12,7 +12,7 @@ from report_inputs import MODELS, change, demo_params, write_inputs
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
-from pipeline.metrics.paired import CHANCE
+from pipeline.metrics.statistics import CHANCE
 from pipeline.pages.formats import probability
 from pipeline.stages.report import stage as stage
 from pipeline.stages.report.training_plots import training_plots

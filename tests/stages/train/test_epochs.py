@@ -1,4 +1,4 @@
-"""pipeline.stages.train.proofs: repeated and skipped rows are named, and nothing else is."""
+"""pipeline.stages.train.invariants: repeated and skipped rows are named, and nothing else is."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import GateError
-from pipeline.stages.train.proofs import check_rows
+from pipeline.stages.train.invariants import check_rows
 
 
 def run(order: list[list[int]], steps_per_epoch: int) -> list[dict[str, Any]]:

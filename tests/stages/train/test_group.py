@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.ranks import Rank
-from pipeline.stages.train.several import group as module
-from pipeline.stages.train.several.group import open_group
+from pipeline.stages.train.distributed import group as module
+from pipeline.stages.train.distributed.group import open_group
 
 HERE = "127.0.0.1"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.sections.method_groups import Grpo
+from pipeline.config.sections.training import Grpo
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards, seed_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.sections.method_groups import Grpo
+from pipeline.config.sections.training import Grpo
 from pipeline.stages.train.grpo.losses import correction, policy_terms, training_batch
 from pipeline.stages.train.grpo.rounds import Completion
 

@@ -107,10 +107,10 @@ def test_a_resumed_run_has_no_point_twice(tmp_path: Path, checkpoint: int) -> No
 
 @pytest.mark.parametrize(("device", "times"), [("cpu", 2), ("cuda", 0)])
 def test_memory_is_trimmed_on_a_cpu_alone(device: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.stages.train.trainer import QuenchTrainer
+    from pipeline.stages.train.loop import Trainer
 
-    monkeypatch.setattr("pipeline.stages.train.trainer.give_back_holes", trim := Mock())
+    monkeypatch.setattr("pipeline.stages.train.loop.give_back_holes", trim := Mock())
     given = Mock(forwards=0, **{"device.type": device, "loss_over.return_value": (0.0, {})})
     for _ in range(4):
-        QuenchTrainer.compute_loss(given, {}, 1)
+        Trainer.compute_loss(given, {}, 1)
     assert trim.call_count == times

@@ -16,7 +16,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Train, Training
 from pipeline.core.checks import Check
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.learner import monitor_of
+from pipeline.stages.train.method import monitor_of
 
 SETTINGS = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training_on("cpu")
 STEPS = 100

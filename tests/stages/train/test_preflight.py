@@ -16,12 +16,11 @@ from pipeline.core.cpu import Device
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
-from pipeline.planning.base import published_shape
-from pipeline.planning.config_file import read_shape
+from pipeline.planning.model.base import published_shape
+from pipeline.planning.model.config_file import read_shape
 from pipeline.planning.plan import CACHE, make_plan
 from pipeline.planning.setup import Setup
 from pipeline.stages.train import preflight as checks
-from pipeline.stages.train import probes
 
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 DEMO = load_params(PROJECT / "recipes" / "demo.yaml")
@@ -172,7 +171,7 @@ def test_disk_for_everything_that_follows(free: int, state: str) -> None:
     assert checks.disk_plan({"merged model": 1000, CACHE: 1000}, free).verdict == state
 
 
-# --- probes -------------------------------------------------------------------------------------------------
+# --- device -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_a_type_that_the_cpu_has_no_instructions_for(
     monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, chosen: str, state: str
 ) -> None:
     monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
-    check = probes.arithmetic(Card("here", 8 << 30, device), settings(bnb_4bit_compute_dtype=chosen))
+    check = checks.arithmetic(Card("here", 8 << 30, device), settings(bnb_4bit_compute_dtype=chosen))
     assert check.verdict == state and chosen in check.sentence
     assert ("auto" in check.remedy) == (state == "warn")
 
@@ -199,32 +198,32 @@ def test_a_type_that_the_cpu_has_no_instructions_for(
 def test_a_gpu_without_units_for_bfloat16_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, known: tuple[int, int], state: str
 ) -> None:
-    monkeypatch.setattr(probes, "capability", lambda: known)
-    check = probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="bfloat16"))
+    monkeypatch.setattr(checks, "capability", lambda: known)
+    check = checks.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="bfloat16"))
     assert check.verdict == state and ("capability 7.5" in check.sentence) == (state == "warn")
     assert (
-        probes.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).verdict
+        checks.arithmetic(Card("here", 8 << 30, "cuda"), settings(bnb_4bit_compute_dtype="float16")).verdict
         == "pass"
     )
 
 
 def test_nf4_round_trips_here() -> None:
-    check = probes.bitsandbytes_works(settings())
+    check = checks.bitsandbytes_works(settings())
     assert check.verdict == "pass" and "0.15" in check.sentence
-    assert probes.bitsandbytes_works(settings(quantization="none")).sentence.startswith("not used")
+    assert checks.bitsandbytes_works(settings(quantization="none")).sentence.startswith("not used")
 
 
 def test_a_broken_bitsandbytes_fails_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     import bitsandbytes.functional as functional
 
     monkeypatch.setattr(functional, "quantize_4bit", lambda *a, **k: 1 / 0)
-    check = probes.bitsandbytes_works(settings())
+    check = checks.bitsandbytes_works(settings())
     assert check.verdict == "fail" and "ZeroDivisionError" in check.sentence and check.remedy
 
 
 @pytest.mark.parametrize("figure", [0.5, float("nan")])
 def test_a_probe_above_its_limit_or_no_number_fails(figure: float) -> None:
-    assert probes.probe("x", lambda: figure, 0.2, "is {:.1f}", "repair it", "Q-TRAIN-007").verdict == "fail"
+    assert checks.probe("x", lambda: figure, 0.2, "is {:.1f}", "repair it", "Q-TRAIN-007").verdict == "fail"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +231,7 @@ def test_a_probe_above_its_limit_or_no_number_fails(figure: float) -> None:
     [("chunked", CARD, ""), ("auto", MEMORY, ""), ("liger", MEMORY, "Q-TRAIN-008")],
 )
 def test_triton_is_tried_only_where_the_loss_needs_it(loss: str, card: Card, id: str) -> None:
-    check = probes.triton_works(card, settings(loss=loss))
+    check = checks.triton_works(card, settings(loss=loss))
     assert check.verdict == ("fail" if id else "pass")
     with pytest.raises(ToolError, match=id) if id else nullcontext():
         refuse([check])
@@ -248,9 +247,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
         return answer
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=0: (5_000_000_000, 8_585_000_000))
-    monkeypatch.setattr(probes, "nvidia_smi", query)
-    monkeypatch.setattr(probes.os, "getpid", lambda: 7)
-    return probes.gpu(CARD)[-1]
+    monkeypatch.setattr(checks, "nvidia_smi", query)
+    monkeypatch.setattr(checks.os, "getpid", lambda: 7)
+    return checks.gpu(CARD)[-1]
 
 
 @pytest.mark.parametrize(

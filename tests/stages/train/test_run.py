@@ -11,8 +11,7 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.record import describe, run_id
-from pipeline.stages.train.run import RUN, find_start, finish
+from pipeline.stages.train.run import RUN, describe, find_start, finish, run_id
 
 RECORD: dict[str, Any] = {
     "tokens_sha256": "t",

@@ -1,4 +1,4 @@
-"""pipeline.stages.train.record and hardware: a whole record that names neither the machine nor its user."""
+"""pipeline.stages.train.run and hardware: a whole record that names neither the machine nor its user."""
 
 import getpass
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.hardware import cpu_name, hardware, machine, usable_cores
-from pipeline.stages.train.record import run_record
+from pipeline.stages.train.run import run_record
 
 SMI = """#!/bin/sh
 test "$1" = "--query-gpu=name,memory.total,driver_version,compute_cap" || exit 9

@@ -26,10 +26,10 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import read_rows
 from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.stages.train.assembly import check_settings
+from pipeline.stages.train.distributed.reducer import GroupReducer
+from pipeline.stages.train.invariants import check_learned, check_no_leaks
 from pipeline.stages.train.journal import check_mean
-from pipeline.stages.train.loop import kind_of
-from pipeline.stages.train.proofs import check_learned, check_no_leaks
-from pipeline.stages.train.several.sharing import Sharing
+from pipeline.stages.train.loop import Trainer, kind_of
 
 # --- the recipe ---------------------------------------------------------------------------------------------
 
@@ -102,10 +102,11 @@ def test_the_recipe_names_what_needs_a_gpu() -> None:
 
 @pytest.mark.parametrize("optim", [name for name in OPTIMIZERS if name != "auto"])
 def test_optimizers_are_those_of_transformers(optim: str, tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer as TransformersTrainer
+    from transformers import TrainingArguments
 
     arguments = TrainingArguments(output_dir=str(tmp_path), optim=optim, learning_rate=3e-4, report_to="none")
-    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    kind, options = TransformersTrainer.get_optimizer_cls_and_kwargs(arguments)
     assert kind_of(optim) == (kind, {name: value for name, value in options.items() if name != "lr"})
 
 
@@ -251,8 +252,6 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(
     """Losses on the held-out rows are dictated: best at step 2, worse at 3 to 6, so training stops there,
     when the checkpoint of step 2 is no longer among the newest three.
     """
-    from pipeline.stages.train.trainer import QuenchTrainer
-
     matrix = "base_model.model.model.layers.0.mlp.up_proj.lora_B"
     dictated = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 2.2, 6: 2.1}
     kept: dict[int, torch.Tensor] = {}
@@ -262,7 +261,7 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(
         kept[self.step] = weights[f"{matrix}.default.weight"].detach().clone()
         return {"eval_loss": dictated[self.step]}
 
-    monkeypatch.setattr(QuenchTrainer, "held_out_metrics", held_out_metrics)
+    monkeypatch.setattr(Trainer, "held_out_metrics", held_out_metrics)
     report = run(prepared, tmp_path, max_steps=20, eval_steps=1, save_steps=1, early_stopping_patience=4)
     figures = [report[key] for key in ("steps", "planned_steps", "adapter_step", "eval_loss")]
     assert figures == [6, 20, 2, 1.0]
@@ -308,21 +307,21 @@ def test_the_curve_has_a_line_a_step(finished: Path) -> None:
 
 
 def test_a_signal_of_ones_own_does_not_cut_the_checkpoint_short_that_anothers_asked_for() -> None:
-    class Trainer(Sharing):
+    class Stopping(Trainer):
         step = 3
 
-        def __init__(self, interruption: Interruption) -> None:
-            self.group: Any = SimpleNamespace(
-                gathered=lambda mine: torch.tensor([[0, 3, 0, 0], [15, 3, 0, 0]])
-            )
-            self.interruption, self._told, self._stopped = interruption, False, None
+        def __init__(self, interruption: Interruption, reducer: GroupReducer) -> None:
+            self.interruption, self.reducer, self.stopped = interruption, reducer, None
 
         def save_newest(self) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             saved.append(self.step)
 
+    answers = torch.tensor([[0, 3, 0, 0], [15, 3, 0, 0]])
+    group: Any = SimpleNamespace(count=2, gathered=lambda mine: answers)
+    reducer = GroupReducer(group, [], sharded=False)
     saved: list[int] = []
     with Interruption() as interruption, pytest.raises(Stopped):
-        Trainer(interruption).meet(0, 0)
+        reducer.meet(Stopping(interruption, reducer), 0, 0)
     Interruption.stopping = False
     assert saved == [3]

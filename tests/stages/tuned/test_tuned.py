@@ -104,7 +104,7 @@ def test_the_file_is_what_was_trained_and_the_base_but_for_its_scales(
 
 def test_a_run_that_was_killed_ends_in_the_same_bytes(project: Path, trained: Path, tmp_path: Path) -> None:
     # in step 4, of which 2 are in a checkpoint
-    kill_at("pipeline.stages.train.trainer:QuenchTrainer.training_step", 4, run, project, tmp_path)
+    kill_at("pipeline.stages.train.loop:Trainer.training_step", 4, run, project, tmp_path)
     assert not (tmp_path / "adapter").exists()
     assert run(project, tmp_path, resume=True)["resumed_from"] == "checkpoint-2"
     ours, theirs = (root / "adapter" / SCALES_FILE for root in (tmp_path, trained))
@@ -114,10 +114,10 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(project: Path, trained: Pa
 def test_the_best_scales_are_kept_where_it_stops_early(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.stages.train.trainer import QuenchTrainer
+    from pipeline.stages.train.loop import Trainer
 
     losses = iter([3.0, 2.0, 4.0])
-    monkeypatch.setattr(QuenchTrainer, "held_out_metrics", lambda self: {"eval_loss": next(losses)})
+    monkeypatch.setattr(Trainer, "held_out_metrics", lambda self: {"eval_loss": next(losses)})
     report = run(project, tmp_path, max_steps=12, early_stopping_patience=1)
     assert (report["adapter_step"], report["steps"]) == (4, 6)
     kept = tmp_path / "checkpoints/checkpoint-4" / SCALES_FILE

@@ -11,7 +11,7 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.core.publish import need_disk
 from pipeline.core.text import safe
 from pipeline.core.units import size_text
-from pipeline.stages.base.named_file import Coming, of_store, of_web
+from pipeline.stages.base.pinned_file import Coming, of_store, of_web
 
 VERSION = "version"  # file next to the part, with the server's version of the file
 

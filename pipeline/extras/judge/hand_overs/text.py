@@ -22,9 +22,8 @@ from pipeline.llamacpp.tools import Llama
 from pipeline.models.base_header import named_templates
 from pipeline.stages.parity import special_tokens
 from pipeline.stages.parity.check import CTX_SIZE
-from pipeline.stages.parity.conversations import chosen
-from pipeline.stages.parity.corpus import strings
-from pipeline.stages.parity.text import in_use, served_texts, template_text
+from pipeline.stages.parity.probe_inputs import chosen, strings
+from pipeline.stages.parity.rendering import in_use, served_texts, template_text
 from pipeline.stages.parity.tokens import GgufVocabulary, corpus_ids, open_vocabulary, token_ids
 
 LOADED = "loaded"

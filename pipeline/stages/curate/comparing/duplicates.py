@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.comparing.features import ALGORITHM, RELATED
+from pipeline.stages.curate.comparing.features import RELATED
+from pipeline.stages.curate.comparing.minhash import ALGORITHM
 from pipeline.stages.curate.comparing.sketched import (
     BATCH,
     Labels,

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.comparing.features import PERMUTATIONS, Features, Sketch, similarity
+from pipeline.stages.curate.comparing.features import Features
+from pipeline.stages.curate.comparing.minhash import PERMUTATIONS, Sketch, similarity
 from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, groups_of, pieces, sizes, starts
 from pipeline.stages.curate.spool import Files
 

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.publish import publishing
 from pipeline.stages.curate.spool import Rows
-from pipeline.workflow.shards import KEY
+from pipeline.workflow.cluster.shards import KEY
 
 ROWS = "rows.jsonl"  # clean rows of a shard; also the pairs made of all rows
 Value = TypeVar("Value")

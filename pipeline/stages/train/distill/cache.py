@@ -55,7 +55,7 @@ class Teacher:
 
 
 def key_of(record: dict[str, Any], top_k: int) -> Key:
-    """Return what the answers depend on, from the run's record (`train.record.describe`), and tokens per
+    """Return what the answers depend on, from the run's record (`train.run.describe`), and tokens per
     position.
     """
     return {

@@ -22,7 +22,7 @@ from pipeline.models.distill_loss import followed
 from pipeline.models.loss_parts import logit_rule
 from pipeline.models.quantized_head import block_logits, compute_type, vocabulary_blocks
 from pipeline.models.quantized_model import load_gguf
-from pipeline.planning.memory import TEACHER_ROOM
+from pipeline.planning.memory.parts import TEACHER_ROOM
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.distill.cache import (
     RECORD,

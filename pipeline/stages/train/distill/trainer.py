@@ -9,10 +9,10 @@ from pipeline.core.errors import DataError
 from pipeline.models.distill_loss import distill_loss, followed
 from pipeline.stages.train.dataset import Collator, for_the_model
 from pipeline.stages.train.distill.cache import Answers
+from pipeline.stages.train.invariants import check_not_repacked
+from pipeline.stages.train.loop import Trainer
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.step_stats import Batch, Figures, Sums
-from pipeline.stages.train.trainer import QuenchTrainer
 
 
 class DistillCollator:
@@ -45,7 +45,7 @@ class DistillCollator:
         return batch
 
 
-class DistillTrainer(QuenchTrainer):
+class DistillTrainer(Trainer):
     """Trainer with the loss (1 − w) · KL + w · cross entropy, means over the step; w is
     `train.sft_weight`.
     """
@@ -72,7 +72,7 @@ class DistillTrainer(QuenchTrainer):
             return [float(self.loss_over(batch, positions)[0])], {}
 
         with undisturbed(self.model):
-            figures = self.figures_of(self.held_out, measure)
+            figures = self.reducer.figures_of(self, self.held_out, measure)
         self.answered = counted
         check_not_repacked(self.model)
         return {"eval_loss": sum(loss for (loss,), _ in figures)}

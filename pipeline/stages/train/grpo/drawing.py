@@ -22,8 +22,7 @@ from pipeline.stages.train.grpo.rounds import (
     round_file,
     write_round,
 )
-from pipeline.stages.train.record import run_id
-from pipeline.stages.train.run import RESTART, Run
+from pipeline.stages.train.run import RESTART, Run, run_id
 from pipeline.stages.train.step_stats import Batch
 
 # (batch of prompts, their groups, with the adapter off) → log-probabilities of the trained completions

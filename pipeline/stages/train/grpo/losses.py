@@ -22,7 +22,7 @@ import torch
 
 from pipeline.chat.prompts import prompt_ids
 from pipeline.chat.tokens import IGNORED
-from pipeline.config.sections.method_groups import Grpo
+from pipeline.config.sections.training import Grpo
 from pipeline.stages.train.dataset import Collator
 from pipeline.stages.train.grpo.rewards import teaches
 from pipeline.stages.train.grpo.rounds import Completion

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.chat.prompts import REWARDS
-from pipeline.config.sections.method_groups import EXTERNAL, Grpo
+from pipeline.config.sections.training import EXTERNAL, Grpo
 from pipeline.core.errors import DataError
 from pipeline.metrics import own
 from pipeline.metrics.external import ExternalScorer

@@ -12,8 +12,15 @@ from itertools import pairwise
 from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import WINDOW, Rules, Run, failure, passed, unknown, warning
-from pipeline.stages.train.monitoring.rules import finite_gradient, finite_loss, gradient_alarm, speed
-from pipeline.stages.train.monitoring.run_rules import finite_eval_loss, rank, usual_rate
+from pipeline.stages.train.monitoring.rules import (
+    finite_eval_loss,
+    finite_gradient,
+    finite_loss,
+    gradient_alarm,
+    rank,
+    speed,
+    usual_rate,
+)
 
 RATES: Mapping[TunerName, Rate] = {
     "lora": (5e-6, 2e-4, "2.0e-5 is a good start, 1.0e-4 for a small model"),

@@ -21,12 +21,12 @@ from pipeline.stages.train.grpo.losses import (
     training_batch,
 )
 from pipeline.stages.train.grpo.rounds import Round
+from pipeline.stages.train.loop import Trainer
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.step_stats import Batch, Sums
-from pipeline.stages.train.trainer import QuenchTrainer
 
 
-class GrpoTrainer(QuenchTrainer):
+class GrpoTrainer(Trainer):
     """Trainer on the completions that `rounds` gives for batches of prompts."""
 
     def __init__(self, *, rounds: Rounds, **rest: Any) -> None:

@@ -14,9 +14,9 @@ from pipeline.models.chunked_loss import sums_by_sequence, token_logps
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
 from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.dataset import OTHERS, PARTS, for_the_model
+from pipeline.stages.train.loop import Trainer
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.step_stats import Batch, Sums
-from pipeline.stages.train.trainer import QuenchTrainer
 
 
 def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ class Reference:
     or watched. Each row is computed once, for later passes over the data and for a run that resumes.
 
     `file` has a line for each packed row, by its hash, of the run with this `record`
-    (`pipeline.stages.train.record.describe`). It is written only with `keep`. With `again` the model is
+    (`pipeline.stages.train.run.describe`). It is written only with `keep`. With `again` the model is
     queried each time.
     """
 
@@ -91,7 +91,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
         return []
 
 
-class PreferenceTrainer(QuenchTrainer):
+class PreferenceTrainer(Trainer):
     """Trainer with the loss of `settings.method`. `reference` is None if the method has none. `weights` are
     KTO's, for answers with a thumb up and down.
     """

@@ -1,0 +1,71 @@
+"""Methods of training (`train.method`): this module for supervised training, a module `method` below
+`pipeline.stages.train` for each other kind.
+
+Only the selected one is imported, by a computed name. So an edit of GRPO's code is in no key of a supervised
+run (`pipeline.workflow.keys.code_keys`).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
+
+from pipeline.config.methods import METHODS, Method
+from pipeline.config.sections import Train
+from pipeline.stages.train.monitoring.monitor import Monitor, RuleSets
+from pipeline.stages.train.monitoring.rules import AT_END, EVERY_EVAL, EVERY_STEP
+from pipeline.stages.train.run import Run
+
+
+class Learning(NamedTuple):
+    """Collators for training and held-out rows, and the class of the trainer."""
+
+    collate: Any
+    collate_held_out: Any
+    trainer: Any
+
+
+@dataclass
+class Learner:
+    """Supervised training in `run`, and the base class of all other training methods."""
+
+    run: Run
+
+    rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP, EVERY_EVAL, AT_END)
+
+    @contextmanager
+    def prepared(self, *, replay: bool = False) -> Iterator[None]:
+        """Keep ready, during the body, what the method needs in addition to rows. With `replay` GRPO draws
+        nothing.
+        """
+        yield
+
+    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
+        """Return the method's collators, which wrap the plain `collate`, and its trainer."""
+        from pipeline.stages.train.loop import Trainer
+
+        return Learning(collate, collate, Trainer)
+
+    def measure_before(self, trainer: Any) -> None:
+        """Measure what the report says about the model before its first step, unless the run resumes."""
+
+    def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parts of reports/train.json that only this method has. `rows` is the metrics log,
+        `evaluation` its last evaluation of the adapter that is kept.
+        """
+        return {}
+
+
+def learner_of(method: Method) -> type[Learner]:
+    """Return the learner class of a method."""
+    learner: type[Learner] = import_module(f"pipeline.stages.train.{METHODS[method].learner}").LEARNER
+    return learner
+
+
+def monitor_of(max_steps: int, settings: Train) -> Monitor:
+    """Return the monitor of a run of so many optimizer steps, with the rules of its method."""
+    return Monitor(max_steps, settings, learner_of(settings.method).rules)
+
+
+LEARNER = Learner
