@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,15 @@ def test_the_pages_name_every_stage_recipe_scorer_and_tool() -> None:
     scorers = re.findall(r"^\| `([^`]+)` \|", evaluation.partition("## Scorers")[2], re.MULTILINE)
     assert sorted(scorers) == sorted(re.split(", | or ", SPELLINGS))
     assert f".tools/llama.cpp/{VERSION}/" in gpu
+
+
+def test_the_floors_in_architecture_are_those_that_lint_checks() -> None:
+    page = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing = page.partition("## Floors")[2].partition("```text\n")[2].partition("```")[0]
+    drawn = [line.split("│")[1].split() for line in drawing.splitlines() if "│" in line]
+    lint = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = next(contract["layers"] for contract in lint["contracts"] if contract["id"] == "layers")
+    assert drawn == [layer.split(" : ") for layer in layers]
 
 
 def test_troubleshooting_is_made_from_the_catalog_of_errors(tmp_path: Path) -> None:
