@@ -54,6 +54,7 @@ def run(
     from pipeline.workflow.dvc_yaml import need_graph
     from pipeline.workflow.project import need_usable_path
     from pipeline.workflow.remote import finish, inputs_read
+    from pipeline.workflow.stages import LAST
     from pipeline.workflow.state.cleanup import remove_obsolete
     from pipeline.workflow.state.integrity import verify_inputs
     from pipeline.workflow.state.lockfile import inputs_of, need_inputs
@@ -73,7 +74,7 @@ def run(
         with running(stage, root), inputs_below(root):
             _work(name, item, read.params, root, **extra)
         return
-    need_graph(root, read.params.graph)
+    need_graph(root, read.params)
     need_settings(root, read, stage)
     # Snakemake has already said this for all stages. The settings of a sub-project, which passes its own
     # params file, come from a stage.
@@ -99,7 +100,7 @@ def run(
                 )
     if not reused:
         finish(stage, root, before, inputs)
-    if name == "compare" and not is_remote():
+    if name == LAST and not is_remote():
         remove_obsolete(root, read.params)
 
 

@@ -78,7 +78,7 @@ def user_project(root: Path, finished: Path, **sections: Mapping[str, Any]) -> P
         shutil.copytree(finished / name, root / name, dirs_exist_ok=True)
     shutil.copy(finished / "params.yaml", root)
     refresh_lock(change_params(root, **sections))
-    put_graph(root, load_params(root / "params.yaml").graph)
+    put_graph(root, load_params(root / "params.yaml"))
     with chdir(root), Repo(str(root)) as repo:
         repo.add("data/raw")
         repo.commit(force=True)

@@ -116,7 +116,7 @@ def _write(folder: Path, name: str, recipe: str) -> None:
         "Snakefile": SNAKEFILE,
         "params.yaml": recipe_text(recipe, models),
         LOCK: lock_text(params),
-        "dvc.yaml": dvc_text(params.graph, of_project=True),
+        "dvc.yaml": dvc_text(params, of_project=True),
         # The repository's own .gitignore, but the keys of the code are not ignored: here they belong to the
         # project.
         ".gitignore": ignored.replace("/.quench/\n", f"/.quench/*\n!/{FOLDER}/\n"),

@@ -139,7 +139,7 @@ def served_on(card: Card | None, serve: Serve) -> Serve:
 def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | None:
     """Return the recommendation for `card` if everything is measured, otherwise None."""
     try:
-        inputs = load_inputs(root, params.evaluate.models)
+        inputs = load_inputs(root, params)
     except DataError:
         return None  # Not all stages have run: only the files decide.
     room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than the real memory

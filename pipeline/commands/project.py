@@ -95,7 +95,7 @@ class Project:
         if is_base(model) or model not in models:
             return None
         try:
-            inputs = load_inputs(self.root, models)
+            inputs = load_inputs(self.root, self.params)
         except QuenchError:
             return None
         evidence = Evidence(inputs.evaluations, inputs.answers)

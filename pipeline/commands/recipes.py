@@ -99,14 +99,13 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
             f"--force` replaces it:\n{changes}",
         )
     params = recipe_params(recipe, name)
-    graph = params.graph
-    changed = (root / "dvc.yaml").is_file() and put_graph(root, graph)
+    changed = (root / "dvc.yaml").is_file() and put_graph(root, params)
     if old != new:
         with publishing(target) as aside:
             aside.write_bytes(new)
     write_lock(root, params)
     if changed:
-        print(f"{root / 'dvc.yaml'} is the graph of {PRODUCTS[graph].plural} now")
+        print(f"{root / 'dvc.yaml'} is the graph of {PRODUCTS[params.graph].plural} now")
     if changes:
         print(f"{changes}{target} is recipe {recipe} now")
     else:
@@ -132,13 +131,14 @@ def name_for(folder: str) -> str:
 
 
 def graph(root: Path, cache_base: bool | None = None) -> None:
-    """Write `root`/dvc.yaml as the graph that its params.yaml needs, after `base.quantization` or
-    `train.tuner` was changed by hand, or after an update. If `cache_base` is True, DVC keeps the base's
+    """Write `root`/dvc.yaml as the graph that its params.yaml needs, after a setting that decides its stages
+    was changed by hand, or after an update. If `cache_base` is True, DVC keeps the base's
     weights from now on. If it is False, DVC no longer does. None changes nothing about that.
     """
-    needed = load_params(root / "params.yaml").graph
-    changed = put_graph(root, needed, cache_base=cache_base)
-    print(f"{root / 'dvc.yaml'} is the graph of {PRODUCTS[needed].plural} {'now' if changed else 'already'}")
+    params = load_params(root / "params.yaml")
+    changed = put_graph(root, params, cache_base=cache_base)
+    plural = PRODUCTS[params.graph].plural
+    print(f"{root / 'dvc.yaml'} is the graph of {plural} {'now' if changed else 'already'}")
     if cache_base and changed:
         print("DVC keeps models/base from now on: `snakemake` puts it into DVC's cache, `dvc push` sends it")
 

@@ -107,7 +107,7 @@ def shippable(params: Params, requested: str) -> str:
 
 def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]]:
     """Return the contents of the bundle, and the reasons why it may not be made."""
-    inputs = load_inputs(root, params.evaluate.models)
+    inputs = load_inputs(root, params)
     datasets = need_records(root, inputs, level)
     advice, verdicts = advise(inputs, params.report, params.serving)
     files = params.files(root, level)

@@ -27,7 +27,7 @@ def in_snakemakes_words(words: Sequence[str], params: Params, root: Path) -> lis
 
     Raises `ConfigError` for a name that no stage or job of `params` has.
     """
-    plain = {name for name, stage in stages_in(params.graph).items() if not stage.each}
+    plain = {name for name, stage in stages_in(params).items() if not stage.each}
     if all(word.startswith("-") or word in plain for word in words):
         return list(words)
     targets = targets_in(words)
@@ -55,7 +55,7 @@ def files_of(target: str, params: Params, root: Path) -> Iterator[str]:
         return
     name, _, item = target.partition("@")
     need_stage(name)
-    stages = stages_in(params.graph)
+    stages = stages_in(params)
     values = values_of(params)
     if name not in stages:
         need_work(name, item, params)

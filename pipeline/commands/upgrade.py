@@ -59,7 +59,7 @@ def _upgrade(root: Path, *, yes: bool) -> None:
     reasons = changes(root, read)
     file = root / "dvc.yaml"
     old_graph = file.read_text(encoding="utf-8") if file.is_file() else ""
-    is_new_graph = old_graph != wanted_text(root, read.params.graph)
+    is_new_graph = old_graph != wanted_text(root, read.params)
     print(f"Quench {version_of(root)} made this project, {installed_version()} is installed.")
     if not reasons and not is_new_graph:
         need_settings(root, read)
@@ -70,7 +70,7 @@ def _upgrade(root: Path, *, yes: bool) -> None:
     if not yes and not (sys.stdin.isatty() and typer.confirm("Upgrade?")):
         print("Nothing is changed yet: `quench doctor upgrade --yes` does it.")
         return
-    put_graph(root, read.params.graph)
+    put_graph(root, read.params)
     need_settings(root, read)
     take_over(root)
     print("Upgraded. `snakemake -n` shows the plan; `git add -u` and a commit keep it.")
@@ -78,10 +78,10 @@ def _upgrade(root: Path, *, yes: bool) -> None:
 
 def changes(root: Path, read: Read) -> dict[str, str]:
     """Return {stage of the project's graph: reason to run again}, without stages that only follow others."""
-    graph = stages_in(read.params.graph)
+    graph = stages_in(read.params)
     code = changed_code(root)
     before = graph_stages(root / "dvc.yaml")
-    now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
+    now = yaml.safe_load(wanted_text(root, read.params))["stages"]
     values = values_of(read.params)
     recorded = recorded_stages(root)
     reasons: dict[str, str] = {}
@@ -142,7 +142,7 @@ def _ran_with(stage: str, recorded: dict[str, Any], values: Values) -> dict[str,
 
 def _print(root: Path, read: Read, reasons: dict[str, str]) -> None:
     """Print the stages that would run again among those that have run, in the order of the graph."""
-    graph = stages_in(read.params.graph)
+    graph = stages_in(read.params)
     done = {stage.partition("@")[0] for stage in recorded_stages(root)}
     later = followers(graph, values_of(read.params), set(reasons))
     rows = [

@@ -6,6 +6,7 @@ that the verb or stage calls. A stage `compare_nf4` has its module next to that 
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -43,6 +44,13 @@ def load_extra(name: str) -> ModuleType:
 def own_verbs() -> list[str]:
     """Return the extras that are a verb of their own."""
     return [name for name, extra in EXTRAS.items() if extra.verb == name]
+
+
+def graph_files() -> list[Path]:
+    """Return the graphs of extras that are stages: `stages.yaml` next to the module."""
+    folder = Path(__file__).parent
+    own = [name for name, extra in EXTRAS.items() if extra.stage == name]
+    return [folder / Path(*EXTRAS[name].module.split(".")[:-1], "stages.yaml") for name in own]
 
 
 def stage_package(stage: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from pipeline.config.params import Params
 from pipeline.config.products import product_of
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
@@ -30,8 +31,8 @@ Record = TypeVar("Record", bound=Shape)
 class Inputs:
     """Reports of the other stages, `log` as rows of train.csv, `metrics_log` as those of train.jsonl.
 
-    Evaluations and answers are by model. Without a merge there is no report of it, nor of the strategies to
-    ship: `merge` and `strategies` are None.
+    Evaluations and answers are by model. Without a merge there is no report of it: `merge` is None.
+    `strategies` is None if the strategies to ship are not compared.
     """
 
     data: Data
@@ -49,18 +50,20 @@ class Inputs:
     quantization_check: Mapping[str, Any] | None = None
 
 
-def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
+def load_inputs(root: Path, params: Params) -> Inputs:
     """Return every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
     missing or damaged.
     """
+    models = params.evaluate.models
     merged = product_of(models).served is None
+    compared = merged and bool(params.compare.seeds)
     read = partial(read_record, root)
     inputs = Inputs(
         data=read("reports/data.json", Data, "curate"),
         labels=read("reports/labels.json", Labels, "preprocess"),
         train=read("reports/train.json", Train, "train"),
         merge=read("reports/merge.json", Merge, "merge") if merged else None,
-        strategies=read("reports/strategies.json", Strategies, "compare") if merged else None,
+        strategies=read("reports/strategies.json", Strategies, "compare") if compared else None,
         parity=read("reports/parity.json", Parity, "parity"),
         base=read("models/base.json", Base, "base"),
         evaluations={model: read_evaluation(root, model) for model in models},

@@ -1,14 +1,15 @@
 """dvc.yaml, written from the table of stages (`pipeline.workflow.stages`): the graph of merged models, or a
-shorter one of a base's own GGUF, which is served with an adapter or with trained scales.
+shorter one of a base's own GGUF, which is served with an adapter or with trained scales; with the optional
+stages that the settings ask for.
 
-Snakemake reads in `params.yaml` which graph it needs (`Snakefile`). DVC can't: `quench config use` and
-`quench config graph` write `dvc.yaml`, and every stage refuses one of another graph.
+Snakemake reads in `params.yaml` which stages it needs (`Snakefile`), and writes dvc.yaml again if an optional
+one comes or goes. DVC can't: `quench config use` and `quench config graph` write dvc.yaml, and every stage
+refuses one that does not fit the settings.
 """
 
 import io
 import re
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pipeline.core.publish import write_text
 from pipeline.workflow.keys.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
 from pipeline.workflow.keys.imports import ROOT
 from pipeline.workflow.project import is_project
-from pipeline.workflow.stages import TABLE, Plot, Stage, stages_in, table
+from pipeline.workflow.stages import TABLE, Plot, Stage, asked_by, optional, stages_of, table
 from pipeline.workflow.state.lockfile import graph_stages
 
 HEADER = """\
@@ -34,12 +35,16 @@ OF_PROJECT = """the installed version's, as they are for Snakemake.
 # The keys of their code are in .quench/code; `quench doctor upgrade` writes them."""
 
 
-@cache
-def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False) -> str:
-    """Return dvc.yaml of `graph`, for a checkout or for a project, which contains no code.
+def dvc_text(params: Params, *, of_project: bool = False, cache_base: bool = False) -> str:
+    """Return dvc.yaml for these settings, for a checkout or for a project, which contains no code.
 
     With `cache_base` DVC keeps the base's weights too (`uncached` in the table).
     """
+    return _text(params.graph, asked_by(params), of_project=of_project, cache_base=cache_base)
+
+
+def _text(graph: Graph, asked: Collection[str], *, of_project: bool, cache_base: bool) -> str:
+    """Return dvc.yaml of `graph` with the optional stages that are `asked` for."""
     import ruamel.yaml
 
     deps = [f"graphs/{TABLE.name}", ROOT]
@@ -50,7 +55,7 @@ def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False
         "deps": ["params.yaml", key_file(SETTINGS)],
         "outs": [{LOCK: _in_brackets({"cache": False})}],
     }
-    stages |= {name: _dvc_stage(name, stage, cache_base) for name, stage in stages_in(graph).items()}
+    stages |= {name: _dvc_stage(name, stage, cache_base) for name, stage in stages_of(graph, asked).items()}
     writer = ruamel.yaml.YAML()
     writer.width = 200
     writer.indent(mapping=2, sequence=4, offset=2)
@@ -118,18 +123,62 @@ def _in_brackets(value: Any) -> Any:
     return flow
 
 
-def need_graph(root: Path, graph: Graph) -> None:
-    """Raise `ConfigError` if `root`/dvc.yaml is of another graph than `graph`.
+def need_graph(root: Path, params: Params) -> None:
+    """Raise `ConfigError` if `root`/dvc.yaml is of another graph than the settings need, or has other
+    optional stages than they ask for.
 
     A file of no graph is ignored.
     """
     file = root / "dvc.yaml"
-    if _graph_of(file) not in (None, graph):
+    graph = _graph_of(file)
+    if graph is None:
+        return
+    remedy = "run `quench config graph`, which puts it there"
+    if graph != params.graph:
         raise ConfigError(
             "Q-WORKFLOW-004",
-            f"{file} is not the graph of {PRODUCTS[graph].plural}, which base.quantization and train.tuner "
-            "in params.yaml ask for: run `quench config graph`, which puts it there",
+            f"{file} is not the graph of {PRODUCTS[params.graph].plural}, which base.quantization and "
+            f"train.tuner in params.yaml ask for: {remedy}",
         )
+    there = _optional_in(file, graph)
+    asked = asked_by(params)
+    wanted = optional(graph)
+    lacking = [name for name in asked if name not in there]
+    if lacking:
+        raise ConfigError(
+            "Q-WORKFLOW-004",
+            f"{file} has no stage {lacking[0]}, which params.yaml asks for: {remedy}",
+        )
+    needless = [name for name in there if name not in asked]
+    if needless:
+        raise ConfigError(
+            "Q-WORKFLOW-004",
+            f"{file} has stage {needless[0]}, which has nothing to do "
+            f"({wanted[needless[0]].otherwise}): run `quench config graph`, which takes it out",
+        )
+
+
+def follow_settings(root: Path, params: Params, *, is_dry_run: bool) -> bool:
+    """Write `root`/dvc.yaml again if optional stages come or go with the settings. Return True if it was.
+
+    That is for a file as this version writes it. A dry run changes nothing. Raises `ConfigError` as
+    `need_graph` does if the file is another one.
+    """
+    file = root / "dvc.yaml"
+    graph = _graph_of(file)
+    if graph == params.graph:
+        there = _optional_in(file, graph)
+        written = _text(graph, there, of_project=is_project(root), cache_base=_keeps_base(file))
+        if set(there) != set(asked_by(params)) and file.read_bytes() == written.encode():
+            return not is_dry_run and put_graph(root, params)
+    need_graph(root, params)
+    return False
+
+
+def _optional_in(file: Path, graph: Graph) -> list[str]:
+    """Return the optional stages of a graph that a dvc.yaml has."""
+    stages = _stages(file)
+    return [name for name in optional(graph) if name in stages]
 
 
 def _stages(file: Path) -> dict[str, Any]:
@@ -164,23 +213,23 @@ def _keeps_base(file: Path) -> bool:
     return isinstance(outs, list) and all(path in outs for path in weights)
 
 
-def wanted_text(root: Path, graph: Graph, *, cache_base: bool | None = None) -> str:
-    """Return what this version writes as `root`/dvc.yaml for `graph`.
+def wanted_text(root: Path, params: Params, *, cache_base: bool | None = None) -> str:
+    """Return what this version writes as `root`/dvc.yaml for these settings.
 
     `cache_base` (DVC keeps the base's weights) stays as it is there, unless it is given.
     """
     if cache_base is None:
         cache_base = _keeps_base(root / "dvc.yaml")
-    return dvc_text(graph, of_project=is_project(root), cache_base=cache_base)
+    return dvc_text(params, of_project=is_project(root), cache_base=cache_base)
 
 
-def put_graph(root: Path, graph: Graph, *, cache_base: bool | None = None) -> bool:
-    """Make `root`/dvc.yaml the graph `graph`, whatever it is now. Return True if that changed it.
+def put_graph(root: Path, params: Params, *, cache_base: bool | None = None) -> bool:
+    """Make `root`/dvc.yaml the graph of these settings, whatever it is now. Return True if that changed it.
 
     `cache_base` (DVC keeps the base's weights) stays as it is there, unless it is given.
     """
     target = root / "dvc.yaml"
-    expected = wanted_text(root, graph, cache_base=cache_base)
+    expected = wanted_text(root, params, cache_base=cache_base)
     if target.is_file() and target.read_bytes() == expected.encode():
         return False
     write_text(target, expected)

@@ -24,7 +24,7 @@ from pipeline.core.special_files import need_plain_files
 from pipeline.core.text import safe, screen
 from pipeline.workflow.cluster.jobs import take_failures, wait_for_jobs
 from pipeline.workflow.cluster.shards import drop_stale
-from pipeline.workflow.dvc_yaml import need_graph
+from pipeline.workflow.dvc_yaml import follow_settings
 from pipeline.workflow.project import need_usable_path, read_settings, refresh_keys
 from pipeline.workflow.remote import record_finished, use_this_python
 from pipeline.workflow.stages import users
@@ -75,7 +75,8 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
                 print(f"{root / 'params.yaml'}: {change}", file=sys.stderr)
             read = read_params(root / "params.yaml")
         params = read.params
-        need_graph(root, params.graph)
+        if follow_settings(root, params, is_dry_run=is_dry_run(sys.argv[1:])):
+            print(f"{root / 'dvc.yaml'}: other stages, as params.yaml asks for", file=sys.stderr)
         need_settings(root, read)
         for setting in idle(params):
             print(f"{root / 'params.yaml'}: {setting}", file=sys.stderr)

@@ -19,6 +19,7 @@ from pipeline.core.owner import RUN
 from pipeline.core.text import screen
 from pipeline.workflow.cluster.jobs import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
 from pipeline.workflow.keys.code_keys import FOLDER as KEYS
+from pipeline.workflow.stages import LAST
 from pipeline.workflow.state.cleanup import remove_obsolete
 from pipeline.workflow.state.dvc_project import check_record, open_project, update_dvc_state
 from pipeline.workflow.state.hashes import Hashes
@@ -98,7 +99,7 @@ def record_finished(root: Path) -> None:
     record_all([stage for stage, change in changed.items() if not change], root)
     for stage in changed:
         forget(stage, root)
-    if changed.get("compare") == "":
+    if changed.get(LAST) == "":
         remove_obsolete(root, load_params(root / "params.yaml"))
 
 

@@ -12,6 +12,7 @@ from pipeline.core.places import resource
 from pipeline.core.ranks import PROCESSES
 from pipeline.core.text import safe
 from pipeline.core.yaml_readers import read_fast
+from pipeline.extras.table import graph_files
 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
@@ -84,6 +85,8 @@ def need_work(name: str, item: str, params: "Params") -> None:
             f"compare.seeds, levels and strategies ask for no job {name}@{item}: `snakemake -n` lists the "
             "jobs",
         )
+    if stage.when and not values_of(params).at(stage.when.setting):
+        raise ConfigError("Q-WORKFLOW-021", f"stage {name} has nothing to do: {stage.when.otherwise}")
 
 
 def idle_of(stage: str, params: "Params") -> Iterator[str]:
@@ -94,7 +97,7 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
     from pipeline.config.conditions import idle
     from pipeline.workflow.stages import stages_in
 
-    stages = stages_in(params.graph)
+    stages = stages_in(params)
     for setting in idle(params):
         section = setting.key.partition(".")[0]
         if stage == (section if section in stages else FIRST):
@@ -104,7 +107,8 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m pipeline`."""
     # This avoids pydantic, because help has to be quick.
-    stages = read_fast(resource("graphs/stages.yaml"))["stages"]
+    graphs = [resource("graphs/stages.yaml"), *graph_files()]
+    stages = [name for graph in graphs for name in read_fast(graph)["stages"]]
     options = argparse.ArgumentParser(
         prog="python -m pipeline",
         description="Run one stage.",

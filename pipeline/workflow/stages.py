@@ -1,10 +1,11 @@
-"""The graph of stages, from its one source: `graphs/stages.yaml`, which explains its keys.
+"""The graph of stages, from its one source: `graphs/stages.yaml`, which explains its keys, and a file of each
+extra that is a stage. The settings say which of the stages a project has.
 
 The Snakefile makes its rules from `rules`; `pipeline.workflow.dvc_yaml` makes dvc.yaml from it.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
@@ -18,7 +19,7 @@ from pipeline.config.params_text import value_at
 from pipeline.config.sections import Graph
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
-from pipeline.extras.table import modules_used_by
+from pipeline.extras.table import graph_files, modules_used_by
 from pipeline.workflow.cluster.shards import DIVIDED, made_of, option
 from pipeline.workflow.keys.code_keys import (
     PAGES,
@@ -32,6 +33,8 @@ from pipeline.workflow.keys.code_keys import (
 TABLE = resource("graphs/stages.yaml")
 DERIVED = "derived"  # section of values that are derived from several settings
 ALL = "all"  # threads: every core that Snakemake has
+LAST = "report"  # the stage that every graph ends with
+READERS = ("parity", "evaluate", LAST)  # stages that read what extras make
 
 
 class Part(BaseModel):
@@ -53,6 +56,15 @@ class Part(BaseModel):
         return [name.rstrip("/") for names in lists for name in names]
 
 
+class When(BaseModel):
+    """The setting that asks for a stage, and what is said if it is empty or 0."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    setting: str
+    otherwise: str
+
+
 class Stage(Part):
     """A stage as it is in the table."""
 
@@ -66,6 +78,7 @@ class Stage(Part):
     scratch: bool = False
     methods: list[str] = []
     only: Graph | None = None
+    when: When | None = None
     merged: Part = Part()
     adapter: Part = Part()
     tuned: Part = Part()
@@ -144,8 +157,12 @@ def values_of(params: Params) -> Values:
 
 @cache
 def table() -> Table:
-    """Return the graph's source, parsed."""
-    return Table.model_validate(read_fast(TABLE))
+    """Return the graph's source, parsed, with the stages of extras before those that read all others."""
+    core = read_fast(TABLE)
+    extras = [read_fast(file)["stages"] for file in graph_files()]
+    last = {name: core["stages"].pop(name) for name in READERS}
+    stages = {**core["stages"], **{name: stage for graph in extras for name, stage in graph.items()}, **last}
+    return Table.model_validate({**core, "stages": stages})
 
 
 @cache
@@ -157,8 +174,38 @@ def users() -> tuple[str, ...]:
     return tuple(sorted(read - written))
 
 
-def stages_in(graph: Graph) -> dict[str, Stage]:
-    """Return the stages of one graph."""
+def stages_in(params: Params) -> dict[str, Stage]:
+    """Return the stages that the settings ask for."""
+    return stages_of(params.graph, asked_by(params))
+
+
+def asked_by(params: Params) -> list[str]:
+    """Return the optional stages (`when` in the table) of the graph that the settings ask for."""
+    values = values_of(params)
+    return [name for name, when in optional(params.graph).items() if values.at(when.setting)]
+
+
+def optional(graph: Graph) -> dict[str, When]:
+    """Return the stages of one graph that are there only if a setting asks for them, and which setting."""
+    return {name: stage.when for name, stage in _all_of(graph).items() if stage.when}
+
+
+def stages_of(graph: Graph, asked: Collection[str]) -> dict[str, Stage]:
+    """Return the stages of one graph with those of the optional ones that are `asked` for.
+
+    Inputs that only the other optional ones write are left out.
+    """
+    stages = _all_of(graph)
+    left_out = [name for name in optional(graph) if name not in asked]
+    unwritten = {path.rstrip("/") for name in left_out for path in stages[name].written}
+    return {
+        name: stage.model_copy(update={"deps": [dep for dep in stage.deps if dep not in unwritten]})
+        for name, stage in stages.items()
+        if name not in left_out
+    }
+
+
+def _all_of(graph: Graph) -> dict[str, Stage]:
     return {
         name: stage.within(graph) for name, stage in table().stages.items() if stage.only in (None, graph)
     }
@@ -192,12 +239,12 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
     have made.
     """
     values = values_of(params)
-    stages = stages_in(params.graph)
+    stages = stages_in(params)
     written = [path for stage in stages.values() for path in filled(stage.written, stage, values)]
     for name, stage in stages.items():
         lists = lists_of(stage.each, values)
         if not all(lists.values()):
-            continue  # compare.seeds is []: no such job
+            continue  # augment.kinds is []: no such job
         ending = "-".join(f"{{{key}}}" for key in lists)
         item = {key: f"{{{key}}}" for key in lists}
         of_job = values.of(item if isinstance(stage.each, Mapping) else ending)

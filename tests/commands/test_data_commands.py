@@ -13,6 +13,7 @@ import pytest
 import tiny
 import yaml
 from golden import Golden
+from graph_settings import graph_text
 from jsonschema import Draft202012Validator
 from make import quench
 
@@ -20,7 +21,6 @@ from pipeline.chat.rows import row_id
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.workflow.dvc_yaml import dvc_text
 
 SPLITS = ("train", "val", "test")
 RECORDED = [f"data/final/{split}.jsonl" for split in SPLITS]
@@ -188,7 +188,7 @@ def test_diff_says_how_to_get_data_that_is_not_here(versions: Path, tmp_path: Pa
 
 
 def test_the_graph_records_what_diff_reads() -> None:
-    curate = yaml.safe_load(dvc_text("merged"))["stages"]["curate"]
+    curate = yaml.safe_load(graph_text("merged"))["stages"]["curate"]
     assert {*RECORDED, "reports/data.json"} <= {*curate["outs"], *curate["metrics"]}
 
 

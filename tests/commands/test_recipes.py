@@ -94,7 +94,7 @@ def test_the_written_file_is_short_and_reads_back_the_same(tmp_path, path):
     text = (tmp_path / "params.yaml").read_text(encoding="utf-8")
     read = read_params(tmp_path / "params.yaml")
     assert read.params == load_params(path)
-    assert left_out(read.values, read_by_dvc(read.params.graph)) == []
+    assert left_out(read.values, read_by_dvc(read.params)) == []
     assert max(map(len, text.splitlines())) <= 100 and len(text.splitlines()) <= LONGEST
     assert not [line for line in text.splitlines() if line.endswith("…")]  # comments end with a clause
     changed = [one for one in shown(tmp_path).values() if one["line"] and one["from"] != "default"]

@@ -45,8 +45,8 @@ def test_what_can_not_be_distilled_is_one_sentence(quantize: dict[str, Any], wor
 def test_it_is_of_the_merged_graph_alone() -> None:
     with pytest.raises(ValidationError, match=r"quantize\.distill names Q4_K_M and base"):
         params(PROJECT / "recipes/demo-gguf.yaml", quantize={"distill": ["Q4_K_M"]})
-    assert "distill" in stages_in("merged")
-    assert "distill" not in stages_in("adapter") and "distill" not in stages_in("tuned")
+    assert "distill" in stages_in(params())
+    assert "distill" not in stages_in(load_params(PROJECT / "recipes/demo.yaml"))
 
 
 def test_on_there_is_a_job_for_each_level_that_parity_and_evaluate_wait_for() -> None:

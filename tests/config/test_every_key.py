@@ -222,7 +222,7 @@ def test_another_value_acts_and_what_depends_on_it_runs_again(key: str) -> None:
     found = changed(key)
     assert at(found, key) != at(Params(), key)
     assert key not in {one.key for one in idle(found)}
-    stages = yaml.safe_load(dvc_text(found.graph))["stages"]
+    stages = yaml.safe_load(dvc_text(found))["stages"]
     again = {
         name
         for name, stage in stages.items()

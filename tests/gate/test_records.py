@@ -11,6 +11,7 @@ import pytest
 from recording import read
 from report_inputs import MODELS, put, write_inputs
 
+from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.gate.inputs import Inputs, load_inputs
@@ -39,7 +40,13 @@ def root(tmp_path: Path) -> Path:
 
 
 def load(root: Path) -> Inputs:
-    return load_inputs(root, MODELS)
+    levels = [model for model in MODELS if "F16" not in model]
+    params = {
+        "quantize": {"levels": levels},
+        "evaluate": {"models": list(MODELS)},
+        "compare": {"seeds": [42]},
+    }
+    return load_inputs(root, Params.model_validate(params))
 
 
 def change(root: Path, file: str, place: str, value: Any) -> None:

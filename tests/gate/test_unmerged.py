@@ -230,15 +230,15 @@ def test_an_adapter_that_recovers_need_not_beat_the_base() -> None:
 @WAYS
 def test_one_judgment_for_report_and_ship(way: Way, tmp_path: Path) -> None:
     params, root = way.inputs.params(), way.inputs.write_reports(tmp_path)
-    inputs = load_inputs(root, params.evaluate.models)
+    inputs = load_inputs(root, params)
     assert inputs.merge is None
     advice, verdicts = advise(inputs, params.report, params.serving)
     assert (list(verdicts), advice.model) == ([way.served], way.served)
     told = {"items": 30, "accuracy": 0.2, "low": 0.1, "high": 0.3}
     change(root / "reports/train.json", method="dpo", preferences=told)
-    inputs = load_inputs(root, params.evaluate.models)
+    inputs = load_inputs(root, params)
     advice, verdicts = advise(inputs, params.report, params.serving)
     assert (advice.model, failed(verdicts[way.served])) == (None, ["preferences"])
     put(root / "reports/parity.json", parity_with(way, "outputs_served", verdict="not measured", figure=None))
-    advice, verdicts = advise(load_inputs(root, params.evaluate.models), params.report, params.serving)
+    advice, verdicts = advise(load_inputs(root, params), params.report, params.serving)
     assert (advice.model, verdicts[way.served].verdict) == (None, "fail")

@@ -57,7 +57,7 @@ class Made(NamedTuple):
 
 
 def merged(root: Path) -> Made:
-    records = [*COMMON, "models/merged/merge.json", "reports/merge.json", "reports/strategies.json"]
+    records = [*COMMON, "models/merged/merge.json", "reports/merge.json"]
     return Made(
         shipping.write_project(root),
         shipping.params(),

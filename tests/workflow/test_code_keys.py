@@ -31,7 +31,7 @@ from pipeline.extras.table import modules_used_by
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS, stage_module
 from pipeline.workflow.keys.imports import PLUMBING, Package, is_in, module_name, read_source
-from pipeline.workflow.stages import code_of_stages, stages_in
+from pipeline.workflow.stages import code_of_stages, optional, stages_in, stages_of
 
 Edit = Callable[[str], str]
 IGNORED = shutil.ignore_patterns("__pycache__")
@@ -398,8 +398,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         assert f" {key}: []" in settings
         settings = settings.replace(f" {key}: []", f" {key}: [{value}]")
     (root / "params.yaml").write_text(settings, encoding="utf-8")
-    (root / "dvc.yaml").write_text(dvc_text("merged"))
-    written = {path for stage in stages_in("merged").values() for path in stage.written}
+    params = load_params(root / "params.yaml")
+    (root / "dvc.yaml").write_text(dvc_text(params))
+    written = {path for stage in stages_in(params).values() for path in stage.written}
     folders = {path.rstrip("/") for path in written if path.endswith("/")} | {*USERS}
     Repo.init(str(root), no_scm=True).close()
     edits = Project(root)
@@ -434,7 +435,8 @@ def edited(project: Project) -> Iterator[Callable[[str, Edit], None]]:
         path.write_text(text)
 
 
-MERGED = set(stages_in("merged")) - {"augment"}  # which has no job by default
+# The optional stages that the project asks for, and no job of augment or imatrix.
+MERGED = set(stages_of("merged", optional("merged"))) - {"augment", "imatrix"}
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ import psutil
 import pytest
 import yaml
 from forked import SERVER, Forked
+from graph_settings import graph_text
 from make import ended, ran, until
 from toy_project import write_toy
 from user_project import BIN, nothing_to_do
@@ -82,13 +83,13 @@ def graph(recipe: Path) -> Graph:
 
 
 @pytest.fixture(scope="module")
-def dvc_stages(recipe: Path, graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def dvc_stages(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The stages of a real graph for DVC, by DVC's own loader."""
     from dvc.repo import Repo
 
     folder = tmp_path_factory.mktemp("dvc-graph")
     shutil.copy(recipe, folder / "params.yaml")
-    (folder / "dvc.yaml").write_text(dvc_text(graph))
+    (folder / "dvc.yaml").write_text(dvc_text(load_params(recipe)))
     Repo.init(str(folder), no_scm=True).close()
     with Repo(str(folder)) as repo:
         repo.index.check_graph()
@@ -172,17 +173,14 @@ def _edges(graph: dict[str, Stage]) -> set[tuple[str, str]]:
 
 
 def test_dvc_yaml_is_what_the_table_of_stages_says() -> None:
-    assert (PROJECT / "dvc.yaml").read_text() == dvc_text("merged"), "run `quench config graph`"
+    assert (PROJECT / "dvc.yaml").read_text() == graph_text("merged"), "run `quench config graph`"
 
 
 def test_both_tools_know_the_same_stages(
-    recipe: Path, graph: Graph, dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]
+    recipe: Path, dvc_graph: dict[str, Stage], snakemake_graph: dict[str, Stage]
 ) -> None:
     assert dvc_graph.keys() == snakemake_graph.keys()
-    is_compared = bool(load_params(recipe).compare.seeds)
-    # which have no job then
-    off = ("augment",) if is_compared else ("augment", "distill", "compare_")
-    wanted = {stage for stage in stages_in(graph) if not stage.startswith(off)}
+    wanted = stages_in(load_params(recipe)).keys() - {"augment"}  # which has no job
     assert {name.partition("@")[0] for name in dvc_graph} == wanted
     for name, stage in dvc_graph.items():
         assert stage.command == snakemake_graph[name].command == f"python -m pipeline {name}"
@@ -217,8 +215,8 @@ def _value(sections: dict[str, Any], key: str) -> Any:
     return "" if found is None else found
 
 
-def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:
-    text = dvc_text(graph)
+def test_every_parameter_is_tracked(recipe: Path, dvc_stages: dict[str, Any]) -> None:
+    text = dvc_text(load_params(recipe))
     sections = yaml.safe_load(recipe.read_text()) | {"derived": load_params(recipe).derived}
     looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
     for name in dvc_stages:
@@ -226,8 +224,7 @@ def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict
         stage = name.partition("@")[0].partition("_")[0]
         tracked = {key for dep in dvc_stages[name].deps if hasattr(dep, "params") for key in dep.params}
         if stage not in sections:
-            # `imatrix` reads what follows from the levels, `lora` and `tuned` have no settings of their own
-            assert stage == "imatrix" or (stage in ("lora", "tuned") and not tracked)
+            assert stage in ("lora", "tuned") and not tracked  # They have no settings of their own.
             continue
         keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
         assert sections[stage].keys() == {key.partition(".")[2] for key in keys}

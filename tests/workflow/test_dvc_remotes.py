@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 import yaml
 from forked import Forked
+from graph_settings import graph_text
 from make import ran
 from s3_server import KEY, S3, Accident
 from user_project import BIN, nothing_to_do
 
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
-from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import LOCK
 from pipeline.workflow.state.settings import refresh_lock
 
@@ -142,7 +142,7 @@ def project(served: Path, s3: S3, forked: Forked, tmp_path_factory: pytest.TempP
             shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copyfile(source, root / name)
-    (root / "dvc.yaml").write_text(dvc_text("adapter"))
+    (root / "dvc.yaml").write_text(graph_text("adapter"))
     users = ("data/guard", "data/evaluation", "data/distill")
     for folder in (*users, "data/augmented", "reports/compare", "reports/distill"):
         (root / folder).mkdir(parents=True, exist_ok=True)
@@ -280,7 +280,7 @@ def test_a_clone_whose_base_is_kept_pulls_everything(cached: Project, s3: S3, tm
     assert clone.artifacts() == cached.artifacts()
     clone.need("quench", "config", "graph", "--no-cache-base")
     assert nothing_to_do(clone.need("snakemake", "-n"))
-    assert (clone.root / "dvc.yaml").read_bytes() == dvc_text("adapter").encode()
+    assert (clone.root / "dvc.yaml").read_bytes() == graph_text("adapter").encode()
 
 
 def test_a_base_that_is_not_kept_is_fetched_again_and_nothing_else_runs(

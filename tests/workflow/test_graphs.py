@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from graph_settings import graph_text
 from make import ended
 from user_project import quench
 
@@ -15,7 +16,6 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Graph
 from pipeline.core.places import PROJECT
 from pipeline.workflow.cluster.shards import FOLDER, jobs
-from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.stages import rules
 
 
@@ -45,15 +45,15 @@ def test_a_recipe_brings_its_graph_and_a_stage_refuses_any_other(
     root: Path, recipe: str, name: Graph, capsys: pytest.CaptureFixture[str]
 ) -> None:
     do(root, "config", "use", recipe)
-    assert (root / "dvc.yaml").read_text() == dvc_text(name)
+    assert (root / "dvc.yaml").read_text() == graph_text(name)
     others: dict[Graph, str] = {"merged": "merge", "adapter": "lora", "tuned": "tuned"}
     del others[name]
     for other, stage in others.items():
         assert refusal(root, stage, capsys) == "Q-WORKFLOW-021"
-        (root / "dvc.yaml").write_text(dvc_text(other))
+        (root / "dvc.yaml").write_text(graph_text(other))
         assert refusal(root, "curate", capsys) == "Q-WORKFLOW-004"
         do(root, "config", "graph")
-        assert (root / "dvc.yaml").read_text() == dvc_text(name)
+        assert (root / "dvc.yaml").read_text() == graph_text(name)
     (root / "dvc.yaml").unlink()
     assert refusal(root, "curate", capsys) == ""  # a folder without a graph has no wrong one
 
@@ -68,7 +68,7 @@ curate --shards 2 || data/raw data/guard models/base.json models/base data/.shar
 train | sft | data/tokens models/base | reports/train.json reports/train.jsonl reports/train.csv
   models/adapter/ || 8
 
-quantize@{item} || models/gguf/m-F16.gguf models/gguf/m-base-F16.gguf models/imatrix
+quantize@{item} || models/gguf/m-F16.gguf models/gguf/m-base-F16.gguf
   | models/gguf/m-{item}.gguf | item=Q4_K_M,Q5_K_M | 3
 
 compare || reports/compare/merged_16-1.json reports/compare/merged_16-2.json
@@ -119,7 +119,7 @@ def test_an_edited_graph_is_written_again_and_a_dvc_yaml_in_a_subfolder_stays(ro
         assert (root / "dvc.yaml").read_bytes() == wanted
     (root / "dvc.yaml").write_bytes(mine)
     do(root, "config", "use", "demo-gguf")
-    assert (root / "dvc.yaml").read_text() == dvc_text("adapter")
+    assert (root / "dvc.yaml").read_text() == graph_text("adapter")
     assert (root / "plots/dvc.yaml").read_bytes() == mine
 
 
@@ -136,7 +136,7 @@ def test_whether_dvc_keeps_the_base_is_written_in_the_graph_and_stays(
     for recipe, name in graphs.items():
         do(root, "config", "use", recipe)
         do(root, "config", "graph")
-        assert (root / "dvc.yaml").read_text() == dvc_text(name, cache_base=True)
+        assert (root / "dvc.yaml").read_text() == graph_text(name, cache_base=True)
         assert refusal(root, "curate", capsys) == ""
     do(root, "config", "graph", "--no-cache-base")
     assert (root / "dvc.yaml").read_bytes() == (PROJECT / "dvc.yaml").read_bytes()

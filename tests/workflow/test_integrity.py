@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import tiny
 import yaml
+from graph_settings import graph_text
 from user_project import quench
 
 import pipeline.workflow.state.hashes
@@ -28,7 +29,6 @@ from pipeline.__main__ import main as run_stage
 from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import remove
-from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, FOLDER, LOCK
 from pipeline.workflow.keys.stamps import files_below
 from pipeline.workflow.state.hashes import Hashes
@@ -37,7 +37,7 @@ from pipeline.workflow.state.record import running
 from pipeline.workflow.state.settings import refresh_lock
 from pipeline.workflow.state.sync_mtimes import reuse, settle
 
-FOLDERS = ("models/base", "models/adapter", "models/merged", "models/imatrix", "data/tokens")
+FOLDERS = ("models/base", "models/adapter", "models/merged", "data/tokens")
 F16 = "models/gguf/tiny-F16.gguf"
 
 
@@ -49,7 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, dice = tmp_path_factory.mktemp("integrity") / "project", random.Random(15)  # noqa: S311
     root.mkdir()
     (root / "params.yaml").write_text(yaml.safe_dump(tiny.tiny_params(root)))
-    graph = yaml.safe_load(dvc_text("merged"))
+    graph = yaml.safe_load(graph_text("merged"))
     del graph["stages"][CODE]
     for stage in graph["stages"].values():
         entry = stage.get("do", stage)
@@ -222,13 +222,13 @@ def test_a_folder_names_its_file_and_extra_files_count_only_if_dvc_counts_them(p
     put(project / "models/adapter/b/.snakemake_timestamp", b"")
     put(project / "models/adapter/.README.writing", b"scrap, which .dvcignore leaves out")
     verify_inputs("merge", project)
+    put(project / "models/merged/extra.bin", b"more")
+    with pytest.raises(DataError, match="models/merged "):
+        verify_inputs("convert", project)
     flip(project / "models/adapter/b/c.bin", random.Random(0))  # noqa: S311
     with pytest.raises(DataError, match=r"models/adapter \(b/c.bin\)"):
         verify_inputs("merge", project)
     verify_inputs("quantize@Q4_K_M", project)  # which doesn't read it
-    put(project / "models/imatrix/extra.bin", b"more")
-    with pytest.raises(DataError, match="models/imatrix "):
-        verify_inputs("quantize@Q4_K_M", project)
 
 
 def test_a_damaged_list_of_a_folder_that_is_not_cached_is_not_believed(project: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from graph_settings import settings_of
 from make import change_params, ended, ran
 from make import quench as invoke
 from user_project import BIN, quench
@@ -43,7 +44,7 @@ def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) 
     staged = ran(["git", "ls-files"], cwd=made).stdout.splitlines()
     assert {"params.yaml", "dvc.yaml", "Snakefile", ".dvc/config", ".dvcignore", ".gitignore"} <= set(staged)
     # a clone of it has the keys of the code too
-    assert {f".quench/code/{stage}.key" for stage in stages_in("merged")} <= set(staged)
+    assert {f".quench/code/{stage}.key" for stage in stages_in(settings_of("merged"))} <= set(staged)
     assert not list(made.rglob("*.py"))
     assert "code" not in yaml.safe_load((made / "dvc.yaml").read_text())["stages"]
     assert (made / "data/raw").is_dir()
@@ -51,7 +52,7 @@ def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) 
     assert not left_out(yaml.safe_load((made / "params.lock.yaml").read_text()))
     assert "params.lock.yaml" in staged
     read = read_params(made / "params.yaml")
-    assert not left_out(read.values, read_by_dvc(read.params.graph))
+    assert not left_out(read.values, read_by_dvc(read.params))
 
 
 def test_a_new_project_is_called_as_its_folder_and_scored_as_any_chat(made: Path) -> None:
@@ -158,7 +159,7 @@ def test_other_code_runs_nothing_before_an_upgrade(root: Path, capsys: pytest.Ca
         return code == 2
 
     assert not refused()
-    have_run(root, *stages_in("merged"))
+    have_run(root, *stages_in(settings_of("merged")))
     key = root / ".quench/code/merge.key"
     first, *others = key.read_text().splitlines()
     key.write_text("\n".join([f"0{first[1:]}", *others, ""]))
@@ -166,7 +167,7 @@ def test_other_code_runs_nothing_before_an_upgrade(root: Path, capsys: pytest.Ca
     reasons = again(root)
     assert next(iter(reasons)) == "merge" and first.split()[-1] in reasons["merge"]
     # at any distance, and nothing before it
-    assert {"convert", "imatrix", "quantize", "parity", "evaluate", "report"} <= reasons.keys() and not {
+    assert {"convert", "quantize", "parity", "evaluate", "report"} <= reasons.keys() and not {
         "train",
         "base",
     } & reasons.keys()
@@ -183,7 +184,7 @@ def test_an_upgrade_names_what_has_run_and_what_follows_it(root: Path) -> None:
 
 def test_an_upgrade_sees_other_defaults_and_an_edited_graph(root: Path) -> None:
     settings = yaml.safe_load((root / "params.lock.yaml").read_text())
-    stages = {name: dict[str, Any]() for name in stages_in("merged")}
+    stages = {name: dict[str, Any]() for name in stages_in(settings_of("merged"))}
     del settings["merge"]["base"]
     settings["train"] |= {"r": 7, "former": 1}
     for name in ("merge", "train"):
@@ -191,13 +192,13 @@ def test_an_upgrade_sees_other_defaults_and_an_edited_graph(root: Path) -> None:
     stages["merge"]["params"]["params.lock.yaml"]["derived.deciding_level"] = "Q8_0"
     (root / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
     graph = yaml.safe_load((root / "dvc.yaml").read_text())
-    graph["stages"]["imatrix"]["deps"].pop()
+    graph["stages"]["convert"]["deps"].pop()
     (root / "dvc.yaml").write_text(yaml.safe_dump(graph))
     reasons = again(root, "--yes")
     assert "merge.base" in reasons["merge"] and "derived.deciding_level" in reasons["merge"]
     assert "train.r" in reasons["train"] and "train.former" in reasons["train"]
-    assert "dvc.yaml" in reasons["imatrix"] and "curate" not in reasons
-    assert "dvc.yaml" not in again(root).get("imatrix", "")
+    assert "dvc.yaml" in reasons["convert"] and "curate" not in reasons
+    assert "dvc.yaml" not in again(root).get("convert", "")
 
 
 def test_an_older_quench_doesnt_tell_one_to_remove_newer_settings(root: Path) -> None:

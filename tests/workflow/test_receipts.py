@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from graph_settings import graph_text
 
 from pipeline.__main__ import main
 from pipeline.core.errors import DataError
 from pipeline.core.owner import RUN
-from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.remote import finish_workflow, job_settings
 from pipeline.workflow.state.integrity import verify_inputs
 from pipeline.workflow.state.settings import refresh_lock
@@ -30,7 +30,7 @@ def make_project(prepared: Path, root: Path) -> Path:
     from dvc.repo import Repo
 
     shutil.copytree(prepared, root)
-    (root / "dvc.yaml").write_text(dvc_text("merged"))
+    (root / "dvc.yaml").write_text(graph_text("merged"))
     Repo.init(str(root), no_scm=True).close()
     refresh_lock(root)
     for folder in ("guard", "evaluation", "distill"):

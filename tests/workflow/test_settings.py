@@ -26,7 +26,7 @@ from pipeline.core.places import PROJECT
 from pipeline.workflow.state.settings import complete, need_settings, read_by_dvc
 
 FULL = full_params()
-READ_BY_DVC = read_by_dvc("merged")
+READ_BY_DVC = read_by_dvc(Params())
 PLACES = [place for place, _ in keys_of(Params)]
 GROUPS = {place[:2] for place in PLACES if len(place) > 2}
 

@@ -1,9 +1,8 @@
 """Summarize the strategies to ship, measured on the project's own data with more than one seed: merged into
 16 bit or NF4, an adapter on a level of the base, or a level with trained scales.
 
-Reads `reports/compare/` and writes `reports/strategies.json` (with no seeds if `compare.seeds` is []). The
-trainings and measurements are separate jobs in the modules next to this one: `nf4`, `train`, `unquantized`
-and `measure`.
+Reads `reports/compare/` and writes `reports/strategies.json`. The trainings and measurements are separate
+jobs in the modules next to this one: `nf4`, `train`, `unquantized` and `measure`.
 Command: `python -m pipeline compare`
 """
 
@@ -40,13 +39,6 @@ def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
     settings = params.compare
     evaluate = params.evaluating
-    if not settings.seeds:
-        write_json(root / TARGET, {"seeds": []})
-        print(
-            "compare: not measured, for compare.seeds is []: set it to [42, 43, 44], say, to see which "
-            "strategy to ship is best on your data"
-        )
-        return
     summary = summarize(
         measured(root, params),
         seeds=settings.seeds,

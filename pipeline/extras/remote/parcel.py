@@ -64,7 +64,7 @@ def inputs(root: Path, params: Params) -> Upload:
     upload.add(f"code/quench-{package.version}.dist-info/METADATA", scratch / "METADATA")
     write_json(scratch / "params.yaml", _settings(params))
     upload.add("project/params.yaml", scratch / "params.yaml")
-    for dep in stages_in(params.graph)[STAGE].deps:
+    for dep in stages_in(params)[STAGE].deps:
         files = list(_files(root / dep))
         if not files:
             raise absent(root / dep, root)
@@ -84,7 +84,7 @@ def run_id(parcel: Upload, params: Params) -> str:
         for place, digest in parcel.places.items()
         if place.startswith("project/") and place != "project/params.yaml"
     }
-    settings = {key: values.at(key) for key in stages_in(params.graph)[STAGE].params}
+    settings = {key: values.at(key) for key in stages_in(params)[STAGE].params}
     code = Package().key(*stage_modules(STAGE), method_module(params.train.method))
     return json_hash([data, settings, code])[:16]
 

@@ -48,7 +48,7 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
     why = refusal(read.params.train)
     if why:
         raise ConfigError("Q-REMOTE-009", f"{why}, or run `snakemake train` on that machine itself")
-    need_graph(root, read.params.graph)
+    need_graph(root, read.params)
     need_settings(root, read, STAGE)
     with running(STAGE, root):
         refresh_keys_for(STAGE, root)

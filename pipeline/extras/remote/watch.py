@@ -134,7 +134,7 @@ def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
 
 def _outputs(params: Params) -> list[str]:
     """Return train's outputs, as listed in the table of stages, and its checkpoints."""
-    return [*STATE, *(path.rstrip("/") for path in stages_in(params.graph)[STAGE].written)]
+    return [*STATE, *(path.rstrip("/") for path in stages_in(params)[STAGE].written)]
 
 
 def _is_verdict(code: int, watched: bool) -> bool:

@@ -2,8 +2,8 @@
 importance matrix).
 
 Reads `data/final/train.jsonl`, `models/adapter/` (tokenizer and template), `models/gguf/NAME-F16.gguf`.
-Writes `models/imatrix/`: `imatrix.json` with what it was measured on, and `imatrix.gguf` if a level of
-`quantize.levels` uses it. Command: `python -m pipeline imatrix`
+Writes `models/imatrix/`: `imatrix.json` with what it was measured on, and `imatrix.gguf`. The stage is there
+if a level of `quantize.levels` uses it. Command: `python -m pipeline imatrix`
 """
 
 import hashlib
@@ -35,39 +35,37 @@ def imatrix(
     *, rows: Path, tokenizer: Path, model: Path, folder: Path, tokens: int, llama: Llama
 ) -> dict[str, Any]:
     """Measure the matrix of `model` on about `tokens` tokens of `rows`, publish `folder` and return its
-    record. With 0 tokens `folder` contains only the record.
+    record.
 
     `rows` must be the training split: a level that has seen the rows it is judged on would look better than
     it is. The rows are rendered as the model was trained on them. The bytes are the same every time, for any
     number of threads. Raises `DataError` if there are too few tokens, `ToolError` if llama-imatrix fails.
     """
     assert rows.name == "train.jsonl", f"{rows} is not the training split"
-    record: dict[str, Any] = {"tokens": 0}
-    loaded = load_tokenizer(tokenizer) if tokens and check_gguf(model) else None
+    check_gguf(model)
+    loaded = load_tokenizer(tokenizer)
+    texts = list(calibration_texts(loaded, spread(rows, tokens), tokens))
+    text = "".join(texts)
+    count = len(loaded(text, add_special_tokens=False)["input_ids"])
+    chunk = min(CHUNK, count // 2)
+    if chunk < FEWEST:
+        raise DataError(
+            "Q-IMATRIX-001",
+            f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, "
+            "or name no level with -imatrix in quantize.levels",
+        )
     with publishing(folder) as aside:
         aside.mkdir()
-        if loaded:
-            texts = list(calibration_texts(loaded, spread(rows, tokens), tokens))
-            text = "".join(texts)
-            count = len(loaded(text, add_special_tokens=False)["input_ids"])
-            chunk = min(CHUNK, count // 2)
-            if chunk < FEWEST:
-                raise DataError(
-                    "Q-IMATRIX-001",
-                    f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, "
-                    "or name no level with -imatrix in quantize.levels",
-                )
-            chunks = measure(aside, text, model, chunk, llama)
-            record = {
-                "tokens": count,
-                "rows": len(texts),
-                "chunk_tokens": chunk,
-                "chunks": chunks,
-                "split": "train",
-                "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-                "data_sha256": file_hash(rows),
-                "model_sha256": file_hash(model),
-            }
+        record = {
+            "tokens": count,
+            "rows": len(texts),
+            "chunk_tokens": chunk,
+            "chunks": measure(aside, text, model, chunk, llama),
+            "split": "train",
+            "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "data_sha256": file_hash(rows),
+            "model_sha256": file_hash(model),
+        }
         write_json(aside / "imatrix.json", record)
     return record
 
@@ -139,8 +137,4 @@ def main(params: Params, root: Path) -> None:
         tokens=params.quantize.imatrix_tokens,
         llama=find_llama(params.machine),
     )
-    if record["tokens"]:
-        measured = "{tokens:,} tokens of {rows:,} training rows, {chunks} chunks".format(**record)
-    else:
-        measured = "none (no level of quantize.levels has -imatrix)"
-    print(f"imatrix: {measured}")
+    print("imatrix: {tokens:,} tokens of {rows:,} training rows, {chunks} chunks".format(**record))

@@ -16,7 +16,6 @@ from pipeline.config.products import product_of
 from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.core.usage import Usage
 from pipeline.gate.distillation import distillation
-from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
@@ -31,7 +30,7 @@ from pipeline.stages.report.level_table import GROUPS, level_rows
 from pipeline.stages.report.merge_section import adapter_values, merge_values
 from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, quantizing_values
 from pipeline.stages.report.strategies_section import strategies_values
-from pipeline.workflow.stages import stages_in, table
+from pipeline.workflow.stages import stages_of, table
 
 COMMANDS = {  # description of what each command measures
     "base": "the base model: source, revision, hashes, license",
@@ -116,7 +115,7 @@ def page_values(
         "check_counts": counts(checks),
         "code": code,
         "base_files": sorted(inputs.base.files.items()),
-        "commands": command_list(evaluations),
+        "commands": command_list(inputs),
         "resources": resource_rows(used or {}),
     }
     script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
@@ -153,7 +152,9 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("training", "Training", ["train"]),
         Section("checks", "Parity checks", ["parity"]),
         Section("data", "Data", ["curate", "preprocess"]),
-        Section("strategies", "Strategies to ship", ["compare"]) if values["strategies"] else None,
+        Section("strategies", "Strategies to ship", ["compare" if values["strategies"] else "report"])
+        if not served
+        else None,
         Section("merge", "Merge", ["merge", "parity"]) if values["merged"] else None,
         Section("adapter", "The adapter", ["train", "report"]) if values["adapter"] else None,
         Section("serve", "Serve it", ["report"]),
@@ -206,19 +207,19 @@ def resource_rows(used: Mapping[str, Usage]) -> list[tuple[str, Usage]]:
     ]
 
 
-def command_list(evaluations: Evaluations) -> Mapping[str, str]:
+def command_list(inputs: Inputs) -> Mapping[str, str]:
     """Return each command (without `python -m pipeline`) with what it measures, in order, one per model to
     evaluate.
     """
-    product = product_of(evaluations)
+    product = product_of(inputs.evaluations)
     words = dict(COMMANDS)
     if product.served:
         words |= UNMERGED
     if product.graph == "tuned":
         words |= SCALES
-    stages = stages_in(product.graph)
+    stages = stages_of(product.graph, ["compare"] if inputs.strategies else [])
     commands = {name: stated for name, stated in words.items() if name in stages and name != "report"}
-    for model in evaluations:
+    for model in inputs.evaluations:
         commands[f"evaluate@{model}"] = f"{model}: file, divergence, speed, memory, answers, general ability"
     commands["report"] = words["report"]
     return commands

@@ -79,7 +79,7 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
 
 def main(params: Params, root: Path) -> None:
     """Read the inputs below `root`, write the report, show the levels on the terminal."""
-    inputs = load_inputs(root, params.evaluate.models)
+    inputs = load_inputs(root, params)
     advice, verdicts = report(params, root, inputs)
     show(inputs.evaluations, advice, verdicts, root / "reports" / "index.html")
 

@@ -16,11 +16,7 @@ VERDICTS = {
 
 
 def strategies_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section's values from `reports/strategies.json`; only an empty "seeds" if nothing was
-    measured.
-    """
-    if not summary["seeds"]:
-        return {"seeds": []}
+    """Return the section's values from `reports/strategies.json`."""
     levels = summary["levels"]
     reference = summary["reference"]
     return {

@@ -5,10 +5,10 @@ exclusively knows that the owners of all temporary files are dead, and removes t
 run resumes stay: downloads (`models/.base.download`) and checkpoints, also those of jobs in scratch folders
 (`pipeline.core.places.scratch`).
 
-Results of compare's jobs for seeds and levels that are no longer in `params.yaml` are removed when compare is
-done, with the scratch of all of them. So are the files that other stages left for jobs that they no longer
-have. Results are deleted only if DVC's cache can restore them: those of another `--params` file, or of a
-project without DVC, exist nowhere else.
+Results of compare's jobs for seeds and levels that are no longer in `params.yaml`, and of stages that the
+settings no longer ask for, are removed when the last stage is done, with the scratch of all of them. So are
+the files that other stages left for jobs that they no longer have. Results are deleted only if DVC's cache
+can restore them: those of another `--params` file, or of a project without DVC, exist nowhere else.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
 from pipeline.workflow.cluster.jobs import is_remote, jobs_at_work
 from pipeline.workflow.keys.stamps import files_below
-from pipeline.workflow.stages import Stage, filled, items_of, table, users, values_of
+from pipeline.workflow.stages import Stage, asked_by, filled, items_of, optional, table, users, values_of
 from pipeline.workflow.state.dvc_project import open_project, place
 from pipeline.workflow.state.hashes import Hashes
 from pipeline.workflow.state.lockfile import digest_of
@@ -177,6 +177,7 @@ def remove_obsolete(root: Path, params: Params) -> None:
     needed = {Path(path) for stage in jobs for path in filled(stage.written, stage, values)}
     folders = {Path(path).parent for stage in jobs for path in stage.written}
     results = [path for folder in sorted(folders) for path in (root / folder).glob("[!.]*")]
+    results += [root / path for path in _of_stages_not_asked(params) if (root / path).exists()]
     others = [path for path in results if path.relative_to(root) not in needed]
     if others and (root / ".dvc").is_dir():
         with open_project(root, wait=True, alone=False) as repo, Hashes(root) as hashes:
@@ -187,6 +188,15 @@ def remove_obsolete(root: Path, params: Params) -> None:
         projects = [path for path in (root / folder).glob("*") if path.name not in asked]
         # The training of a killed job may still be saving its work.
         _remove([project for project in projects if not stages_at_work(project)])
+
+
+def _of_stages_not_asked(params: Params) -> Iterator[str]:
+    """Yield the outputs of optional stages that are one job each and that the settings don't ask for."""
+    asked = asked_by(params)
+    for name in optional(params.graph):
+        stage = table().stages[name]
+        if name not in asked and not stage.each:
+            yield from (path.rstrip("/") for path in stage.written)
 
 
 def _is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:

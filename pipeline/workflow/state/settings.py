@@ -25,7 +25,6 @@ from pipeline.config.params_text import (
     short_text,
     value_at,
 )
-from pipeline.config.sections import Graph
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing, unwritable
@@ -53,7 +52,7 @@ def need_settings(root: Path, read: Read, stage: str = "") -> None:
     if not (root / ".dvc").is_dir():
         return
     if "DVC_STAGE" not in os.environ:
-        complete(root / "params.yaml", read, read_by_dvc(read.params.graph))
+        complete(root / "params.yaml", read, read_by_dvc(read.params))
         write_lock(root, read.params)
         return
     values = values_of(read.params)
@@ -147,10 +146,13 @@ def _differs(root: Path, params: Params) -> bool:
         return True
 
 
-def read_by_dvc(graph: Graph) -> set[Key]:
-    """Return the keys that dvc.yaml of `graph` reads in params.yaml: those in paths, and lists of jobs."""
+def read_by_dvc(params: Params) -> set[Key]:
+    """Return the keys that the dvc.yaml of these settings reads in params.yaml.
+
+    These are those in paths, and lists of jobs.
+    """
     names = set[str]()
-    for stage in stages_in(graph).values():
+    for stage in stages_in(params).values():
         names |= set(re.findall(r"\$\{([\w.]+)\}", stage.model_dump_json()))
         if isinstance(stage.each, str):
             names.add(stage.each)
@@ -167,7 +169,7 @@ def starting_text(params: Params, header: list[str]) -> str:
     """
     values = params.model_dump(mode="json")
     defaults = Params().model_dump(mode="json")
-    needed = read_by_dvc(params.graph) | SHOWN
+    needed = read_by_dvc(params) | SHOWN
     places = {
         place
         for place, field in keys_of(Params)

@@ -223,12 +223,9 @@ def set_params(root: Path, section: str = "compare", **changed: Any) -> Params:
     return load_params(root / "params.yaml")
 
 
-def test_without_seeds_nothing_is_measured(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tiny_root / "models/.compare/nf4-1").mkdir(parents=True)  # an unfinished run's
-    assert run_here(["compare", "--root", str(tiny_root)]) == 0
-    assert json.loads((tiny_root / "reports/strategies.json").read_text()) == {"seeds": []}
-    assert "not measured" in capsys.readouterr().out
-    assert not list((tiny_root / "models/.compare").iterdir())
+def test_without_seeds_there_is_no_such_stage(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["compare", "--root", str(tiny_root)]) == ConfigError.exit_code
+    assert "Q-WORKFLOW-021" in capsys.readouterr().err
 
 
 def refused(root: Path, job: str, error: type[QuenchError], capsys: pytest.CaptureFixture[str]) -> str:

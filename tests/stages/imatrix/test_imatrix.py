@@ -81,11 +81,6 @@ def test_the_matrix_its_record_and_the_levels_that_use_it(
     assert str(tmp_path) not in str(fields)
 
 
-def test_without_tokens_there_is_only_the_record(made: Path, tools: Toolchain, tmp_path: Path) -> None:
-    assert measure(made, tmp_path / "train.jsonl", tmp_path / "imatrix", tools, tokens=0) == {"tokens": 0}
-    assert [path.name for path in (tmp_path / "imatrix").iterdir()] == ["imatrix.json"]
-
-
 def test_held_out_rows_are_never_taken(made: Path, tools: Toolchain, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"val\.jsonl is not the training split"):
         measure(made, write_chats(tmp_path / "val.jsonl", 60), tmp_path / "imatrix", tools)

@@ -83,7 +83,7 @@ def read(path: Path) -> Any:
 
 def judged(root: Path, model: str) -> Judgment:
     params = load_params(root / "params.yaml")
-    inputs = load_inputs(root, params.evaluate.models)
+    inputs = load_inputs(root, params)
     return advise(inputs, params.report, params.serving)[1][model]
 
 
