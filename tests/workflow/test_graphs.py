@@ -4,18 +4,21 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from graph_settings import graph_text
+from graph_settings import graph_text, settings_of
 from make import ended
 from user_project import quench
 
 from pipeline.__main__ import main
-from pipeline.config.params import Params
+from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Graph
+from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
 from pipeline.workflow.cluster.shards import FOLDER, jobs
+from pipeline.workflow.dvc_yaml import follow_settings
 from pipeline.workflow.stages import rules
 
 
@@ -56,6 +59,60 @@ def test_a_recipe_brings_its_graph_and_a_stage_refuses_any_other(
         assert (root / "dvc.yaml").read_text() == graph_text(name)
     (root / "dvc.yaml").unlink()
     assert refusal(root, "curate", capsys) == ""  # a folder without a graph has no wrong one
+
+
+def ask(root: Path, **sections: Any) -> None:
+    """Add settings to the demo's."""
+    settings = yaml.safe_load((root / "params.yaml").read_text())
+    for section, values in sections.items():
+        settings[section] = settings.get(section, {}) | values
+    (root / "params.yaml").write_text(yaml.safe_dump(settings))
+
+
+ASKED = {
+    "imatrix": {"quantize": {"levels": ["Q4_K_M", "Q5_K_M", "base-Q4_K_M", "base-Q5_K_M", "IQ2_M-imatrix"]}},
+    "distill": {"quantize": {"distill": ["Q4_K_M"]}},
+    "compare": {"compare": {"seeds": [42]}},
+}
+
+
+@pytest.mark.parametrize("stage", ASKED)
+def test_a_stage_that_no_setting_asks_for_has_no_job(
+    root: Path, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    item = "@Q4_K_M" if stage == "distill" else ""
+    plain = (root / "dvc.yaml").read_text()
+    assert stage not in yaml.safe_load(plain)["stages"]
+    assert stage not in {rule.name for rule in rules(load_params(root / "params.yaml"), 1)}
+    assert refusal(root, f"{stage}{item}", capsys) == "Q-WORKFLOW-021"
+    ask(root, **ASKED[stage])
+    params = load_params(root / "params.yaml")
+    assert stage in {rule.name for rule in rules(params, 1)}
+    assert refusal(root, "base", capsys) == "Q-WORKFLOW-004"  # DVC doesn't know of the stage yet.
+    assert follow_settings(root, params, is_dry_run=True) is False
+    assert (root / "dvc.yaml").read_text() == plain
+    assert follow_settings(root, params, is_dry_run=False) is True
+    assert stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"]
+    shutil.copy(PROJECT / "params.yaml", root)
+    assert refusal(root, "base", capsys) == "Q-WORKFLOW-004"
+    assert follow_settings(root, load_params(root / "params.yaml"), is_dry_run=False) is True
+    assert (root / "dvc.yaml").read_text() == plain
+
+
+def test_a_graph_with_edits_is_not_written_again_unasked(root: Path) -> None:
+    ask(root, compare={"seeds": [42]})
+    edited = (root / "dvc.yaml").read_text() + "# mine\n"
+    (root / "dvc.yaml").write_text(edited)
+    with pytest.raises(ConfigError, match="no stage compare"):
+        follow_settings(root, load_params(root / "params.yaml"), is_dry_run=False)
+    assert (root / "dvc.yaml").read_text() == edited
+
+
+def test_the_demo_has_ten_stages_in_their_order() -> None:
+    assert [rule.name for rule in rules(settings_of("merged"), 1)] == [
+        *("base", "curate", "preprocess", "train", "merge", "convert", "quantize"),
+        *("parity", "evaluate", "report"),
+    ]
 
 
 # command | methods of training | inputs | outputs | jobs | threads

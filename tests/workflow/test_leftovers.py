@@ -64,6 +64,17 @@ def test_results_that_nobody_asks_for_go_if_dvcs_cache_has_them(project: Path) -
     assert results(project) == {"nf4-2", "lora_level-Q4_K_M-1", "merged_16-2.json"}
 
 
+def test_the_output_of_a_stage_that_nobody_asks_for_goes_too(project: Path) -> None:
+    matrix = project / "models/imatrix"
+    matrix.mkdir()
+    (matrix / "imatrix.json").write_text("{}")
+    dvc(project, "add", "--quiet", "models/imatrix")
+    remove_obsolete(project, Params.model_validate({"quantize": {"levels": ["IQ2_M-imatrix"]}}))
+    assert matrix.exists()
+    remove_obsolete(project, asked(1, 2))
+    assert not matrix.exists()
+
+
 def test_without_dvc_no_result_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "models/compare/nf4-1").mkdir(parents=True)
     remove_obsolete(tmp_path, asked())
