@@ -69,7 +69,8 @@ def test_the_output_of_a_stage_that_nobody_asks_for_goes_too(project: Path) -> N
     matrix.mkdir()
     (matrix / "imatrix.json").write_text("{}")
     dvc(project, "add", "--quiet", "models/imatrix")
-    remove_obsolete(project, Params.model_validate({"quantize": {"levels": ["IQ2_M-imatrix"]}}))
+    levels = {"quantize": {"levels": ["IQ2_M-imatrix"]}, "evaluate": {"models": ["F16"]}}
+    remove_obsolete(project, Params.model_validate(levels))
     assert matrix.exists()
     remove_obsolete(project, asked(1, 2))
     assert not matrix.exists()
