@@ -86,7 +86,7 @@ class Params(sections.Section):
         return sections.Training(
             **(self.train.model_dump() | decided),
             quantization=self.base.quantization,
-            rollout_type=self._rollout_type,
+            rollout_type=self.rollout_type,
             machine=self.machine,
         )
 
@@ -126,18 +126,17 @@ class Params(sections.Section):
             "base_gguf": self.base_gguf,
             "deciding_level": self.quantize.deciding,
             "imatrix_tokens": self.quantize.imatrix_tokens,
-            "rollout_type": self._rollout_type if self.train.grpo.rollouts == "llama-server" else None,
+            "rollout_type": self.rollout_type,
         }
 
     @property
-    def _rollout_type(self) -> sections.SixteenBit | None:
-        """The 16-bit type of the GGUF with which llama-server draws: the type that is served.
+    def rollout_type(self) -> sections.SixteenBit | None:
+        """The 16-bit type of the GGUF that is made for llama-server's rollouts: the type that is served.
 
-        A base that is a GGUF draws with itself. Nothing is read from section `grpo`, because every method's
-        training would run again with its code.
+        None if llama-server draws none. A base that is a GGUF draws with itself.
         """
-        draws = METHODS[self.train.method].prompts and self.base.quantization != "gguf"
-        return self.convert.type if draws else None
+        by_server = METHODS[self.train.method].prompts and self.train.grpo.rollouts == "llama-server"
+        return self.convert.type if by_server and self.base.quantization != "gguf" else None
 
     def files(self, root: Path, model: str) -> ModelFiles:
         """Return the paths of the files of `model` below the project's folder `root`, existing or not."""

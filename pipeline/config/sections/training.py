@@ -341,8 +341,8 @@ class Training(Train):
     """Section `train` with what it needs of sections `base` and `machine`.
 
     `quantization` is the format of its linears (`base.quantization`). `bnb_4bit_compute_dtype` is no longer
-    auto. `rollout_type` is that of the GGUF with which GRPO's llama-server draws; None for other methods and
-    if the base is a GGUF itself.
+    auto. `rollout_type` is that of the GGUF that is made for GRPO's llama-server; None for rollouts in the
+    process, for other methods, and if the base is a GGUF itself.
     """
 
     bnb_4bit_compute_dtype: ComputeDtype

@@ -171,7 +171,7 @@ def made_file(setup: Setup) -> int:
     It is kept until training is done.
     """
     kind = setup.train.rollout_type
-    return level_bytes(setup.shape, kind) if kind and answers_by_server(setup.train) else 0
+    return level_bytes(setup.shape, kind) if kind else 0
 
 
 def server_parts(setup: Setup) -> list[Part]:

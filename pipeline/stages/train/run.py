@@ -177,21 +177,11 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
         "tokens_sha256": tree_hash(tokens),
         **({"teacher_sha256": file_hash(source)} if has_teacher else {}),
         "base": base_hashes(base),
-        "settings": settings_part(settings),
+        "settings": settings.model_dump(mode="json", exclude=NO_PART),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         "device": device_name(settings),
         "threads": torch.get_num_threads(),
     }
-
-
-def settings_part(settings: Training) -> dict[str, Any]:
-    """Return the settings that the adapter depends on. The rollouts' GGUF type is one only if llama-server
-    draws them.
-    """
-    values = settings.model_dump(mode="json", exclude=NO_PART)
-    if values["grpo"]["rollouts"] != "llama-server":
-        values["rollout_type"] = None
-    return values
 
 
 def device_name(settings: Training) -> str | None:
