@@ -34,7 +34,7 @@ from pipeline.config.sections.values import (
     group,
     key,
 )
-from pipeline.config.tuners import GRAPHS, TUNERS, WORDS, TunerName, Tuning
+from pipeline.config.tuners import TUNERS, TunerName, Tuning
 from pipeline.core.cpu import ComputeDtype
 
 EXTERNAL = "external"  # name in `rewards` of the program of `external`
@@ -136,7 +136,7 @@ class Train(Section):
         "weight of that loss on the chosen answers, against their becoming less likely; orpo has its own",
     )
     tuner: TunerName = key(
-        "lora", f"what trains: {' | '.join(f'{name} ({words})' for name, words in WORDS.items())}"
+        "lora", f"what trains: {' | '.join(f'{name} ({tuning.words})' for name, tuning in TUNERS.items())}"
     )
     device: Literal["auto", "cpu", "gpu"] = key(
         "auto", "auto (the GPU that PyTorch sees, else the CPU) | cpu | gpu (none: an error)"
@@ -284,7 +284,7 @@ class Train(Section):
     @property
     def gguf_graph(self) -> Literal["adapter", "tuned"]:
         """The graph of stages for a GGUF that is trained on."""
-        return GRAPHS.get(self.tuner, "adapter")
+        return self.tuning.graph
 
     @property
     def saved_tables(self) -> list[str]:

@@ -22,10 +22,11 @@ class Tuner(NamedTuple):
     `check` returns the number of parameters, proven to be what the settings specify in every layer and no
     others. `numbers` yields what was trained: (name, tensor, whether it is 0 as long as nothing was learned).
     `save` writes them into a folder, the same bytes for the same numbers. `load` gives them to a model that
-    trains. Inside `without` a model is what it was before.
+    trains. `restore` puts them on a base of `load_quantized`, which then answers with what was trained.
+    Inside `without` a model is what it was before.
 
     `put` and `check` raise `ConfigError` for what the base lacks, `check` `AssertionError` if anything else
-    trains, `load` `DataError` for another model's numbers.
+    trains, `load` and `restore` `DataError` for another model's numbers.
     """
 
     is_on: Callable[[Any], bool]
@@ -35,6 +36,7 @@ class Tuner(NamedTuple):
     without: Callable[[Any], AbstractContextManager[Any]]
     save: Callable[[Any, Path], None]
     load: Callable[[Any, Path], None]
+    restore: Callable[[Any, Path], Any]
 
 
 LORA = Tuner(
@@ -45,6 +47,7 @@ LORA = Tuner(
     without=lambda model: model.disable_adapter(),
     save=lora.save_adapter,
     load=lambda model, folder: model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True),
+    restore=lora.with_adapter,
 )
 SCALES = Tuner(
     is_on=lambda model: bool(scales.trained_changes(model)),
@@ -56,6 +59,7 @@ SCALES = Tuner(
     without=scales.without_changes,
     save=scales.save_scales,
     load=scales.fill_scales,
+    restore=scales.load_scales,
 )
 
 
@@ -63,9 +67,6 @@ TUNERS: Mapping[TunerName, Tuner] = {
     "lora": LORA,
     "scales": SCALES,
 }
-
-
-RESTORE: Mapping[TunerName, Callable[[Any, Path], Any]] = {"scales": scales.load_scales}
 
 
 def tuner_on(model: Any) -> Tuner:
@@ -81,11 +82,8 @@ def tuner_in(folder: Path) -> Tuner:
 def restored(model: Any, adapter: Path) -> Any:
     """Return a base of `load_quantized` that answers with what was trained into the folder `adapter`. Raises
     `DataError` for another model's numbers.
-
-    This is not a method of `Tuner`: an edit of how a tuner trains would rerun the stages that only query the
-    trained model.
     """
-    return RESTORE.get(tuner_of(adapter), lora.with_adapter)(model, adapter)
+    return tuner_in(adapter).restore(model, adapter)
 
 
 def put_tuner(model: Any, settings: Training) -> Any:
