@@ -31,7 +31,7 @@ class Learning:
     `loss` names in words what is minimized. `measures` are the measures that a sweep can use. With `prompts`
     the model generates its own answers and is only given the part before the last one. With `teacher` it
     learns to answer like the file that its base was made from. `keeps` are the folders next to the
-    checkpoints that stay when a run starts from nothing, because they record what they belong to. `learner`
+    checkpoints that stay when a run starts from nothing, because they record what they belong to. `module`
     is its module below `pipeline.stages.train`.
     """
 
@@ -48,7 +48,7 @@ class Learning:
     beta: float | None = None
     dropout: float = 0.05
     keeps: tuple[str, ...] = ()
-    learner: str = "method"
+    module: str = "method"
 
 
 REWARD = "train.reward"
@@ -59,7 +59,7 @@ _judged = partial(
     settings=OF_JUDGED,
     measures=("eval_loss", "accuracy"),
     answers="compares answers to one prompt",
-    learner="preference.method",
+    module="preference.method",
 )
 _paired = partial(_judged, ("preference",), pairs=True)
 _pulled = partial(_paired, settings=(*OF_JUDGED, SFT_WEIGHT))  # These can also train on the chosen answers.
@@ -72,7 +72,7 @@ METHODS: Mapping[Method, Learning] = {
         (SFT_WEIGHT,),
         teacher=True,
         keeps=(TEACHER,),
-        learner="distill.method",
+        module="distill.method",
     ),
     "dpo": _pulled("log-sigmoid of the margin", reference=True, beta=0.1),
     "ipo": _pulled("squared distance from a margin", reference=True, beta=0.1),
@@ -88,7 +88,7 @@ METHODS: Mapping[Method, Learning] = {
         prompts=True,
         dropout=0.0,
         keeps=(ROUNDS, ROLLOUTS),
-        learner="grpo.method",
+        module="grpo.method",
     ),
 }
 
@@ -98,7 +98,7 @@ def methods_reading(setting: str) -> list[Method]:
     return [method for method, learning in METHODS.items() if setting in learning.settings]
 
 
-def learners(kind: str) -> list[Method]:
+def methods_for(kind: str) -> list[Method]:
     """Return the methods that learn from rows of a kind."""
     return [method for method, learning in METHODS.items() if kind in learning.rows]
 
@@ -113,7 +113,7 @@ def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
         if not rows or kind in METHODS["sft"].rows:
             continue
         subject = f"{plural(rows, 'row')} of kind {kind}"
-        methods = listed(learners(kind), "or")
+        methods = listed(methods_for(kind), "or")
         if methods:
             sentences.append(f"{subject}: trained by train.method {methods} only.")
         else:
@@ -129,7 +129,7 @@ def unused_sentences(kinds: Mapping[str, int], method: Method) -> list[str]:
     rows = sum(kinds.values())
     if not rows:
         return []
-    others = sorted({other for kind, number in kinds.items() if number for other in learners(kind)})
+    others = sorted({other for kind, number in kinds.items() if number for other in methods_for(kind)})
     named = listed([f"{count(number)} {kind}" for kind, number in most(kinds) if number])
     remedy = f" Set it to {listed(others, 'or')} for them." if others else ""
     return [

@@ -1,8 +1,8 @@
 """Methods of training (`train.method`): this module for supervised training, a module `method` below
 `pipeline.stages.train` for each other kind.
 
-Only the selected one is imported, by a computed name. So an edit of GRPO's code is in no key of a supervised
-run (`pipeline.workflow.keys.code_keys`).
+Only the selected one is imported, by its name in `METHODS`. So a run's key contains no other method's code
+(`pipeline.workflow.keys.code_keys`): an edit of GRPO's code trains no supervised run again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -59,7 +59,7 @@ class Learner:
 
 def learner_of(method: Method) -> type[Learner]:
     """Return the learner class of a method."""
-    learner: type[Learner] = import_module(f"pipeline.stages.train.{METHODS[method].learner}").LEARNER
+    learner: type[Learner] = import_module(f"pipeline.stages.train.{METHODS[method].module}").LEARNER
     return learner
 
 

@@ -36,7 +36,7 @@ def stage_module(stage: str) -> str:
 
 def method_module(method: Method) -> str:
     """Return the module of a method's own part of training, which stage train imports by name."""
-    return f"{ROOT}.stages.train.{METHODS[method].learner}"
+    return f"{ROOT}.stages.train.{METHODS[method].module}"
 
 
 def key_file(name: str) -> str:
