@@ -16,8 +16,8 @@ from pipeline.core.publish import need_disk, publishing, remove
 from pipeline.core.text import safe
 from pipeline.extras.remote.answers import Piece, Snapshot, foreign
 from pipeline.extras.remote.host.files import CHECKPOINTS
-from pipeline.extras.remote.line import ConnectionLost, SshConnection
 from pipeline.extras.remote.parcel import JOURNAL, NO_STATE, SCRATCH, STALLED, STATE
+from pipeline.extras.remote.ssh import ConnectionLost, SshConnection
 from pipeline.stages.train.checkpoints import METRICS_LOG, defect
 from pipeline.stages.train.run import RUN
 
@@ -36,8 +36,8 @@ class _Pruned(Exception):
 class Mirror:
     """Local copy of the files of `run`, below `root`."""
 
-    def __init__(self, line: SshConnection, root: Path, run: str) -> None:
-        self.line = line
+    def __init__(self, connection: SshConnection, root: Path, run: str) -> None:
+        self.connection = connection
         self.root = root
         self.run = run
         self.paths = {"log": root / LOG, "journal": root / JOURNAL}
@@ -50,7 +50,7 @@ class Mirror:
         lost.
         """
         tails = {name: _size_and_hash(path) for name, path in self.paths.items()}
-        stream = self.line.follow(
+        stream = self.connection.follow(
             run=self.run, files=FOLLOWED, checkpoints=f"project/{CHECKPOINTS}", tails=tails
         )
         try:
@@ -63,7 +63,8 @@ class Mirror:
                     return
         except ConnectionLost as cut:
             print(
-                f"remote: the connection to {self.line.name} is lost ({cut}); train runs there: trying again",
+                f"remote: the connection to {self.connection.name} is lost ({cut}); train runs there: trying "
+                "again",
                 file=sys.stderr,
                 flush=True,
             )
@@ -91,13 +92,13 @@ class Mirror:
         Raises `ToolError` if they can't be fetched, and `RunRemoved` if the run's folder is gone.
         """
         skip = [*NO_STATE, METRICS_LOG]  # The journal is followed line by line.
-        snapshot: Snapshot = self.line.ask("snapshot", run=self.run, paths=list(paths), skip=skip)
+        snapshot: Snapshot = self.connection.ask("snapshot", run=self.run, paths=list(paths), skip=skip)
         files = snapshot.files
         if files is None:
             raise RunRemoved
         outside = snapshot.outside(paths)
         if outside:
-            raise foreign(self.line.name, f"the path {outside}")
+            raise foreign(self.connection.name, f"the path {outside}")
         digests = {place: digest for place, (digest, _) in files.items()}
         have = {
             digest: self.root / place
@@ -169,14 +170,15 @@ class Mirror:
             before = received
             if stalled >= STALLED:
                 raise ToolError(
-                    "Q-REMOTE-006", f"nothing more comes from {self.line.name} ({trouble}): make room here"
+                    "Q-REMOTE-006",
+                    f"nothing more comes from {self.connection.name} ({trouble}): make room here",
                 )
             try:
-                self.line.pull(self.run, folder, missing)
+                self.connection.pull(self.run, folder, missing)
                 trouble = "what comes has other bytes"
             except ConnectionLost as cut:
                 trouble = str(cut)
-                if self.line.ask("look", run=self.run).state == "none":
+                if self.connection.ask("look", run=self.run).state == "none":
                     raise RunRemoved from cut
             time.sleep(stalled)
         return folder

@@ -18,7 +18,7 @@ from pipeline.core.publish import read_json, remove, write_json, write_text
 from pipeline.core.units import size_text
 from pipeline.extras.remote.answers import foreign
 from pipeline.extras.remote.host.files import CHECKPOINTS
-from pipeline.extras.remote.line import ConnectionLost, SshConnection
+from pipeline.extras.remote.ssh import ConnectionLost, SshConnection
 from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
 from pipeline.workflow.keys.code_keys import method_module
@@ -127,7 +127,7 @@ def _files(top: Path) -> Iterator[Path]:
     yield from (path for path in below if path.is_file() and path.name not in NO_PART)
 
 
-def send(line: SshConnection, root: Path, parcels: list[Upload]) -> None:
+def send(connection: SshConnection, root: Path, parcels: list[Upload]) -> None:
     """Send to the host what it lacks of `parcels`. Raises `ToolError` if nothing arrives, and `DataError` if
     a file changed meanwhile.
     """
@@ -139,9 +139,9 @@ def send(line: SshConnection, root: Path, parcels: list[Upload]) -> None:
     least = float("inf")  # fewest bytes that were missing so far
     stalled = 0  # tries in a row without fewer missing bytes
     shown = False
-    while missing := line.ask("wanted", files=sizes).missing:
+    while missing := connection.ask("wanted", files=sizes).missing:
         if not missing.keys() <= sizes.keys():
-            raise foreign(line.name, "it wants files that were not offered")
+            raise foreign(connection.name, "it wants files that were not offered")
         left = sum(max(sizes[name] - received, 0) for name, received in missing.items())
         stalled = stalled + 1 if left >= least else 0
         least = min(left, least)
@@ -152,14 +152,14 @@ def send(line: SshConnection, root: Path, parcels: list[Upload]) -> None:
             if not (folder / name).is_symlink():
                 (folder / name).symlink_to(sources[name])
         try:
-            line.push(folder, missing)
+            connection.push(folder, missing)
             trouble = "what arrives has other bytes"
         except ConnectionLost as cut:
             trouble = str(cut)
         if stalled >= STALLED:
             _need_unchanged({name: sources[name] for name in missing})
             raise ToolError(
-                "Q-REMOTE-006", f"nothing more arrives at {line.name} ({trouble}): make room there"
+                "Q-REMOTE-006", f"nothing more arrives at {connection.name} ({trouble}): make room there"
             )
         time.sleep(stalled)
     remove(folder)

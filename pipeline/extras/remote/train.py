@@ -19,9 +19,9 @@ from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.extras.remote.answers import Installed
-from pipeline.extras.remote.line import SshConnection
 from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.parcel import SCRATCH, STAGE, inputs, run_id
+from pipeline.extras.remote.ssh import SshConnection
 from pipeline.extras.remote.watch import watched
 from pipeline.stages.train.run import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
@@ -36,8 +36,8 @@ REPORT = "reports/train.json"
 ADAPTER = "models/adapter"
 
 
-def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = False) -> None:
-    """Train on the host of `line` for the project at `root`. With `keep`, what was sent stays there.
+def main(connection: SshConnection, root: Path, *, resume: bool = True, keep: bool = False) -> None:
+    """Train on the host of `connection` for the project at `root`. With `keep`, what was sent stays there.
 
     Without `resume`, nothing is resumed, here or there. With it, nothing is done if nothing has changed since
     the last training. Raises the error that train exited with, `ConfigError` for a method that needs more
@@ -54,22 +54,25 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
         refresh_keys_for(STAGE, root)
         # A plain `snakemake train` would have nothing to do either.
         if resume and reuse(STAGE, root, allowed=True):
-            print(f"remote: what an earlier run left on the host, `quench remote clean {line.name}` removes")
+            print(
+                "remote: what an earlier run left on the host, "
+                f"`quench remote clean {connection.name}` removes"
+            )
             return
         verify_inputs(STAGE, root)
         before = inputs_state(STAGE, root)
-        need_host(line)
-        run = _trained(line, root, read.params, resume, keep)
+        need_host(connection)
+        run = _trained(connection, root, read.params, resume, keep)
         if inputs_state(STAGE, root) != before or run_id(inputs(root, read.params), read.params) != run:
             raise MachineError(
                 "Q-WORKFLOW-022",
-                f"params.yaml, what {STAGE} reads or its code changed while it ran on {line.name}, so its "
-                "outputs are not recorded: run the same command again",
+                f"params.yaml, what {STAGE} reads or its code changed while it ran on {connection.name}, so "
+                "its outputs are not recorded: run the same command again",
             )
     record(STAGE, root)
-    line.ask("clean", run=run, keep=keep)
+    connection.ask("clean", run=run, keep=keep)
     after = "keeps what was sent" if keep else "is clean"
-    print(f"remote: {ADAPTER} is here, and verified; {line.name} {after}")
+    print(f"remote: {ADAPTER} is here, and verified; {connection.name} {after}")
 
 
 def refusal(train: Train) -> str | None:
@@ -91,11 +94,11 @@ def refusal(train: Train) -> str | None:
     return None
 
 
-def need_host(line: SshConnection) -> None:
+def need_host(connection: SshConnection) -> None:
     """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine. Their
     versions determine the adapter's bytes and the checkpoints that a run may resume from.
     """
-    installed: Installed = line.ask("check", names=[*LIBRARIES, *NEEDED])
+    installed: Installed = connection.ask("check", names=[*LIBRARIES, *NEEDED])
     local: dict[str, str | None] = {"rsync": "", "Python": ".".join(map(str, sys.version_info[:2]))}
     remote = {"rsync": "" if installed.rsync else None, "Python": installed.python.rpartition(".")[0]}
     for name in LIBRARIES:
@@ -117,8 +120,8 @@ def need_host(line: SshConnection) -> None:
             gaps.append(f"has {', '.join(others)}")
         raise ToolError(
             "Q-REMOTE-010",
-            f"{line.name} {' and '.join(gaps)}, so it can't train to the same bytes: install that there, or "
-            "name another Python with --python",
+            f"{connection.name} {' and '.join(gaps)}, so it can't train to the same bytes: install that "
+            "there, or name another Python with --python",
         )
 
 
@@ -127,32 +130,32 @@ def _public(full_version: str | None) -> str | None:
     return full_version and full_version.partition("+")[0]
 
 
-def _trained(line: SshConnection, root: Path, params: Params, resume: bool, keep: bool) -> str:
+def _trained(connection: SshConnection, root: Path, params: Params, resume: bool, keep: bool) -> str:
     """Train there, however many attempts it needs. Return the run's id. Its outputs are here then."""
     print(f"remote: hashing what {STAGE} reads", flush=True)
     parcel = inputs(root, params)
     run = run_id(parcel, params)
-    mirror = Mirror(line, root, run)
+    mirror = Mirror(connection, root, run)
     try:
         with Interruption():
             code = watched(mirror, parcel, params, resume)
             if code == 0:
-                _finish(line, root)
+                _finish(connection, root)
             else:
-                line.ask("clean", run=run, keep=keep)
+                connection.ask("clean", run=run, keep=keep)
             remove(root / SCRATCH)
     except Stopped as stopped:
         raise Stopped(
             SIGNALS[0] if stopped.exit_code == 128 + SIGNALS[0] else SIGNALS[1],
-            f"{STAGE} continues on {line.name}, if it had started: the same command attaches to it, `quench "
-            f"remote stop {line.name} {run}` ends it with a checkpoint",
+            f"{STAGE} continues on {connection.name}, if it had started: the same command attaches to it, "
+            f"`quench remote stop {connection.name} {run}` ends it with a checkpoint",
         ) from None
     if code:
-        raise _verdict(line, code)
+        raise _verdict(connection, code)
     return run
 
 
-def _finish(line: SshConnection, root: Path) -> None:
+def _finish(connection: SshConnection, root: Path) -> None:
     """Raise `DataError` unless the adapter is the one that train hashed there.
 
     Record the commit that it belongs to.
@@ -165,19 +168,19 @@ def _finish(line: SshConnection, root: Path) -> None:
     if not is_whole:
         raise DataError(
             "Q-REMOTE-008",
-            f"{root / ADAPTER} is not what {line.name} trained: run the same command again",
+            f"{root / ADAPTER} is not what {connection.name} trained: run the same command again",
         )
     report["run"]["git"] = git_state(root)  # The host has no repository.
     write_json(root / REPORT, report)
 
 
-def _verdict(line: SshConnection, code: int) -> BaseException:
+def _verdict(connection: SshConnection, code: int) -> BaseException:
     """Return the exception for a training that exited with `code`."""
     if code - 128 in SIGNALS:
-        return Stopped(code - 128, f"{STAGE} was stopped on {line.name}; the same command resumes it")
+        return Stopped(code - 128, f"{STAGE} was stopped on {connection.name}; the same command resumes it")
     kind: type[QuenchError] = ERRORS.get(code, ToolError)
     return kind(
         "Q-REMOTE-012",
-        f"{STAGE} failed on {line.name} (exit status {code}; its reason stands above): correct that, then "
-        "run the same command again",
+        f"{STAGE} failed on {connection.name} (exit status {code}; its reason stands above): correct that, "
+        "then run the same command again",
     )

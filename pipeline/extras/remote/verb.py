@@ -37,8 +37,8 @@ Config = Annotated[
 ]
 
 
-def _line(host: str, python: str, config: Path | None) -> Any:
-    from pipeline.extras.remote.line import SshConnection
+def _connection(host: str, python: str, config: Path | None) -> Any:
+    from pipeline.extras.remote.ssh import SshConnection
 
     return SshConnection(host, python, config)
 
@@ -61,47 +61,48 @@ def train(
     """
     from pipeline.extras.remote.train import main
 
-    main(_line(host, python, ssh_config), root, resume=not no_resume, keep=keep)
+    main(_connection(host, python, ssh_config), root, resume=not no_resume, keep=keep)
 
 
 @group.command(epilog="example: quench remote status my-card")
 def status(host: Host, python: Python = "python3", ssh_config: Config = None) -> None:
     """Show the trainings there: which run, the last line of each, the disk that they take."""
-    from pipeline.extras.remote.line import FOLDER
+    from pipeline.extras.remote.ssh import FOLDER
 
-    line = _line(host, python, ssh_config)
-    answer = line.ask("runs")
+    connection = _connection(host, python, ssh_config)
+    answer = connection.ask("runs")
     for run, state in answer.runs.items():
         code = "" if state.code is None else f" ({state.code})"
         print(f"{run}  {state.state}{code}  {safe(state.line, 120)}")
     if not answer.runs:
-        print(f"no training is on {line.name}")
-    print(f"{line.name}:{FOLDER} takes {size_text(answer.bytes)}")
+        print(f"no training is on {connection.name}")
+    print(f"{connection.name}:{FOLDER} takes {size_text(answer.bytes)}")
 
 
 @group.command(epilog="example: quench remote stop my-card")
 def stop(host: Host, run: Run = None, python: Python = "python3", ssh_config: Config = None) -> None:
     """End a training there, with a checkpoint; `train` brings that home, and resumes from it."""
-    line = _line(host, python, ssh_config)
+    connection = _connection(host, python, ssh_config)
     if run is None:
-        at_work = [name for name, state in line.ask("runs").runs.items() if state.state == "running"]
+        at_work = [name for name, state in connection.ask("runs").runs.items() if state.state == "running"]
         if len(at_work) != 1:
             remedy = f"name one of {', '.join(at_work)}" if at_work else "there is nothing to stop"
             raise ConfigError(
                 "Q-REMOTE-013",
-                f"{len(at_work) or 'no'} trainings run on {line.name}: {safe(remedy, 200)}",
+                f"{len(at_work) or 'no'} trainings run on {connection.name}: {safe(remedy, 200)}",
             )
         run = at_work[0]
-    state = line.ask("stop", run=run)
-    print(f"{run} is {state.state}: `quench remote train {line.name}` resumes it")
+    state = connection.ask("stop", run=run)
+    print(f"{run} is {state.state}: `quench remote train {connection.name}` resumes it")
 
 
 @group.command(epilog="example: quench remote clean my-card")
 def clean(host: Host, run: Run = None, python: Python = "python3", ssh_config: Config = None) -> None:
     """Remove all of ours there: data, weights, checkpoints, code; what runs stays (`stop` it first)."""
-    line = _line(host, python, ssh_config)
-    for left in line.ask("clean", run=run, keep=False).running:
-        print(f"{left} runs on {line.name}, so it stays: `quench remote stop {line.name} {left}` ends it")
+    connection = _connection(host, python, ssh_config)
+    for left in connection.ask("clean", run=run, keep=False).running:
+        name = connection.name
+        print(f"{left} runs on {name}, so it stays: `quench remote stop {name} {left}` ends it")
 
 
 app = topic()

@@ -26,14 +26,14 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
     Raises `ConfigError` for a run that must not be attached to. Raises `ToolError` for a host on which train
     is killed repeatedly, or whose folder is incomplete.
     """
-    line = mirror.line
+    connection = mirror.connection
     folder = mirror.root / CHECKPOINTS
     began = False
     deaths = 0  # kills in a row without a new checkpoint
     newest = -1  # step of the newest checkpoint at the last start
     gone = 0  # looks in a row at an incomplete folder of the run
     while True:
-        state: State = line.ask("look", run=mirror.run)
+        state: State = connection.ask("look", run=mirror.run)
         is_done = state.code == 0
         is_wanted = (
             state.state != "none" and (resume or began) and (is_done or not _is_ahead(mirror, state.step))
@@ -42,7 +42,7 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
             if state.state == "running":
                 if not began:
                     _need_wanted(mirror, is_wanted, resume)
-                    print(f"remote: run {mirror.run} is at work on {line.name}", flush=True)
+                    print(f"remote: run {mirror.run} is at work on {connection.name}", flush=True)
                 began = True
                 mirror.follow()
                 gone = 0
@@ -61,7 +61,7 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
         if deaths >= DEATHS:
             raise ToolError(
                 "Q-REMOTE-011",
-                f"{STAGE} was killed on {line.name} {deaths} times without a checkpoint in between: "
+                f"{STAGE} was killed on {connection.name} {deaths} times without a checkpoint in between: "
                 "look at its memory, or lower train.save_steps",
             )
         newest = reached
@@ -82,7 +82,7 @@ def _need_wanted(mirror: Mirror, is_wanted: bool, resume: bool) -> None:
     """Raise `ConfigError` unless the run there may be followed. To follow it replaces the local files."""
     if not is_wanted:
         why = "is behind the checkpoints here" if resume else "is at work, and --no-resume is to start again"
-        name = mirror.line.name
+        name = mirror.connection.name
         raise ConfigError(
             "Q-REMOTE-014",
             f"run {mirror.run} on {name} {why}: end it with `quench remote stop {name} {mirror.run}`, then "
@@ -93,7 +93,7 @@ def _need_wanted(mirror: Mirror, is_wanted: bool, resume: bool) -> None:
 def _need_whole(mirror: Mirror, gone: int) -> None:
     """Wait a moment. Raise `ToolError` if the run's folder was incomplete too often."""
     if gone >= LOOKS:
-        name = mirror.line.name
+        name = mirror.connection.name
         raise ToolError(
             "Q-REMOTE-015",
             f"the folder of run {mirror.run} on {name} is incomplete: remove it with `quench remote clean "
@@ -104,18 +104,18 @@ def _need_whole(mirror: Mirror, gone: int) -> None:
 
 def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
     """Send what is missing there, and start train."""
-    line = mirror.line
+    connection = mirror.connection
     root = mirror.root
     upload = state(root) if resume else Upload()
     attempt = uuid.uuid4().hex
     for _ in range(STALLED):
-        send(line, root, [parcel, upload])
+        send(connection, root, [parcel, upload])
         if not upload.places:
             for path in STATE:
                 # These belong to a finished run, or to one that is not wanted. Train removes them in the same
                 # way.
                 remove(root / path)
-        started: Started = line.ask(
+        started: Started = connection.ask(
             "start",
             run=mirror.run,
             attempt=attempt,
@@ -124,11 +124,11 @@ def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
             words=[STAGE] if resume else [STAGE, "--no-resume"],
         )
         if not started.damaged:
-            print(f"remote: {STAGE} starts on {line.name}, as run {mirror.run}", flush=True)
+            print(f"remote: {STAGE} starts on {connection.name}, as run {mirror.run}", flush=True)
             return
     raise ToolError(
         "Q-REMOTE-006",
-        f"what arrived at {line.name} has other bytes, {STALLED} times in a row: look at its disk",
+        f"what arrived at {connection.name} has other bytes, {STALLED} times in a row: look at its disk",
     )
 
 

@@ -22,9 +22,9 @@ from ssh_host import Card, ssh_host
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.places import PROJECT
-from pipeline.extras.remote.line import SshConnection
 from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.parcel import Upload, send
+from pipeline.extras.remote.ssh import SshConnection
 from pipeline.stages.train.checkpoints import defect, publish_checkpoint
 
 PYTHON = sys.executable
@@ -172,12 +172,12 @@ def without_times(path: Path) -> list:
 @pytest.mark.slow
 def test_a_transfer_that_is_cut_goes_on_where_it_was(card: Card, tmp_path: Path) -> None:
     """Both ways; what came home is a whole checkpoint."""
-    run, line, home = "0123456789abcdef", SshConnection("card", PYTHON, card.config), tmp_path / "home"
+    run, connection, home = "0123456789abcdef", SshConnection("card", PYTHON, card.config), tmp_path / "home"
     big, parcel = tmp_path / "big", Upload()
     big.write_bytes(os.urandom(1_000_000))
     parcel.add("project/big", big)
     card.plan(("^rsync --server", "in", 300_000), ("^rsync --server --sender", "out", 300_000))
-    send(line, tmp_path, [parcel])
+    send(connection, tmp_path, [parcel])
     assert (card.store / "objects" / file_hash(big)).read_bytes() == big.read_bytes()
     there = card.store / "runs" / run / "project/models/checkpoints/checkpoint-5"
     (tmp_path / "made").mkdir()
@@ -185,10 +185,10 @@ def test_a_transfer_that_is_cut_goes_on_where_it_was(card: Card, tmp_path: Path)
     publish_checkpoint(tmp_path / "made", there, {})
     (card.store / "runs" / run / "out").mkdir()
     (card.store / "runs" / run / "attempt").write_text("first")
-    Mirror(line, home, run).bring(["models/checkpoints"])
+    Mirror(connection, home, run).bring(["models/checkpoints"])
     assert tree_hash(home / "models/checkpoints/checkpoint-5") == tree_hash(there)
     assert card.planned() == []
-    line.ask("clean", run=None, keep=False)
+    connection.ask("clean", run=None, keep=False)
     assert nothing_left(card)
 
 
@@ -347,7 +347,7 @@ def test_what_one_process_there_cannot_train_is_refused(project: Path, changed: 
 def test_without_resume_a_recorded_training_is_done_again(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reached(line: object) -> None:
+    def reached(connection: object) -> None:
         raise ToolError("Q-REMOTE-003", "it would train")
 
     train = import_module("pipeline.extras.remote.train")  # its name in the package is the command's

@@ -26,9 +26,9 @@ from pipeline.core.text import safe
 from pipeline.extras.remote import watch
 from pipeline.extras.remote.answers import parse
 from pipeline.extras.remote.host import files, runs
-from pipeline.extras.remote.line import ConnectionLost, SshConnection
 from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.parcel import Upload, inputs, run_id
+from pipeline.extras.remote.ssh import ConnectionLost, SshConnection
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
 from pipeline.stages.train.run import RUN as RECORD
@@ -39,7 +39,7 @@ CHECKPOINTS, JOURNAL = "models/checkpoints", "models/checkpoints/steps.jsonl"
 
 
 class Here:
-    """A line whose other end is this process."""
+    """A connection whose other end is this process."""
 
     name = "card"
 
@@ -79,7 +79,7 @@ class Here:
 
 
 @pytest.fixture
-def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     return Here(tmp_path / "store", monkeypatch)
 
 
@@ -93,9 +93,9 @@ def trained(root: Path, step: int) -> Path:
     return root
 
 
-def left_there(line: Here, step: int, code: str = "") -> Path:
+def left_there(connection: Here, step: int, code: str = "") -> Path:
     """The folder of a run on the host that died at `step`, or ended with `code`."""
-    folder = line.store / "runs" / RUN
+    folder = connection.store / "runs" / RUN
     trained(folder / "project", step)
     (folder / "out").mkdir()
     (folder / "attempt").write_text("first")
@@ -103,8 +103,8 @@ def left_there(line: Here, step: int, code: str = "") -> Path:
     return folder
 
 
-def watched(line: Here, root: Path, *, resume: bool = True) -> int:
-    return watch.watched(Mirror(line, root, RUN), Upload(), Params(), resume)  # type: ignore[arg-type]
+def watched(connection: Here, root: Path, *, resume: bool = True) -> int:
+    return watch.watched(Mirror(connection, root, RUN), Upload(), Params(), resume)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -118,15 +118,15 @@ def watched(line: Here, root: Path, *, resume: bool = True) -> int:
     ids=["behind-dead", "behind-stopped", "ahead", "torn-here"],
 )
 def test_a_host_goes_on_from_the_newest_whole_checkpoint(
-    line: Here, tmp_path: Path, there: int, here: int, torn: bool, code: str, goes_on_from: int
+    connection: Here, tmp_path: Path, there: int, here: int, torn: bool, code: str, goes_on_from: int
 ) -> None:
-    left_there(line, there, code)
+    left_there(connection, there, code)
     home = trained(tmp_path / "home", here)
     if torn:
         (home / CHECKPOINTS / f"checkpoint-{here}" / "weights").write_text("torn")
     before = tree_hash(home / CHECKPOINTS)
-    assert watched(line, home) == 1
-    assert line.began == [(["train"], [f"checkpoint-{goes_on_from}"])]
+    assert watched(connection, home) == 1
+    assert connection.began == [(["train"], [f"checkpoint-{goes_on_from}"])]
     if goes_on_from == here:
         assert tree_hash(home / CHECKPOINTS) == before
     elif not torn:
@@ -134,53 +134,53 @@ def test_a_host_goes_on_from_the_newest_whole_checkpoint(
         assert len((home / JOURNAL).read_text().splitlines()) == there
 
 
-def test_a_torn_checkpoint_there_does_not_come_home_and_costs_none(line: Here, tmp_path: Path) -> None:
-    folder, home = left_there(line, 200), trained(tmp_path / "home", 100)
+def test_a_torn_checkpoint_there_does_not_come_home_and_costs_none(connection: Here, tmp_path: Path) -> None:
+    folder, home = left_there(connection, 200), trained(tmp_path / "home", 100)
     (folder / "project" / CHECKPOINTS / "checkpoint-200/weights").write_text("torn")
-    assert watched(line, home) == 1
-    assert line.began == [(["train"], ["checkpoint-100"])]
+    assert watched(connection, home) == 1
+    assert connection.began == [(["train"], ["checkpoint-100"])]
     assert [path.name for path in (home / CHECKPOINTS).glob("checkpoint-*")] == ["checkpoint-100"]
 
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_run_at_work_that_is_not_to_be_followed_is_refused(
-    line: Here, tmp_path: Path, resume: bool
+    connection: Here, tmp_path: Path, resume: bool
 ) -> None:
-    folder = left_there(line, 100)
+    folder = left_there(connection, 100)
     home = trained(tmp_path / "home", 200 if resume else 50)
     before = tree_hash(home / CHECKPOINTS)
     with (folder / "alive").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="Q-REMOTE-014"):
-            watched(line, home, resume=resume)
+            watched(connection, home, resume=resume)
     assert tree_hash(home / CHECKPOINTS) == before
 
 
 @pytest.mark.parametrize("code", ["", "0", "1"], ids=["dead", "done", "failed"])
-def test_without_resume_nothing_there_counts(line: Here, tmp_path: Path, code: str) -> None:
-    left_there(line, 100, code)
-    assert watched(line, trained(tmp_path / "home", 50), resume=False) == 1
-    assert line.began == [(["train", "--no-resume"], [])]
+def test_without_resume_nothing_there_counts(connection: Here, tmp_path: Path, code: str) -> None:
+    left_there(connection, 100, code)
+    assert watched(connection, trained(tmp_path / "home", 50), resume=False) == 1
+    assert connection.began == [(["train", "--no-resume"], [])]
     assert not list((tmp_path / "home" / CHECKPOINTS).glob("checkpoint-*"))
 
 
 def test_half_a_folder_there_is_one_sentence(
-    line: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connection: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "PAUSE_SECONDS", 0)
-    (left_there(line, 100) / "out").rmdir()
+    (left_there(connection, 100) / "out").rmdir()
     with pytest.raises(ToolError, match=r"Q-REMOTE-015.*`quench remote clean card"):
-        watched(line, tmp_path / "home")
+        watched(connection, tmp_path / "home")
 
 
-def test_a_run_is_removed_with_what_was_sent_for_it_alone(line: Here) -> None:
-    line.ask("wanted", files={})
+def test_a_run_is_removed_with_what_was_sent_for_it_alone(connection: Here) -> None:
+    connection.ask("wanted", files={})
     names = {}
     for content in ("its own", "both", "its state", "state of the start before", "an upload"):
-        (line.store / "objects/new").write_text(content)
-        names[content] = files.sha256(line.store / "objects/new")
-        (line.store / "objects/new").rename(line.store / "objects" / names[content])
-    (line.store / "incoming/half").touch()
+        (connection.store / "objects/new").write_text(content)
+        names[content] = files.sha256(connection.store / "objects/new")
+        (connection.store / "objects/new").rename(connection.store / "objects" / names[content])
+    (connection.store / "incoming/half").touch()
     both = {"project/both": names["both"]}
     own = both | {"project/own": names["its own"]}
     for run, attempt, sent, state in (
@@ -189,17 +189,22 @@ def test_a_run_is_removed_with_what_was_sent_for_it_alone(line: Here) -> None:
         (RUN, "2", own, "its state"),
     ):
         states = {"project/state": names[state]} if state else {}
-        assert line.ask("start", run=run, attempt=attempt, inputs=sent, state=states, words=[]).damaged == []
-    assert line.ask("clean", run=RUN, keep=False).running == []
-    left = {path.name for path in (line.store / "objects").iterdir()}
+        assert (
+            connection.ask("start", run=run, attempt=attempt, inputs=sent, state=states, words=[]).damaged
+            == []
+        )
+    assert connection.ask("clean", run=RUN, keep=False).running == []
+    left = {path.name for path in (connection.store / "objects").iterdir()}
     assert left == {names["both"], names["an upload"]}
-    assert (line.store / "incoming/half").exists() and (line.store / "runs/other/project/both").exists()
-    line.ask("clean", run=None, keep=False)
-    assert not line.store.exists()
+    assert (connection.store / "incoming/half").exists() and (
+        connection.store / "runs/other/project/both"
+    ).exists()
+    connection.ask("clean", run=None, keep=False)
+    assert not connection.store.exists()
 
 
 def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int) -> SshConnection:
-    """A line whose `ssh` prints `text` and ends with `code`."""
+    """A connection whose `ssh` prints `text` and ends with `code`."""
     (tmp_path / "answer").write_text(text)
     for name in ("ssh", "rsync"):
         script(tmp_path / name, f"cat > {tmp_path}/asked\ncat {tmp_path}/answer\nexit {code}")
@@ -282,11 +287,11 @@ def test_an_answer_of_an_odd_shape_is_a_sentence(
 def test_a_host_without_an_end_is_a_sentence_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: str
 ) -> None:
-    line = answering(tmp_path, monkeypatch, "", 0)
+    connection = answering(tmp_path, monkeypatch, "", 0)
     for name in ("ssh", "rsync"):
         script(tmp_path / name, f"({flood}) {'>&2' if name == 'rsync' else ''}")
     used, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    for work in (lambda: line.ask("runs"), lambda: line.push(tmp_path, ["x"])):
+    for work in (lambda: connection.ask("runs"), lambda: connection.push(tmp_path, ["x"])):
         with pytest.raises(DataError, match="Q-REMOTE-008"):
             work()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 200_000  # KB
@@ -294,7 +299,7 @@ def test_a_host_without_an_end_is_a_sentence_in_bounded_memory(
 
 
 class Says:
-    """A line whose other end answers so."""
+    """A connection whose other end answers so."""
 
     name = "card"
 
@@ -334,9 +339,9 @@ def test_files_that_nobody_asked_for_leave_what_is_here(
     ids=["a file that was not offered", "damaged again and again"],
 )
 def test_a_host_that_is_never_content_is_a_sentence(tmp_path: Path, answers: dict[str, Any], id: str) -> None:
-    line = Says(look={"state": "none", "step": -1}, **answers)
+    connection = Says(look={"state": "none", "step": -1}, **answers)
     with pytest.raises(QuenchError, match=id):
-        watched(line, tmp_path)  # type: ignore[arg-type]
+        watched(connection, tmp_path)  # type: ignore[arg-type]
 
 
 def test_half_an_answer_before_the_last_words_of_ssh_is_a_cut_line(
@@ -348,9 +353,11 @@ def test_half_an_answer_before_the_last_words_of_ssh_is_a_cut_line(
 
 
 def test_an_error_of_the_host_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = answering(tmp_path, monkeypatch, files.MARK + '{"error": "\\u001b[2J' + "x" * 5000 + '"}\n', 0)
+    connection = answering(
+        tmp_path, monkeypatch, files.MARK + '{"error": "\\u001b[2J' + "x" * 5000 + '"}\n', 0
+    )
     with pytest.raises(ToolError, match="Q-REMOTE-005") as caught:
-        line.ask("runs")
+        connection.ask("runs")
     assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 400
 
 

@@ -38,7 +38,7 @@ from pipeline.extras.remote.host.files import MARK
 HOST = re.compile(r"(?:[\w][\w.-]*@)?[\w][\w.-]*", re.ASCII)
 PYTHON = re.compile(r"~?[\w./][\w./+-]*", re.ASCII)
 FOLDER = ".cache/quench/remote"  # folder on the host, below its home
-NO_LINE = 255  # exit code of ssh if the connection failed or was lost
+CONNECTION_FAILED = 255  # exit code of ssh if the connection failed or was lost
 NOT_THERE = (126, 127)  # exit codes of a shell that does not find the program
 OPTIONS = {
     "BatchMode": "yes",  # no prompt for a password
@@ -180,7 +180,7 @@ class SshConnection:
                 answered = True
                 yield answer
             code = process.wait()
-            if code not in (0, NO_LINE) and not answered:
+            if code not in (0, CONNECTION_FAILED) and not answered:
                 why = f"{self.python} is not there" if code in NOT_THERE else _reason(others)
                 raise ToolError(
                     "Q-REMOTE-005",
@@ -197,7 +197,7 @@ class SshConnection:
             return parse(what, line.removeprefix(MARK))
         except Malformed as error:
             with suppress(subprocess.TimeoutExpired):
-                if process.wait(LAST_WORDS_SECONDS) == NO_LINE:
+                if process.wait(LAST_WORDS_SECONDS) == CONNECTION_FAILED:
                     raise ConnectionLost("in the middle of an answer") from None
             raise foreign(self.name, str(error)) from None
 
