@@ -20,7 +20,7 @@ from pipeline.core.interruption import SIGNALS, Interruption
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.extras.remote.answers import Installed
 from pipeline.extras.remote.mirror import Mirror
-from pipeline.extras.remote.parcel import SCRATCH, STAGE, inputs, run_id
+from pipeline.extras.remote.payload import SCRATCH, STAGE, inputs, run_id
 from pipeline.extras.remote.ssh import SshConnection
 from pipeline.extras.remote.watch import watched
 from pipeline.stages.train.run import LIBRARIES, git_state
@@ -133,12 +133,12 @@ def _public(full_version: str | None) -> str | None:
 def _trained(connection: SshConnection, root: Path, params: Params, resume: bool, keep: bool) -> str:
     """Train there, however many attempts it needs. Return the run's id. Its outputs are here then."""
     print(f"remote: hashing what {STAGE} reads", flush=True)
-    parcel = inputs(root, params)
-    run = run_id(parcel, params)
+    payload = inputs(root, params)
+    run = run_id(payload, params)
     mirror = Mirror(connection, root, run)
     try:
         with Interruption():
-            code = watched(mirror, parcel, params, resume)
+            code = watched(mirror, payload, params, resume)
             if code == 0:
                 _finish(connection, root)
             else:

@@ -10,7 +10,7 @@ from pipeline.core.publish import remove
 from pipeline.extras.remote.answers import Started, State
 from pipeline.extras.remote.host.files import CHECKPOINTS
 from pipeline.extras.remote.mirror import Mirror, RunRemoved
-from pipeline.extras.remote.parcel import STAGE, STALLED, STATE, Upload, send, state, unfinished
+from pipeline.extras.remote.payload import STAGE, STALLED, STATE, Upload, send, state, unfinished
 from pipeline.stages.train.checkpoints import checkpoints_in, defect, step_of
 from pipeline.workflow.stages import stages_in
 
@@ -19,7 +19,7 @@ LOOKS = 5  # number of looks at an incomplete folder before it counts as permane
 PAUSE_SECONDS = 1.0  # seconds between two looks
 
 
-def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int:
+def watched(mirror: Mirror, payload: Upload, params: Params, resume: bool) -> int:
     """Return the exit code of train. It is started unless it runs, and started again if it was killed. Its
     outputs are here then.
 
@@ -65,7 +65,7 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
                 "look at its memory, or lower train.save_steps",
             )
         newest = reached
-        _begin(mirror, parcel, resume=resume or began)
+        _begin(mirror, payload, resume=resume or began)
         began = True
         gone = 0
 
@@ -102,14 +102,14 @@ def _need_whole(mirror: Mirror, gone: int) -> None:
     time.sleep(PAUSE_SECONDS)
 
 
-def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
+def _begin(mirror: Mirror, payload: Upload, *, resume: bool) -> None:
     """Send what is missing there, and start train."""
     connection = mirror.connection
     root = mirror.root
     upload = state(root) if resume else Upload()
     attempt = uuid.uuid4().hex
     for _ in range(STALLED):
-        send(connection, root, [parcel, upload])
+        send(connection, root, [payload, upload])
         if not upload.places:
             for path in STATE:
                 # These belong to a finished run, or to one that is not wanted. Train removes them in the same
@@ -119,7 +119,7 @@ def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
             "start",
             run=mirror.run,
             attempt=attempt,
-            inputs=parcel.places,
+            inputs=payload.places,
             state=upload.places,
             words=[STAGE] if resume else [STAGE, "--no-resume"],
         )

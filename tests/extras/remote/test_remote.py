@@ -23,7 +23,7 @@ from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.places import PROJECT
 from pipeline.extras.remote.mirror import Mirror
-from pipeline.extras.remote.parcel import Upload, send
+from pipeline.extras.remote.payload import Upload, send
 from pipeline.extras.remote.ssh import SshConnection
 from pipeline.stages.train.checkpoints import defect, publish_checkpoint
 
@@ -173,11 +173,11 @@ def without_times(path: Path) -> list:
 def test_a_transfer_that_is_cut_goes_on_where_it_was(card: Card, tmp_path: Path) -> None:
     """Both ways; what came home is a whole checkpoint."""
     run, connection, home = "0123456789abcdef", SshConnection("card", PYTHON, card.config), tmp_path / "home"
-    big, parcel = tmp_path / "big", Upload()
+    big, payload = tmp_path / "big", Upload()
     big.write_bytes(os.urandom(1_000_000))
-    parcel.add("project/big", big)
+    payload.add("project/big", big)
     card.plan(("^rsync --server", "in", 300_000), ("^rsync --server --sender", "out", 300_000))
-    send(connection, tmp_path, [parcel])
+    send(connection, tmp_path, [payload])
     assert (card.store / "objects" / file_hash(big)).read_bytes() == big.read_bytes()
     there = card.store / "runs" / run / "project/models/checkpoints/checkpoint-5"
     (tmp_path / "made").mkdir()

@@ -27,7 +27,7 @@ from pipeline.extras.remote import watch
 from pipeline.extras.remote.answers import parse
 from pipeline.extras.remote.host import files, runs
 from pipeline.extras.remote.mirror import Mirror
-from pipeline.extras.remote.parcel import Upload, inputs, run_id
+from pipeline.extras.remote.payload import Upload, inputs, run_id
 from pipeline.extras.remote.ssh import ConnectionLost, SshConnection
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint

@@ -73,7 +73,7 @@ def inputs(root: Path, params: Params) -> Upload:
     return upload
 
 
-def run_id(parcel: Upload, params: Params) -> str:
+def run_id(payload: Upload, params: Params) -> str:
     """Return an id that is the same for the same inputs, settings of train and code of train.
 
     A comment does not change it.
@@ -81,7 +81,7 @@ def run_id(parcel: Upload, params: Params) -> str:
     values = values_of(params)
     data = {
         place: digest
-        for place, digest in parcel.places.items()
+        for place, digest in payload.places.items()
         if place.startswith("project/") and place != "project/params.yaml"
     }
     settings = {key: values.at(key) for key in stages_in(params)[STAGE].params}
@@ -127,11 +127,11 @@ def _files(top: Path) -> Iterator[Path]:
     yield from (path for path in below if path.is_file() and path.name not in NO_PART)
 
 
-def send(connection: SshConnection, root: Path, parcels: list[Upload]) -> None:
-    """Send to the host what it lacks of `parcels`. Raises `ToolError` if nothing arrives, and `DataError` if
+def send(connection: SshConnection, root: Path, payloads: list[Upload]) -> None:
+    """Send to the host what it lacks of `payloads`. Raises `ToolError` if nothing arrives, and `DataError` if
     a file changed meanwhile.
     """
-    sources = {name: path for parcel in parcels for name, path in parcel.sources.items()}
+    sources = {name: path for payload in payloads for name, path in payload.sources.items()}
     sizes = {name: path.stat().st_size for name, path in sources.items()}
     folder = root / SCRATCH / "sending"
     remove(folder)
