@@ -90,7 +90,7 @@ def shared_out(run: Run) -> Any:
 
     group: Group = run.group
     group.connect()
-    with group.turn():
+    with group.one_at_a_time():
         model = put_tuner(load_quantized(run.base, run.settings, "cpu"), run.settings)
         device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
         part = shard(causal_model(model), device)

@@ -146,7 +146,7 @@ class Trainer:
         with self.journal.begun(self.step) if self.journal else nullcontext():
             if self.pending_evaluation:  # A signal had cut it short.
                 self.evaluate()
-            with self.interruption.deferred(), self.reducer.noticing(self):
+            with self.interruption.deferred(), self.reducer.saving_if_lost(self):
                 while not self.is_over():
                     self.epoch()
         self.reducer.check_equal(self)

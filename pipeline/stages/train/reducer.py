@@ -74,7 +74,7 @@ class Reducer(Protocol):
         """Tell the others of signal `number`, save in the body, and wait until the others have saved."""
         ...
 
-    def noticing(self, loop: Loop) -> AbstractContextManager[None]:
+    def saving_if_lost(self, loop: Loop) -> AbstractContextManager[None]:
         """Save the newest optimizer step if another process is gone while the body runs."""
         ...
 
@@ -110,6 +110,6 @@ class Alone:
         yield
 
     @contextmanager
-    def noticing(self, loop: Loop) -> Iterator[None]:
+    def saving_if_lost(self, loop: Loop) -> Iterator[None]:
         """Run the body: there is no one to miss."""
         yield

@@ -81,7 +81,7 @@ def run_rank(
         )
     from pipeline.stages.train.distributed.group import open_group
 
-    with open_group(rank) as group, group.noticing():
+    with open_group(rank) as group, group.raising_lost():
         if rank.leads:
             work(group=group)
             return

@@ -318,7 +318,7 @@ def test_a_signal_of_ones_own_does_not_cut_the_checkpoint_short_that_anothers_as
             saved.append(self.step)
 
     answers = torch.tensor([[0, 3, 0, 0], [15, 3, 0, 0]])
-    group: Any = SimpleNamespace(count=2, gathered=lambda mine: answers)
+    group: Any = SimpleNamespace(count=2, all_gather=lambda mine: answers)
     reducer = GroupReducer(group, [], sharded=False)
     saved: list[int] = []
     with Interruption() as interruption, pytest.raises(Stopped):

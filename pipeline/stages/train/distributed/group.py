@@ -169,7 +169,7 @@ class Group:
         if dist.is_initialized():
             return
         self.wait_for_all("loaded")
-        with self.noticing():
+        with self.raising_lost():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
                 store=self._store,
@@ -185,7 +185,7 @@ class Group:
             self._await(f"{what}/{number}")
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def one_at_a_time(self) -> Iterator[None]:
         """Run the body in one process of this machine at a time, with all of its cores."""
         if self.rank.local:
             self._await(f"turn/{platform.node()}/{self.rank.local - 1}")
@@ -195,22 +195,22 @@ class Group:
         torch.set_num_threads(shared)
         self._note(f"turn/{platform.node()}/{self.rank.local}", "over")
 
-    def gathered(self, values: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return the `values` (n,) of all processes: (processes, n), in the order of their ranks."""
         output = values.new_empty(self.count * len(values))
-        with self.noticing():
+        with self.raising_lost():
             dist.all_gather_single(output, values)
         return output.view(self.count, -1)
 
-    def dealt(self, values: torch.Tensor) -> torch.Tensor:
+    def all_to_all(self, values: torch.Tensor) -> torch.Tensor:
         """Return this process's part of `values` (n,) from all processes: (processes, n ÷ processes)."""
         output = torch.empty_like(values)
-        with self.noticing():
+        with self.raising_lost():
             dist.all_to_all_single(output, values)
         return output.view(self.count, -1)
 
     @contextmanager
-    def noticing(self) -> Iterator[None]:
+    def raising_lost(self) -> Iterator[None]:
         """Raise `Lost` if an exchange in the body fails."""
         try:
             yield

@@ -81,15 +81,15 @@ class GroupReducer:
         yield
         with suppress(Lost):
             # torchrun kills all once one has exited, so wait until they have saved.
-            self.group.gathered(torch.zeros(1))
+            self.group.all_gather(torch.zeros(1))
 
     @contextmanager
-    def noticing(self, loop: Loop) -> Iterator[None]:
+    def saving_if_lost(self, loop: Loop) -> Iterator[None]:
         """Save the newest optimizer step if another process is gone while the body runs. Raises `Lost`
         then.
         """
         try:
-            with self.group.noticing():
+            with self.group.raising_lost():
                 yield
         except Lost:
             loop.save_newest()
@@ -98,7 +98,7 @@ class GroupReducer:
     def _say(self, loop: Loop, *numbers: int) -> torch.Tensor:
         """Return (processes, 2 + MET) numbers of all processes: the pending signal, the step, two numbers."""
         signal, *rest = numbers
-        return self.group.gathered(torch.tensor([signal, loop.step, *rest]))
+        return self.group.all_gather(torch.tensor([signal, loop.step, *rest]))
 
     # --- micro-batches --------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class GroupReducer:
             for row, (batch_losses, sums) in enumerate(figures):
                 pairs = [float(value) for name in names for value in sums[name]]
                 sent[row] = torch.tensor([*batch_losses, *pairs], dtype=torch.float64)
-            rows = self.group.gathered(sent.view(-1)).view(self.group.count, share, width)
+            rows = self.group.all_gather(sent.view(-1)).view(self.group.count, share, width)
         all_figures = []
         for place in range(count):
             row_of_place = rows[place % self.group.count, place // self.group.count]
@@ -217,14 +217,14 @@ class GradientSum:
                 piece.copy_(parameter.grad.view(-1))
                 parameter.grad = None
                 self.reached[place] = True
-        for gradient in self.group.dealt(flat):
+        for gradient in self.group.all_to_all(flat):
             self.part = gradient.clone() if self.part is None else self.part.add_(gradient)
 
     def finish(self) -> None:
         """Put the sum into every process's `.grad`, or None if no gradient came, as in one process."""
-        flat = self.group.gathered(self.part).view(-1)
+        flat = self.group.all_gather(self.part).view(-1)
         flags = torch.tensor(self.reached, dtype=torch.uint8)
-        reached = self.group.gathered(flags).any(0).tolist()
+        reached = self.group.all_gather(flags).any(0).tolist()
         for (parameter, piece), any_reached in zip(self._pieces(flat), reached, strict=True):
             # A copy has the same memory layout as a gradient from autograd.
             parameter.grad = piece.clone().view_as(parameter) if any_reached else None
