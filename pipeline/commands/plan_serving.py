@@ -152,7 +152,7 @@ def as_values(plan: LevelPlan) -> dict[str, Any]:
     memory = plan.memory
     return {
         "weights_bytes": memory.weights,
-        "weights_from": "file" if plan.made else "computed",
+        "weights_from": "file" if plan.from_file else "computed",
         "kv_cache_bytes": memory.kv_cache,
         "buffers_bytes": memory.buffers,
         "buffers_from": "assumed" if memory.peak is None else "measured",
@@ -188,7 +188,7 @@ def show(
         memory = plan.memory
         table.add_row(
             plan.name,
-            f"{figure(memory.weights)}{'' if plan.made else ' *'}",
+            f"{figure(memory.weights)}{'' if plan.from_file else ' *'}",
             figure(memory.kv_cache),
             f"{figure(memory.buffers)}{' *' if memory.peak is None else ''}",
             *([figure(memory.prompt_cache)] if caches else []),
@@ -211,7 +211,7 @@ def closing(
 ) -> list[str]:
     """Return the lines that explain the table."""
     lines = [f"{MEMORY_UNIT}."]
-    if not all(plan.made and plan.memory.peak is not None for plan in plans.values()):
+    if not all(plan.from_file and plan.memory.peak is not None for plan in plans.values()):
         lines.append(
             "* computed: weights from the types of the level's tensors, buffers as a tenth of weights and "
             "cache; `snakemake` makes and measures them."

@@ -109,7 +109,7 @@ def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Rec
             chosen = _level(product, evidence, allowed, room)
         beaten = [gain.sentence for gain in gains if gain.model == chosen.model and gain.beats is False]
         unknown = f"Whether {chosen.model} fits is not known: its KV cache was not measured."
-        unsure = [] if memory[str(chosen.model)].known else [unknown]
+        unsure = [] if memory[str(chosen.model)].is_complete else [unknown]
         chosen = replace(chosen, warnings=(*beaten, *refusals, *unsure, *chosen.warnings))
     reasons = [evaluation.not_measured.get("task") for evaluation in evidence.evaluations.values()]
     unmeasured = next(filter(None, reasons), None)
@@ -224,7 +224,7 @@ def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: floa
 
 
 def _fits(memory: ServingMemory) -> str:
-    return "fits" if memory.known else "may fit"
+    return "fits" if memory.is_complete else "may fit"
 
 
 def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:

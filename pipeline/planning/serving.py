@@ -34,7 +34,7 @@ class ServingMemory:
     prompt_cache: int = 0
 
     @property
-    def known(self) -> bool:
+    def is_complete(self) -> bool:
         """True if `total` counts the KV cache, by itself or in the peak; otherwise more is needed."""
         return self.kv_cache is not None or self.peak is not None
 
@@ -70,7 +70,7 @@ class ServingMemory:
             buffers = f"{memory_gb(self.buffers)} buffers (measured)"
         kept = f"{memory_gb(self.prompt_cache)} prompt cache" if self.prompt_cache else ""
         parts = " + ".join(filter(None, (f"{memory_gb(self.weights)} weights", cache, buffers, kept)))
-        return f"{parts} = {'' if self.known else 'at least '}{memory_gb(self.total)}"
+        return f"{parts} = {'' if self.is_complete else 'at least '}{memory_gb(self.total)}"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LevelPlan:
 
     name: str
     memory: ServingMemory
-    made: bool  # True if weights are a file's bytes, not computed
+    from_file: bool  # True if weights are a file's bytes, not computed
     longest: int | None
     fits: bool | None
 
@@ -91,7 +91,7 @@ class LevelPlan:
 class PlannedModel:
     """The properties of a model that decide how much memory serving needs.
 
-    `weights` are in bytes, those of a file if it is `made`. `per_token` is the KV cache's bytes of a token.
+    `weights` are in bytes, a file's if `from_file`. `per_token` is the KV cache's bytes of a token.
     `positions` is the longest context of the model. `peak` is the measured memory of llama-server at the
     context that is planned.
     """
@@ -100,7 +100,7 @@ class PlannedModel:
     weights: int
     per_token: int | None
     positions: int
-    made: bool = False
+    from_file: bool = False
     peak: int | None = None
 
 
@@ -118,7 +118,7 @@ def plan_level(model: PlannedModel, serve: Serve, room: int | None) -> LevelPlan
     memory = ServingMemory(model.weights, cache, context * parallel, model.peak, kept)
     too_long = context > model.positions
     if room is None:
-        return LevelPlan(model.name, memory, model.made, None, False if too_long else None)
+        return LevelPlan(model.name, memory, model.from_file, None, False if too_long else None)
     longest = None
     if per_token:
         if model.peak is None:
@@ -129,9 +129,9 @@ def plan_level(model: PlannedModel, serve: Serve, room: int | None) -> LevelPlan
     fits = None
     if too_long or memory.total > room:
         fits = False
-    elif memory.known:
+    elif memory.is_complete:
         fits = True
-    return LevelPlan(model.name, memory, model.made, longest, fits)
+    return LevelPlan(model.name, memory, model.from_file, longest, fits)
 
 
 def prompt_cache(serve: Serve) -> int:

@@ -187,12 +187,12 @@ def memory_values(file: Candidate, load: Serve, room: int, served: Served) -> di
     """
     layers = ALL_LAYERS if load.n_gpu_layers else 0
     serve = load.model_copy(update={"n_gpu_layers": layers, "parallel": 1})
-    model = PlannedModel(file.name, file.bytes, file.per_token, file.positions or NO_LIMIT, made=True)
+    model = PlannedModel(file.name, file.bytes, file.per_token, file.positions or NO_LIMIT, from_file=True)
     measured = replace(model, peak=served.gpu_memory if layers else served.peak_memory)
     predicted = plan_level(model, serve, room)
     plan = plan_level(measured, serve, room)
     return {
-        "predicted_bytes": predicted.memory.total if predicted.memory.known else None,
+        "predicted_bytes": predicted.memory.total if predicted.memory.is_complete else None,
         "total_bytes": plan.memory.total,
         "kv_cache_bytes": plan.memory.kv_cache,
         "prompt_cache_bytes": plan.memory.prompt_cache,
