@@ -28,10 +28,10 @@ LOOK_SECONDS = 0.5
 
 def mark_run() -> None:
     """Make the jobs of this process, which inherit its environment, stop when it exits."""
-    os.environ[RUN] = f"{here()}:{os.getpid()}"
+    os.environ[RUN] = f"{pid_scope()}:{os.getpid()}"
 
 
-def here() -> str:
+def pid_scope() -> str:
     """Return the scope in which process ids are unique: this machine since its start and, in a container, the
     container.
 
@@ -62,7 +62,7 @@ def _owners() -> Iterator[tuple[int, Any]]:
     Each is (process id, psutil's process or None if it has exited).
     """
     where, _, pid = os.environ.get(RUN, "").rpartition(":")
-    if pid and where == here():
+    if pid and where == pid_scope():
         yield int(pid), psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
     if DVC in os.environ:
         yield from [

@@ -38,7 +38,7 @@ KEPT = re.compile(
 )
 
 
-def kept(line: str) -> bool:
+def is_safe(line: str) -> bool:
     """Return True if a line written while requests are accepted has a shape that can't contain any of their
     text.
     """
@@ -91,7 +91,7 @@ class LogPump(threading.Thread):
         """Copy lines (called by `threading`)."""
         for raw in iter(lambda: self.output.readline(LONGEST_LINE), b""):
             line = raw.decode(errors="replace").rstrip("\n")
-            if not self.loaded.is_set() or kept(line):
+            if not self.loaded.is_set() or is_safe(line):
                 self.handler.emit(logging.makeLogRecord({"msg": line}))
             if LOADED.search(line):
                 self.loaded.set()

@@ -38,12 +38,12 @@ def trained_model(
 
 
 def quantized_base(base: Path, trained: Path) -> AbstractContextManager[Any]:
-    """Return the base as in the training of the folder `trained`, without what was trained (`held`)."""
-    return held(base, run_settings(trained).model_copy(update=ON_ONE_DEVICE))
+    """Return the base as in the training of the folder `trained`, without what it trained (`loaded_base`)."""
+    return loaded_base(base, run_settings(trained).model_copy(update=ON_ONE_DEVICE))
 
 
 @contextmanager
-def held(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
+def loaded_base(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
     """Yield the base of `load_quantized`. Its memory is free after the body, if the body's own names go
     too.
     """

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.core.errors import GateError
-from pipeline.models.tensors import all_finite, nf4_state, whole
+from pipeline.models.tensors import all_finite, full_weight, nf4_state
 from pipeline.models.tuners import tuner_on
 
 DAMAGED = (
@@ -42,7 +42,7 @@ def dequantization_is_finite(model: Any) -> int:
     linears = nf4_linears(model).items()
     weights = (
         # The weight itself may be in main memory (`pipeline.models.offload`).
-        (name, dequantize_4bit(whole(linear.weight).data.to(state.absmax.device), state))
+        (name, dequantize_4bit(full_weight(linear.weight).data.to(state.absmax.device), state))
         for name, linear in linears
         for state in (nf4_state(linear),)
     )
@@ -72,7 +72,7 @@ def quantized_is_finite(model: Any) -> int:
     blocks = (
         (name, dequantize(weight[block], module.ggml_type))
         for name, module in modules.values()
-        for weight in (whole(module.weight),)
+        for weight in (full_weight(module.weight),)
         for block in row_blocks(weight, module.logical // len(weight))
     )
     return _count_finite(blocks, *DAMAGED)

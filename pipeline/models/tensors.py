@@ -32,7 +32,7 @@ def tensor_bytes(tensors: Iterable[Any]) -> int:
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
-def whole(weight: Any) -> Any:
+def full_weight(weight: Any) -> Any:
     """Return the entire weight. If it is sharded (`pipeline.models.sharded`), all processes have to call
     this.
     """

@@ -37,7 +37,7 @@ from pipeline.extras.nf4.checks import (
     memory_of,
     output_check,
 )
-from pipeline.metrics.forward import held
+from pipeline.metrics.forward import loaded_base
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
 from pipeline.models.nf4_weights import weight_lines
 from pipeline.models.qlora import ON_ONE_DEVICE
@@ -89,11 +89,13 @@ def quantization_check(
     """
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
-    with held(base, settings.model_copy(update={"quantization": "none"}), reference_device(base)) as bare:
+    plain = settings.model_copy(update={"quantization": "none"})
+    with loaded_base(base, plain, reference_device(base)) as bare:
         model = put_adapter(bare, adapter, adapter_config(bare, settings), "default", SEED, trained=True)
         reference = last_logits(model, rows)
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
-    with held(base, settings) as bare:  # Every linear is proven to be NF4 before anything else is put on.
+    # Every linear is proven to be NF4 before anything else is put on.
+    with loaded_base(base, settings) as bare:
         quantized = dequantization_is_finite(bare)
         weights = weight_lines(bare, base)
         # The settings come from the model before any adapter was put on it.

@@ -14,7 +14,7 @@ import torch
 from pipeline.gguf.dequantize import layout
 from pipeline.gguf.scales import changed_scales, per_scale, scale_places, stored_scales, with_scales
 from pipeline.models.quantized_linear import QuantizedLinear, passing, row_blocks
-from pipeline.models.tensors import whole
+from pipeline.models.tensors import full_weight
 
 
 class ScaledMatmul(torch.autograd.Function):
@@ -104,7 +104,7 @@ class ScaledLinear(QuantizedLinear):
         """Return the same linear as in the tuned file, frozen."""
         with torch.no_grad():
             # The weight itself may be in main memory (`pipeline.models.offload`).
-            weights = rescaled(whole(self.weight).to(self.change.device), self.ggml_type, self.change)
+            weights = rescaled(full_weight(self.weight).to(self.change.device), self.ggml_type, self.change)
         return QuantizedLinear(
             weights, self.ggml_type, self.bias, compute_dtype=self.compute_dtype, grid=self.grid
         )

@@ -17,7 +17,7 @@ from pipeline.core.errors import DataError, GateError
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.tensors import SCALES
 from pipeline.models.qlora import check_layers
-from pipeline.models.tensors import whole
+from pipeline.models.tensors import full_weight
 
 AGAIN = "run `snakemake --force train`"
 
@@ -170,5 +170,5 @@ def unchanged_in_file(model: Any) -> bool:
 
     scaled = [module for module in model.modules() if isinstance(module, ScaledLinear)]
     # All are computed: if the base is sharded, the other processes wait for each.
-    same = [torch.equal(linear.tuned().weight, whole(linear.weight)) for linear in scaled]
+    same = [torch.equal(linear.tuned().weight, full_weight(linear.weight)) for linear in scaled]
     return bool(scaled) and all(same)
