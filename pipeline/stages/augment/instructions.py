@@ -126,7 +126,7 @@ def _is_rejectable(row: Row) -> bool:
 
 
 def _question(row: Row, _: int) -> tuple[str, dict[str, Any]]:
-    return "questions/1", _told(f"Message:\n{question_of(row)}", TEXTS["questions/1"])
+    return "questions/1", _chat_request(f"Message:\n{question_of(row)}", TEXTS["questions/1"])
 
 
 def _rejected(row: Row, drawn_flaw: int) -> tuple[str, dict[str, Any]]:
@@ -134,14 +134,14 @@ def _rejected(row: Row, drawn_flaw: int) -> tuple[str, dict[str, Any]]:
     turns = [turn for turn in asked_turns(row) if turn["content"].strip()]
     question = turns[-1]["content"] if len(turns) == 1 else "\n\n".join(map(_named, turns))
     material = f"Question:\n{question}\n\nRight answer:\n{right_answer(row)}"
-    return instruction, _told(material, TEXTS[instruction])
+    return instruction, _chat_request(material, TEXTS[instruction])
 
 
 def _answer(row: Row, _: int) -> tuple[str, dict[str, Any]]:
     return "answers/1", chat_request(row["messages"], row.get("tools"))
 
 
-def _told(material: str, instruction: str) -> dict[str, Any]:
+def _chat_request(material: str, instruction: str) -> dict[str, Any]:
     """Return the request. The instruction comes last because small models follow it best there."""
     return {"messages": [{"role": "user", "content": f"{material}\n\n{instruction}"}]}
 

@@ -40,12 +40,12 @@ def raw_row(kind: AugmentKind, call: Call, text: Text) -> dict[str, Any]:
     if kind == "answers":
         return {"messages": [*asked_turns(row), turn], **more}
     if kind == "rejected":
-        answer = row["messages"][-1] if row["kind"] == "chat" else _said(row["answer"])
+        answer = row["messages"][-1] if row["kind"] == "chat" else _assistant_turn(row["answer"])
         more = {key: more[key] for key in ("tools", "domain") if key in more}
         return {
             "prompt": asked_turns(row),
             "chosen": untrained_turns([answer]),
-            "rejected": [_said(turn["content"])],
+            "rejected": [_assistant_turn(turn["content"])],
             **more,
         }
     place = question_place(row)
@@ -59,7 +59,7 @@ def raw_row(kind: AugmentKind, call: Call, text: Text) -> dict[str, Any]:
     return {"messages": turns, **kind_fields, **more}
 
 
-def _said(text: str) -> dict[str, str]:
+def _assistant_turn(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 

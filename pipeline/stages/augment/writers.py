@@ -87,7 +87,7 @@ def addressed(settings: Augment) -> Iterator[Ask]:
     timeout = httpx.Timeout(READ_SECONDS, connect=30.0)
     with httpx.Client(headers=headers, timeout=timeout, trust_env=not is_local) as client:
         address = f"{url}/chat/completions"
-        yield lambda request: _asked(client, address, request | {"model": settings.model}, key)
+        yield lambda request: _reply(client, address, request | {"model": settings.model}, key)
 
 
 def key_of(settings: Augment) -> str | None:
@@ -104,7 +104,7 @@ def key_of(settings: Augment) -> str | None:
     return key
 
 
-def _asked(client: httpx.Client, address: str, request: dict[str, Any], key: str | None) -> Text:
+def _reply(client: httpx.Client, address: str, request: dict[str, Any], key: str | None) -> Text:
     """Return the reply, after further tries while the address is busy or silent. Raises `ToolError`."""
     why = ""
     for wait in (*WAITS, None):

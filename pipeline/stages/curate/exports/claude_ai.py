@@ -66,7 +66,7 @@ def _turns(message: dict[str, Any], notes: Notes) -> list[Turn]:
         notes["blocks_not_read"] += skipped
         blocks = [{"type": "text", "text": stated}]
     if sender == "human":
-        return _asked(message, texts(*(block.get("text") for block in blocks)), notes)
+        return _user_turn(message, texts(*(block.get("text") for block in blocks)), notes)
     if sender != "assistant":
         raise BadLine("bad_role", f"the sender is {quoted(sender)}, neither human nor assistant")
     answer = Answer(notes)
@@ -75,7 +75,7 @@ def _turns(message: dict[str, Any], notes: Notes) -> list[Turn]:
     return answer.finished(aborted=message.get("truncated") is True or message.get("stop_reason") in CUT_OFF)
 
 
-def _asked(message: dict[str, Any], words: str, notes: Notes) -> list[Turn]:
+def _user_turn(message: dict[str, Any], words: str, notes: Notes) -> list[Turn]:
     """Return the user's turn, with the text of attachments after it."""
     names = []
     for attached in objects(message.get("attachments")):

@@ -15,7 +15,7 @@ from pipeline.stages.curate.exports.answers import objects, texts
 from pipeline.stages.curate.exports.export import HEAD_RECORDS, Conversation, Export, Head, Notes, Record
 from pipeline.stages.curate.exports.langchain import CUT_OFF, is_message, turns_of
 from pipeline.stages.curate.wire.draft import Turn, settled
-from pipeline.stages.curate.wire.requests import answered, asked
+from pipeline.stages.curate.wire.requests import answered, request_row
 
 LLM = "llm"
 ANSWERS = ("choices", "candidates", "message", "content", "role", "tool_calls")  # keys of an API's answer
@@ -74,7 +74,7 @@ def _row(run: Any, *, of_models: bool, notes: Notes) -> dict[str, Any] | None:
         raise BadLine("no_assistant", "the run failed, or has no outputs")
     if not isinstance(inputs, dict):
         raise BadLine("bad_shape", "the run's inputs are no object")
-    row = _asked(inputs, notes)
+    row = _prompt_row(inputs, notes)
     asked_turns = row["messages"]
     replied = _answered(outputs, notes)
     if replied[: len(asked_turns)] == asked_turns:  # The state of a graph, which contains the question too.
@@ -113,7 +113,7 @@ def _plain(message: Mapping[str, Any], where: str) -> Turn:
     return {**message, "content": content or ""}
 
 
-def _asked(inputs: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
+def _prompt_row(inputs: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     listed = inputs.get("messages")
     if isinstance(listed, list):
         if len(listed) == 1 and isinstance(listed[0], list):  # a batch of one
@@ -125,7 +125,7 @@ def _asked(inputs: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     words = texts(*(inputs.get(key) for key in QUESTIONS))
     if words:
         return {"messages": [{"role": "user", "content": words}]}
-    return asked(inputs)
+    return request_row(inputs)
 
 
 def _answered(outputs: Mapping[str, Any], notes: Notes) -> list[Turn]:

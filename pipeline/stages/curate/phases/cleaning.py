@@ -123,7 +123,7 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Pla
 
 def read_plan(work: Work) -> Plan:
     """Return the plan that `make_plan` wrote."""
-    return load(work.made("plan") / PLAN, Plan)
+    return load(work.filled("plan") / PLAN, Plan)
 
 
 def stats_of(work: Work, plan: Plan) -> CurationStats:

@@ -95,7 +95,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             "contamination": {
                 "rows": len(leaks),
                 "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
-                "guarded_texts": load(work.made("sample") / GUARDED, dict[str, int]),
+                "guarded_texts": load(work.filled("sample") / GUARDED, dict[str, int]),
             },
             "groups": group_counts(group, kept)
             | {"requests_with_several_answers": requests, "leaks_prevented": prevented}
@@ -122,14 +122,14 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
 def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
     edges = chain.from_iterable(map(read_edges, work.each("join")))
     sketched = Sketched(work.each("sketch"), rows.bases)
-    return clusters(sketched, np.load(work.made("sample") / FIRST), edges, settings.near_threshold)
+    return clusters(sketched, np.load(work.filled("sample") / FIRST), edges, settings.near_threshold)
 
 
 def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings: Curate) -> dict[int, Leak]:
     """Return the training rows that share text with the test rows or with data/guard."""
     tested = decisions.split == TEST
     used = (decisions.outcome == KEPT) | near_duplicates(decisions, table, settings)
-    folder = work.made("sample")
+    folder = work.filled("sample")
     prints = [Spill(joined, PRINTS) for joined in work.each("join")]
     overlaps = Overlaps(prints, folder, read_boilerplate(folder).grams)
     return {leak.row: leak for leak in overlaps.leaks(used & ~tested, used & tested, rows.row)}

@@ -94,7 +94,7 @@ def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
     features = partial(
         part_features,
         path=rows.spools[shard],
-        boilerplate=read_boilerplate(work.made("sample")),
+        boilerplate=read_boilerplate(work.filled("sample")),
         threshold=settings.near_threshold,
         guarded=bool(settings.decontaminate),
     )
@@ -114,7 +114,7 @@ def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) ->
 def join(settings: Curate, work: Work, shard: int) -> None:
     """Join the keys of all shards that belong to this one (from 0)."""
     rows = work.rows()
-    first = np.load(work.made("sample") / FIRST)
+    first = np.load(work.filled("sample") / FIRST)
     sketched = Sketched(work.each("sketch"), rows.bases)
     # Keys are divided by their first byte.
     in_shard = range(256 * shard // work.shards, 256 * (shard + 1) // work.shards)
@@ -128,7 +128,7 @@ def join(settings: Curate, work: Work, shard: int) -> None:
         dump(folder / ANSWERS, several_answers(sketched.groups("asking", in_shard), first, rows))
         # Most fingerprints belong to only one row, and are of no use.
         shared = Spill(folder, PRINTS)
-        print_spills = [*sketched.stored(PRINTS), Spill(work.made("sample"), DOCUMENTS)]
+        print_spills = [*sketched.stored(PRINTS), Spill(work.filled("sample"), DOCUMENTS)]
         for keys, owners in groups_of(print_spills, 2, in_shard):
             shared.add(keys, owners)
         shared.finish()

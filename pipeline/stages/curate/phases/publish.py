@@ -38,7 +38,7 @@ def write(work: Work, shard: int) -> None:
 
     The last shard also writes the pairs made of all rows.
     """
-    folder = work.made("cluster")
+    folder = work.filled("cluster")
     rows = Rows([*work.rows().spools, folder / ROWS])
     decided = np.load(folder / DECIDED, mmap_mode="r")
     spools = range(shard, shard + (2 if shard == work.shards - 1 else 1))
@@ -108,7 +108,7 @@ def publish(root: Path, settings: Curate, work: Work) -> CurationReport:
 
     Raises `DataError` if no row can be used or a wanted split is empty. Nothing is published then.
     """
-    decided = work.made("cluster")
+    decided = work.filled("cluster")
     data = root / "data"
     cleaned, written = work.each("clean"), work.each("write")
     report = load(decided / REPORT, CurationReport)
@@ -122,7 +122,7 @@ def publish(root: Path, settings: Curate, work: Work) -> CurationReport:
         final.mkdir()
         for split in SPLITS:
             _join([folder / f"{split}.jsonl" for folder in written], final / f"{split}.jsonl", work)
-        refused = [folder / REJECTS for folder in (work.made("plan"), *cleaned)]
+        refused = [folder / REJECTS for folder in (work.filled("plan"), *cleaned)]
         _join([*refused, *(folder / DROPPED for folder in written)], rejects, work)
         _join([folder / CHANGES for folder in cleaned], changes, work)
         _join([decided / CLUSTERS], clusters, work)

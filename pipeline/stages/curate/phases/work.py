@@ -48,7 +48,7 @@ class Work:
             yield aside
             (aside / KEY).write_text(self.key, encoding="ascii")
 
-    def made(self, phase: str, shard: int | None = None) -> Path:
+    def filled(self, phase: str, shard: int | None = None) -> Path:
         """Return the folder that an earlier phase filled. Raises `DataError` if it is missing, `MachineError`
         if it was made of other inputs.
         """
@@ -68,7 +68,7 @@ class Work:
 
     def each(self, phase: str) -> list[Path]:
         """Return the folders of all shards."""
-        return [self.made(phase, shard) for shard in range(self.shards)]
+        return [self.filled(phase, shard) for shard in range(self.shards)]
 
     def rows(self) -> Rows:
         """Return the clean rows of all shards."""

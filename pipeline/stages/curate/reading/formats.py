@@ -46,7 +46,7 @@ from pipeline.stages.curate.reading.values import (
     one_text,
     thumb_of,
 )
-from pipeline.stages.curate.wire.requests import asked, exchange
+from pipeline.stages.curate.wire.requests import exchange, request_row
 from pipeline.stages.curate.wire.shapes import without_nulls
 
 KNOWN_ROWS = 1024  # sets of keys whose format is cached
@@ -279,7 +279,7 @@ def _requests(value: Value, request: str, response: str | None = None) -> Conten
         lists = (key for key in (request, "tools") if is_list(value.get(key)))
         body = {**value, **{key: items(value[key], key) for key in lists}}
     if response is None:
-        row = asked(body)
+        row = request_row(body)
     else:
         answer = value[response]
         row = exchange(body, {response: answer} if response in ("candidates", "choices") else answer)
@@ -380,7 +380,7 @@ def _preference(value: Value, *sides: str) -> Content:
     asked = value.get("input")
     if isinstance(asked, dict):  # OpenAI's form: the conversation's turns and tools.
         value = {**value, "input": asked.get("messages"), "tools": asked.get("tools") or value.get("tools")}
-    prompt = system_turn(value) + _asked(value)
+    prompt = system_turn(value) + _prompt_turns(value)
     better, worse = sides
     if sides in UNDECIDED:
         better, worse = _preferred(value, sides)
@@ -408,7 +408,7 @@ def _worse_answer(value: Value, field: str, worse: str) -> Content:
     return "preference", _with_tools(value, messages) | {"chosen": chosen, "rejected": rejected}
 
 
-def _asked(value: Value) -> list[Turn]:
+def _prompt_turns(value: Value) -> list[Turn]:
     """Return the turns of a pair's own prompt, by any of its names; none if it has no prompt."""
     field = next((key for key in PROMPTS if value.get(key) is not None), None)
     if field is None:

@@ -65,7 +65,7 @@ class Redactor:
         pairs = list(_argument_pairs(row)) if secrets else []
         content = [text for _, text in texts(row)] + pairs
         together = "\n".join(content)
-        if next(self._found(together, secrets), None) is None:
+        if next(self._spans(together, secrets), None) is None:
             return row
         if self._secrets == "reject":
             self._check(row, pairs)
@@ -74,7 +74,7 @@ class Redactor:
         counts: Counter[str] = Counter()
 
         def edit(place: str, text: str) -> str:
-            spans = _disjoint([*self._found(text, secrets), *repeats(text)])
+            spans = _disjoint([*self._spans(text, secrets), *repeats(text)])
             if not spans:
                 return text
             counts.update(span.kind for span in spans)
@@ -98,7 +98,7 @@ class Redactor:
         """
         text = text.encode("utf-8", "replace").decode()  # Halves of surrogate pairs are replaced.
         for _ in range(PASSES):
-            spans = list(self._found_escaped(text))
+            spans = list(self._escaped_spans(text))
             if not spans:
                 return text
             text = _replaced(
@@ -112,13 +112,13 @@ class Redactor:
         """
         return self.scrub(text) == text
 
-    def _found_escaped(self, text: str) -> Iterator[Span]:
+    def _escaped_spans(self, text: str) -> Iterator[Span]:
         """Yield the spans to scrub, found in the text as it is, and with its escapes decoded."""
         for shown, origin in [(text, range(len(text) + 1)), *decodings(text)]:
-            for span in chain(self._found(shown, secrets=True), find_private_keys(shown)):
+            for span in chain(self._spans(shown, secrets=True), find_private_keys(shown)):
                 yield span._replace(start=origin[span.start], end=origin[span.end])
 
-    def _found(self, text: str, secrets: bool) -> Iterator[Span]:
+    def _spans(self, text: str, secrets: bool) -> Iterator[Span]:
         text = blanked(text)
         if secrets:
             yield from find_secrets(text)

@@ -118,7 +118,9 @@ class Truncation:
         texts = 0
         if not kept:
             fitting, texts = self._shortened(fitting, pieces.head, went, changes)
-        if all(side in fitting for side in SIDES) and _said(fitting, "chosen") == _said(fitting, "rejected"):
+        if all(side in fitting for side in SIDES) and _turns(fitting, "chosen") == _turns(
+            fitting, "rejected"
+        ):
             raise BadRow("no_preference", "both answers are the same once they are cut to fit")
         described = f"{plural(sum(pieces.weights), 'character')} in {plural(total, 'exchange')}"
         after = f"{plural(self.tokens(fitting), 'token')} in {plural(max(kept, 1), 'exchange')}"
@@ -231,7 +233,7 @@ def _sliced(text: Text, limit: int) -> str:
     return text.text[:limit] if text.cut == "end" else text.text[-limit:]
 
 
-def _said(row: Row, side: str) -> list[dict[str, Any]]:
+def _turns(row: Row, side: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in turn.items() if key != "cut"} for turn in row[side]]
 
 

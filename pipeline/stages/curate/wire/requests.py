@@ -34,11 +34,11 @@ SYSTEMS = ("systemInstruction", "system_instruction")
 
 def exchange(request: Any, response: Any) -> dict[str, Any]:
     """Return a row of messages, with the answer as its last turn. Raises `BadRow` if there is none."""
-    row = asked(_unwrapped(request, "request"))
+    row = request_row(_unwrapped(request, "request"))
     return row | {"messages": [*row["messages"], *answered(response)]}
 
 
-def asked(request: Value) -> dict[str, Any]:
+def request_row(request: Value) -> dict[str, Any]:
     """Return a row of the turns, the system text and the tools of a request."""
     row: dict[str, Any] = {}
     if "contents" in request:
