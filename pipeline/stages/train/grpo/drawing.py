@@ -72,7 +72,7 @@ class Rounds:
         step: int,
         prompts: Sequence[Batch],
         measure: Measure,
-        heed: Callable[[], None],
+        check_signal: Callable[[], None],
         resumed: bool,
     ) -> Round:
         """Return the round before `step` + 1 for batches of prompts. `resumed`: a run resumes in this round.
@@ -111,14 +111,14 @@ class Rounds:
                 "of an unbroken one",
                 file=sys.stderr,
             )
-        drawn = self._drawn(model, step, prompts, heed)
+        drawn = self._drawn(model, step, prompts, check_signal)
         scored = self._scored(drawn)
         rollouts = Round(head, self._measured(prompts, scored, measure))
         write_round(file, rollouts)
         return rollouts
 
     def _drawn(
-        self, model: Any, step: int, prompts: Sequence[Batch], heed: Callable[[], None]
+        self, model: Any, step: int, prompts: Sequence[Batch], check_signal: Callable[[], None]
     ) -> list[Completion]:
         requests = []
         for batch in prompts:
@@ -126,7 +126,7 @@ class Rounds:
                 for member in range(self.grpo.group_size):
                     seed = seed_of(self.settings.seed, step, row, member)
                     requests.append((row, member, Request(prompt, seed)))
-        drawn = self.source.draw(model, [request for *_, request in requests], heed)
+        drawn = self.source.draw(model, [request for *_, request in requests], check_signal)
         completions = [
             Completion(row, member, request.seed, draw.ids, draw.logps, draw.stopped, self.text(draw.ids))
             for (row, member, request), draw in zip(requests, drawn, strict=True)

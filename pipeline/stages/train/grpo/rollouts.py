@@ -70,15 +70,15 @@ class OwnSource:
         self.ends = frozenset(ends)
         self.max_new_tokens = max_new_tokens
 
-    def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
-        """Return a completion by `model` for each request, those of one prompt together. `heed` is called
-        between prompts, and may raise.
+    def draw(self, model: Any, requests: Sequence[Request], check_signal: Callable[[], None]) -> list[Drawn]:
+        """Return a completion by `model` for each request, those of one prompt together. `check_signal` is
+        called between prompts, and may raise.
         """
         drawn: list[Drawn] = []
         with undisturbed(model):
             for _, group in groupby(requests, key=lambda request: request.prompt):
                 drawn += self._group(model, list(group))
-                heed()
+                check_signal()
         return drawn
 
     def _group(self, model: Any, requests: Sequence[Request]) -> list[Drawn]:
@@ -145,7 +145,7 @@ class ServerSource:
         weights = self.run.record["base"]["weights_sha256"]
         return as_gguf(self.tools, self.run.base, folder, self.settings.rollout_type, weights)
 
-    def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
+    def draw(self, model: Any, requests: Sequence[Request], check_signal: Callable[[], None]) -> list[Drawn]:
         """Return a completion for each request by `model` as it is now."""
         grpo = self.settings.grpo
         drawn = list[Drawn]()
@@ -162,7 +162,7 @@ class ServerSource:
             try:
                 for completion in pool.map(completed, requests):
                     drawn.append(completion)
-                    heed()
+                    check_signal()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

@@ -111,7 +111,7 @@ class PreferenceTrainer(Trainer):
         settings = self.settings
         # The reference runs before the forward that keeps activations. KTO's other answers run after it,
         # because autocast would keep copies of the adapter's weights that were made without a gradient.
-        reference = self.asked(model, inputs)
+        reference = self.reference_logps(model, inputs)
         logps, tokens = likelihoods(model, inputs, len(roles))
         answers = Likelihoods(logps, torch.zeros_like(logps) if reference is None else reference, tokens)
         chosen = answers.of(roles == CHOSEN)
@@ -127,7 +127,7 @@ class PreferenceTrainer(Trainer):
             extra = {}
         return losses.sum() / items, extra | measured(chosen, rejected, margins, self.reference is not None)
 
-    def asked(self, model: Any, batch: Batch) -> Any:
+    def reference_logps(self, model: Any, batch: Batch) -> Any:
         """Return the reference's log-probabilities (n,) of the answers in a batch, or None without a
         reference.
         """
@@ -140,7 +140,7 @@ class PreferenceTrainer(Trainer):
         others = inputs[OTHERS]
         with torch.no_grad():
             logps, _ = likelihoods(model, others, len(inputs["roles"]))
-            return (logps - self.asked(model, others)).mean().clamp(min=0)
+            return (logps - self.reference_logps(model, others)).mean().clamp(min=0)
 
 
 def measured(chosen: Likelihoods, rejected: Likelihoods, margins: Any, has_reference: bool) -> Sums:
