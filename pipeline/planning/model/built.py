@@ -152,7 +152,7 @@ def _shape(config: Any) -> Shape:
         weights = sum(parameter.numel() for parameter in model.parameters())
         tables = embedding.weight.numel() * (1 if tied else 2)
         buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-        kept, ends_kept, widest = _kept(model, name, layers, linears)
+        kept, ends_kept, widest = _kept_bytes(model, name, layers, linears)
     vocabulary, hidden = embedding.weight.shape
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -251,7 +251,7 @@ def _attends(linears: tuple[Linear, ...]) -> bool:
     return any(re.search(r"\{\}\.(self_)?att", linear.place) for linear in linears)
 
 
-def _kept(
+def _kept_bytes(
     model: Any, name: str, layers: Any, linears: tuple[tuple[Linear, ...], ...]
 ) -> tuple[tuple[Kept, ...], Kept, int]:
     """Return what each layer keeps for the backward, what the rest keeps, and the largest tensor of a token.

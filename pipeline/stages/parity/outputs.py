@@ -62,7 +62,7 @@ class Bench:
         positions = sum(len(prompt.positions) for prompt in self.prompts)
         return f"{len(self.prompts)} held-out rows, {positions} positions"
 
-    def kept(self, model: AbstractContextManager[Speaker]) -> AbstractContextManager[Reference]:
+    def logits_of(self, model: AbstractContextManager[Speaker]) -> AbstractContextManager[Reference]:
         """Return a context manager that computes a model's logits for the prompts and keeps them during its
         body.
         """
@@ -73,7 +73,7 @@ class Bench:
         body.
         """
         llama = self.llama
-        return self.kept(
+        return self.logits_of(
             gguf_speaker(path, self.prompts, threads=llama.threads, tools=llama.tools, lora=lora)
         )
 
@@ -98,15 +98,15 @@ def output_checks(
     merge_base = read_merge(chain.merged)["merge_base"]
     recorded = (chain.adapter / "run.json").exists()
     with ExitStack() as files:
-        sixteen = files.enter_context(bench.kept(plain_model(chain.base, chain.adapter)))
+        sixteen = files.enter_context(bench.logits_of(plain_model(chain.base, chain.adapter)))
         as_trained, trained = trained_outputs(chain, bench, files) if recorded else (sixteen, sixteen)
         outputs = Outputs(
             as_trained=as_trained,
             trained=trained,
             sixteen=sixteen,
-            merged=files.enter_context(bench.kept(plain_model(chain.merged))),
+            merged=files.enter_context(bench.logits_of(plain_model(chain.merged))),
             gguf=files.enter_context(bench.gguf(chain.gguf)),
-            untuned=cache(lambda: files.enter_context(bench.kept(plain_model(chain.base)))),
+            untuned=cache(lambda: files.enter_context(bench.logits_of(plain_model(chain.base)))),
             parameters=check_gguf(chain.gguf).parameters,
             where=bench.where,
             weights=weights,
@@ -159,8 +159,8 @@ def trained_outputs(chain: Chain, bench: Bench, files: ExitStack) -> tuple[Refer
     """Return the trained model's outputs in training's own arithmetic, and in float32. It is loaded once."""
     with trained_model(chain.base, chain.adapter) as speaker:
         return (
-            files.enter_context(bench.kept(nullcontext(speaker))),
-            files.enter_context(bench.kept(nullcontext(speaker.in_float32()))),
+            files.enter_context(bench.logits_of(nullcontext(speaker))),
+            files.enter_context(bench.logits_of(nullcontext(speaker.in_float32()))),
         )
 
 

@@ -191,10 +191,10 @@ def chosen(rows: Iterable[Row], count: int) -> list[Conversation]:
     synthetic ones are thinned in proportion.
     """
     chats = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
-    return [*chats, *made()[:: max(1, ENOUGH // count)]]
+    return [*chats, *synthetic()[:: max(1, ENOUGH // count)]]
 
 
-def made() -> list[Conversation]:
+def synthetic() -> list[Conversation]:
     """Return all synthetic conversations, in this order: contents, exchanges, tools, reasoning."""
     return [*words(), *turns(), *with_tools(), *with_reasoning()]
 

@@ -144,7 +144,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
             "tokens_levels": special_tokens.vocabularies_and_provenance(chain.merged, chain.gguf, levels),
         }
 
-    def said(checks: ParityChecks) -> ParityChecks:
+    def output_divergences(checks: ParityChecks) -> ParityChecks:
         bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.llama)
         adapted = {"base_gguf": base_gguf, "lora": lora} if with_lora else {}
         return output_checks(chain, bench, limits, checks, **adapted)
@@ -168,9 +168,9 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         Probe("special tokens", SPECIAL | {"tokens_levels": special_tokens.RECORDS}, special),
         _text(chain.gguf, tokenizer, measure),
         *_tool_calls(chain.gguf, tokenizer, measure),
-        Probe("outputs", outputs | (LORA if with_lora else {}), said, "standard"),
+        Probe("outputs", outputs | (LORA if with_lora else {}), output_divergences, "standard"),
         # With with_lora this is measured among the outputs.
-        *([] if with_lora else [Probe("LoRA", LORA, said, "full", no_base)]),
+        *([] if with_lora else [Probe("LoRA", LORA, output_divergences, "full", no_base)]),
         _behavior(models, tokenizer, measure),
     ]
 
@@ -185,13 +185,13 @@ def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
             return results | {"weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
         return results | {"weights_scales": scales_weights(chain.base, chain.adapter, chain.served)}
 
-    said = {"outputs_bare": BARE_TITLE, "outputs_served": chain.made.title}
+    titles = {"outputs_bare": BARE_TITLE, "outputs_served": chain.artifact.title}
     return [
         Probe("weights", {}, weights),
         Probe("special tokens", SPECIAL, lambda _: _special(tokenizer, chain.base, chain.served, measure)),
         _text(chain.served, tokenizer, measure),
         *_tool_calls(chain.served, tokenizer, measure),
-        Probe("outputs", said, lambda _: outputs(chain, tokenizer, measure), "standard"),
+        Probe("outputs", titles, lambda _: outputs(chain, tokenizer, measure), "standard"),
         _behavior([chain.served], tokenizer, measure, chain.lora),
     ]
 

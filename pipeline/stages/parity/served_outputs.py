@@ -24,7 +24,7 @@ from pipeline.stages.parity.check import (
     incomparable,
 )
 from pipeline.stages.parity.outputs import Bench
-from pipeline.stages.parity.unmerged_chain import BARE_TITLE, Made, UnmergedChain
+from pipeline.stages.parity.unmerged_chain import BARE_TITLE, Artifact, UnmergedChain
 
 # Rows on which training's own arithmetic (usually bfloat16) is compared with float32. The result is a figure
 # in addition to the parity check, not a parity check.
@@ -43,22 +43,22 @@ def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChe
     limits = measure.limits
     with ExitStack() as files:
 
-        def kept(model: AbstractContextManager[Speaker]) -> Reference:
-            return files.enter_context(bench.kept(model))
+        def logits_of(model: AbstractContextManager[Speaker]) -> Reference:
+            return files.enter_context(bench.logits_of(model))
 
-        before = kept(trained_model(chain.base, None, float32=True, settings_of=chain.adapter))
+        before = logits_of(trained_model(chain.base, None, float32=True, settings_of=chain.adapter))
         bare = compare(before, files.enter_context(bench.gguf(chain.bare)))
-        trained = kept(trained_model(chain.base, chain.adapter, float32=True))
+        trained = logits_of(trained_model(chain.base, chain.adapter, float32=True))
         answers = files.enter_context(bench.gguf(chain.served, chain.lora))
         served = compare(trained, answers)
         moved = compare(before, trained)
         few = replace(bench, prompts=bench.prompts[:OWN_ROWS])
-        with few.kept(trained_model(chain.base, chain.adapter)) as in_training:
+        with few.logits_of(trained_model(chain.base, chain.adapter)) as in_training:
             rounding = compare(in_training, islice(trained, len(few.prompts)))
     measured = Divergences(served, bare, moved, rounding)
     return {
         "outputs_bare": bare_check(bare, bench.where),
-        "outputs_served": served_check(measured, limits, bench.where, chain.made),
+        "outputs_served": served_check(measured, limits, bench.where, chain.artifact),
     }
 
 
@@ -102,7 +102,7 @@ class Divergences:
     rounding: Divergence
 
 
-def served_check(measured: Divergences, limits: Parity, where: str, artifact: Made) -> Check:
+def served_check(measured: Divergences, limits: Parity, where: str, artifact: Artifact) -> Check:
     """Return the check of the served model.
 
     It must be within `parity.max_kld_served` and `MIN_SAME_TOP`. If the bare base is not, it must be near the

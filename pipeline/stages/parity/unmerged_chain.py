@@ -30,7 +30,7 @@ PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
-class Made:
+class Artifact:
     """Artifact that llama.cpp serves: `title` of the hand-over, the file's name in a sentence, and the advice
     to make it again.
     """
@@ -40,8 +40,10 @@ class Made:
     again: str
 
 
-LORA = Made("Trained model → base GGUF with LoRA GGUF", "the adapter's GGUF", "run `snakemake --force lora`")
-TUNED = Made("Trained model → tuned GGUF", "the tuned file", "run `snakemake --force tuned`")
+LORA = Artifact(
+    "Trained model → base GGUF with LoRA GGUF", "the adapter's GGUF", "run `snakemake --force lora`"
+)
+TUNED = Artifact("Trained model → tuned GGUF", "the tuned file", "run `snakemake --force tuned`")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class UnmergedChain:
         return self.base / MODEL_FILE
 
     @property
-    def made(self) -> Made:
+    def artifact(self) -> Artifact:
         """Artifact that was made from the training result."""
         return LORA if self.lora else TUNED
 

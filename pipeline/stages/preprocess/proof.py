@@ -124,7 +124,7 @@ def prove(
         trained_rows += sum(map(bool, by_row))
         turns += sum(count for _, _, _, count in claims)
         check_claims(claims, base, file)
-    extra_row = next(written.left(), None)
+    extra_row = next(written.remaining(), None)
     if extra_row:
         raise DataError(
             "Q-PREPROCESS-014",

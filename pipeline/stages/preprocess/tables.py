@@ -175,7 +175,7 @@ class Written:
         places = self._places.get(row_id)
         return int(self.roles[places[-1]]) if places else None
 
-    def left(self) -> Iterator[str]:
+    def remaining(self) -> Iterator[str]:
         """Yield the row ids of the sequences that were not taken."""
         return (row_id for row_id, places in self._places.items() for _ in places)
 
@@ -184,12 +184,12 @@ def write_questions(target: Path, table: Path, rows: Sequence[Path]) -> None:
     """Write the questions of the sequences in `table` (Parquet), in order. The table was made from `rows`."""
     remaining = deque(Written(table).row_ids)
 
-    def asked() -> Iterator[dict[str, Any]]:
+    def questions() -> Iterator[dict[str, Any]]:
         for number, row in enumerate(rows_in(rows), start=1):
             if remaining and row_name(row, rows[0].name, number) == remaining[0]:
                 yield question(remaining.popleft(), row)
 
-    write_rows(target, asked())
+    write_rows(target, questions())
     if remaining:
         raise AssertionError(f"{target.name} has not a line for each row of {table.name}")
 

@@ -13,7 +13,7 @@ from pipeline.config.products import is_base
 from pipeline.gate.evaluations import Answer, Answers
 from pipeline.metrics.tool_calls import answer_text
 from pipeline.pages.differences import clipped
-from pipeline.stages.report.calls_section import said
+from pipeline.stages.report.calls_section import answer_with_calls
 
 BYTES = 3_000_000  # bytes of embedded rows; the entire page stays below 5 MB
 LONGEST = 4000  # characters of an answer; prompts and references may have as many
@@ -62,7 +62,7 @@ def differing(answers: Answers) -> set[int]:
 def differ(row: Sequence[Answer]) -> bool:
     """Return True if models' scores of one row differ. If one has no score, their answers are compared."""
     scored = all(answer.score is not None for answer in row)
-    return len({answer.score if scored else said(answer) for answer in row}) > 1
+    return len({answer.score if scored else answer_with_calls(answer) for answer in row}) > 1
 
 
 def safe(data: str) -> str:
@@ -82,7 +82,7 @@ def _row(answers: Sequence[Answer]) -> dict[str, Any]:
         "domain": first.domain or "",
         "prompt": _text(first.prompt),
         "reference": _reference(first),
-        "answers": [[_text(said(row)), row.score, row.stopped, row.refused] for row in answers],
+        "answers": [[_text(answer_with_calls(row)), row.score, row.stopped, row.refused] for row in answers],
     }
 
 

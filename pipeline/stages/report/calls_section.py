@@ -36,7 +36,7 @@ def calls_values(evaluations: Evaluations, answers: Answers) -> dict[str, Any] |
     }
 
 
-def said(answer: Answer) -> str:
+def answer_with_calls(answer: Answer) -> str:
     """Return a model's answer: the text, and its calls below it."""
     return answer_text(answer.answer, answer.calls)
 
@@ -67,7 +67,7 @@ def _example(models: Sequence[str], row: Sequence[Answer]) -> dict[str, Any]:
         "prompt": clipped(str(first.prompt or ""), LONGEST),
         "expected": clipped(call_text(first.expected_calls or ()), LONGEST),
         "answers": [
-            (model, clipped(said(answer), LONGEST), _words(answer))
+            (model, clipped(answer_with_calls(answer), LONGEST), _words(answer))
             for model, answer in zip(models, row, strict=True)
         ],
     }

@@ -24,7 +24,7 @@ from pipeline.metrics.divergence import compare
 from pipeline.metrics.level_limits import level_limit
 from pipeline.stages.parity.check import Measure, Probe, count_check, measured
 from pipeline.stages.parity.hand_overs import gguf_check, level_bound, level_check, lora_check, merge_checks
-from pipeline.stages.parity.probe_inputs import Conversation, chosen, made, strings, unicode_runs
+from pipeline.stages.parity.probe_inputs import Conversation, chosen, strings, synthetic, unicode_runs
 from pipeline.stages.parity.rendering import Rewrites
 
 BY_HAND = 1579  # strings of the corpus
@@ -77,10 +77,10 @@ def test_logits_are_compared_on_held_out_chats_that_fit(tmp_path: Path) -> None:
 
 def test_a_report_is_about_the_same_conversations_as_the_last() -> None:
     """Who changes a conversation changes what reports count: then these digests change with it."""
-    assert json_hash([asdict(conversation) for conversation in made()])[:12] == "dbbb40cc968a"
+    assert json_hash([asdict(conversation) for conversation in synthetic()])[:12] == "dbbb40cc968a"
     for count, step in ((1, 200), (3, 66), (50, 4), (199, 1), (201, 1)):
         chats = chosen([{"messages": [], "tools": [{}]}] * 300, count)
-        assert chats == [Conversation([], [{}], held_out=True)] * count + made()[::step]
+        assert chats == [Conversation([], [{}], held_out=True)] * count + synthetic()[::step]
 
 
 def test_the_corpus_is_what_it_was(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.parity.probe_inputs import Conversation, made
+from pipeline.stages.parity.probe_inputs import Conversation, synthetic
 from pipeline.stages.parity.rendering import served_texts, template_text
 
 TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
@@ -36,7 +36,7 @@ def measure(tools: Toolchain, tmp_path: Path) -> Measure:
     ) -> Check:
         f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=served, **changed)
         tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", trained or served or tiny.CHATML))
-        asked = made()[::8] if conversations is None else conversations
+        asked = synthetic()[::8] if conversations is None else conversations
         with serving(Llama(tools), ModelFiles(f16), ctx_size=256) as server:
             return template_text(served_texts(tokenizer, server, asked), tokenizer, f16)
 
@@ -46,10 +46,10 @@ def measure(tools: Toolchain, tmp_path: Path) -> Measure:
 @pytest.mark.slow
 def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolchain) -> None:
     template = (tools.source / "models" / "templates" / TOOLS_AND_REASONING).read_text(encoding="utf-8")
-    check = measure(template, conversations=made())
+    check = measure(template, conversations=synthetic())
     assert check.verdict == "pass", check.sentence
     assert check.figures["compared"] >= 400
-    assert check.figures["left_out"] == 0 and len(made()) >= 200
+    assert check.figures["left_out"] == 0 and len(synthetic()) >= 200
     assert "3 with numbers" in check.sentence and "4 with a tool" in check.sentence
 
 

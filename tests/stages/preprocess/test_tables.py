@@ -42,7 +42,7 @@ def test_there_and_back(
     for one in sequences:
         ids, labels = written.take(one["row_id"]) or ([], [])
         assert (list(ids), list(labels)) == (one["input_ids"], one["labels"])
-    assert list(written.left()) == []
+    assert list(written.remaining()) == []
 
 
 def test_rows_of_one_name_are_taken_one_by_one(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_rows_of_one_name_are_taken_one_by_one(tmp_path: Path) -> None:
     taken = [written.take("a"), written.take("a")]
     assert [one[0].tolist() for one in taken if one] == [[1, 2, 3], [7, 8]]
     assert written.take("a") is None
-    assert sorted(written.left()) == ["b#1", "b#2"]
+    assert sorted(written.remaining()) == ["b#1", "b#2"]
 
 
 def test_the_columns_are_those_that_train_reads(tmp_path: Path) -> None:
