@@ -44,7 +44,8 @@ class Proposed:
                 "sure": self.proposal.is_sure,
                 "other": None if self.proposal.is_sure else others[0].fields,
                 "examples": [
-                    [{"role": side, "text": words} for side, words in _said(row, scrub)] for row in first.rows
+                    [{"role": side, "text": words} for side, words in _shown_turns(row, scrub)]
+                    for row in first.rows
                 ],
             },
         }
@@ -85,10 +86,10 @@ def _guess_lines(guess: Guess, alike: Sequence[Proposed], scrub: Scrub) -> Itera
         yield f"      {as_yaml(other.glob)}: {as_yaml(guess.fields)}"
     for number, row in enumerate(guess.rows, start=1):
         yield f"  {'a row' if number == 1 else 'another'} as it would be read:"
-        yield from (f"    {side}: {words}" for side, words in _said(row, scrub))
+        yield from (f"    {side}: {words}" for side, words in _shown_turns(row, scrub))
 
 
-def _said(row: Row, scrub: Scrub) -> Iterator[tuple[str, str]]:
+def _shown_turns(row: Row, scrub: Scrub) -> Iterator[tuple[str, str]]:
     """Yield (speaker, text) of a row's turns, shortened and without secrets."""
     for place in TURN_LISTS:
         for turn in row.get(place, ()):

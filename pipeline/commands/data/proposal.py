@@ -107,11 +107,11 @@ def _candidates(
             yield fields, points
             if _is_by_order(fields):
                 yield fields | {"roles": _turned(fields["roles"])}, points - ORDERED
-    beside = _beside(texts)
-    yield from _pairs_of_answers(texts, beside)
-    exchanged = [column for column in texts if column not in beside.values()][:MOST_TEXTS]
-    yield from _exchanges(exchanged, beside)
-    if len(exchanged) == 1 and exchanged[0].length >= LONG_TEXT and not beside:
+    accompanying = _accompanying(texts)
+    yield from _pairs_of_answers(texts, accompanying)
+    exchanged = [column for column in texts if column not in accompanying.values()][:MOST_TEXTS]
+    yield from _exchanges(exchanged, accompanying)
+    if len(exchanged) == 1 and exchanged[0].length >= LONG_TEXT and not accompanying:
         yield {"text": exchanged[0].path}, OF_TEXTS
 
 
@@ -135,15 +135,17 @@ def _rendered(words: str) -> list[Turn]:
 def _choices(choices: Choices, texts: Sequence[Column]) -> Iterator[tuple[Stated, float]]:
     """Yield a mapping for a question with its choices below it, labelled as the answer names them."""
     others = [column for column in texts if column.path not in (*choices.keys, choices.answer)]
-    asked = next((column for column in others if column.speaks_of("question")), None)
-    if asked is None and len(others) == 1:
-        asked = others[0]
-    if asked is None:
+    question = next((column for column in others if column.speaks_of("question")), None)
+    if question is None and len(others) == 1:
+        question = others[0]
+    if question is None:
         return
-    context = next((column for column in others if column is not asked and column.speaks_of("context")), None)
-    lines = [f"{{{asked.path}}}"]
+    context = next(
+        (column for column in others if column is not question and column.speaks_of("context")), None
+    )
+    lines = [f"{{{question.path}}}"]
     if context is not None:
-        lines = [f"{{{context.path}}}\n\n{{{asked.path}}}"]
+        lines = [f"{{{context.path}}}\n\n{{{question.path}}}"]
     lines += [f"{label}) {{{key}}}" for label, key in zip(choices.labels, choices.keys, strict=True)]
     yield {"user": "\n".join(lines), "assistant": choices.answer}, OF_CHOICES
 
@@ -199,31 +201,31 @@ def _turned(roles: Mapping[str, str]) -> dict[str, str]:
     return dict(zip(roles, reversed([*roles.values()]), strict=True))
 
 
-def _beside(texts: Sequence[Column]) -> dict[str, Column]:
+def _accompanying(texts: Sequence[Column]) -> dict[str, Column]:
     """Return the columns that accompany an exchange: its system text, context and reasoning."""
-    beside: dict[str, Column] = {}
+    accompanying: dict[str, Column] = {}
     for what in ("system", "reasoning", "context"):
         for column in texts:
             is_other = column.speaks_of("answer") or (what == "context" and column.speaks_of("question"))
-            if column.speaks_of(what) and not is_other and column not in beside.values():
-                beside.setdefault(what, column)
-    if len(texts) - len(beside) < 2:  # The context is one of the two texts itself.
-        beside.pop("context", None)
-    return beside
+            if column.speaks_of(what) and not is_other and column not in accompanying.values():
+                accompanying.setdefault(what, column)
+    if len(texts) - len(accompanying) < 2:  # The context is one of the two texts itself.
+        accompanying.pop("context", None)
+    return accompanying
 
 
 def _pairs_of_answers(
-    texts: Sequence[Column], beside: Mapping[str, Column]
+    texts: Sequence[Column], accompanying: Mapping[str, Column]
 ) -> Iterator[tuple[Stated, float]]:
     for better in [column for column in texts if _speaks(column, "chosen")]:
         for worse in [column for column in texts if _speaks(column, "rejected") and column is not better]:
-            rest = [column for column in texts if column not in (better, worse, *beside.values())]
-            asked = next((column for column in rest if column.speaks_of("question")), None)
-            if asked is None and len(rest) == 1:
-                asked = rest[0]
-            if asked is not None:
-                fields = {"prompt": asked.path, "chosen": better.path, "rejected": worse.path}
-                yield fields | _system(beside), OF_PAIRS
+            rest = [column for column in texts if column not in (better, worse, *accompanying.values())]
+            question = next((column for column in rest if column.speaks_of("question")), None)
+            if question is None and len(rest) == 1:
+                question = rest[0]
+            if question is not None:
+                fields = {"prompt": question.path, "chosen": better.path, "rejected": worse.path}
+                yield fields | _system(accompanying), OF_PAIRS
 
 
 def _speaks(column: Column, what: str) -> bool:
@@ -231,27 +233,27 @@ def _speaks(column: Column, what: str) -> bool:
     return any(name_speaks_of(key, what) for key in column.path.split("."))
 
 
-def _exchanges(texts: Sequence[Column], beside: Mapping[str, Column]) -> Iterator[tuple[Stated, float]]:
+def _exchanges(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> Iterator[tuple[Stated, float]]:
     longest = sum(column.length for column in texts) or 1.0
-    for asked, answered in permutations(texts, 2):
-        points = NAMED * asked.speaks_of("question") + NAMED * answered.speaks_of("answer")
-        points -= NAMED * (asked.speaks_of("answer") and not asked.speaks_of("question"))
-        points -= NAMED * (answered.speaks_of("question") and not answered.speaks_of("answer"))
-        points -= NAMED * (answered.speaks_of("no text") and not answered.speaks_of("answer"))
-        points += ORDERED * (asked.place < answered.place)
-        points += ASKS * _share(asked, "?") - ASKS * _share(answered, "?")
-        points += LENGTHS * (asked.length + answered.length) / longest
-        fields: Stated = {"user": asked.path, "assistant": answered.path}
-        if "context" in beside:
-            fields["user"] = f"{{{asked.path}}}\n\n{{{beside['context'].path}}}"
-        fields |= _system(beside)
-        if "reasoning" in beside:
-            fields["reasoning_content"] = beside["reasoning"].path
+    for question, answer in permutations(texts, 2):
+        points = NAMED * question.speaks_of("question") + NAMED * answer.speaks_of("answer")
+        points -= NAMED * (question.speaks_of("answer") and not question.speaks_of("question"))
+        points -= NAMED * (answer.speaks_of("question") and not answer.speaks_of("answer"))
+        points -= NAMED * (answer.speaks_of("no text") and not answer.speaks_of("answer"))
+        points += ORDERED * (question.place < answer.place)
+        points += ASKS * _share(question, "?") - ASKS * _share(answer, "?")
+        points += LENGTHS * (question.length + answer.length) / longest
+        fields: Stated = {"user": question.path, "assistant": answer.path}
+        if "context" in accompanying:
+            fields["user"] = f"{{{question.path}}}\n\n{{{accompanying['context'].path}}}"
+        fields |= _system(accompanying)
+        if "reasoning" in accompanying:
+            fields["reasoning_content"] = accompanying["reasoning"].path
         yield fields, points
 
 
-def _system(beside: Mapping[str, Column]) -> Stated:
-    return {"system": beside["system"].path} if "system" in beside else {}
+def _system(accompanying: Mapping[str, Column]) -> Stated:
+    return {"system": accompanying["system"].path} if "system" in accompanying else {}
 
 
 def _system_of_turns(columns: Sequence[Column]) -> Stated:

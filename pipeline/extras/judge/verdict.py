@@ -102,7 +102,7 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
     # Of three files, the best may be like both others although these two differ.
     alike = [entry for entry in alike if not any(_worse(entry.name, other.name, pairs) for other in alike)]
     if len(alike) == 1:
-        sentence = _alone(best, [entry for entry in fitting if entry is not best], pairs, room)
+        sentence = _best_sentence(best, [entry for entry in fitting if entry is not best], pairs, room)
         return Verdict(sentence, best.name, (best.name,), best.name, best.name, beware)
     smallest = smallest_of(alike)
     fastest = fastest_of(alike)
@@ -153,7 +153,7 @@ def _too_large(best: Entry, entries: Sequence[Entry], pairs: Sequence[Pair], roo
     ]
 
 
-def _alone(best: Entry, others: Sequence[Entry], pairs: Sequence[Pair], room: str) -> str:
+def _best_sentence(best: Entry, others: Sequence[Entry], pairs: Sequence[Pair], room: str) -> str:
     if not others:
         return f"{best.name} is the only file that fits in {room}: {100 * best.score:.1f} points."
     runner_up = max(others, key=lambda entry: entry.score)

@@ -101,7 +101,7 @@ class State(Answer):
     code: Annotated[int, Field(ge=-255, le=255)] | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> "State":
+    def _has_code_if_ended(self) -> "State":
         if (self.state == "ended") != (self.code is not None):
             raise ValueError("an exit code belongs to a run that ended")
         return self

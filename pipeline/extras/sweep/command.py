@@ -60,7 +60,7 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
     else:
         settings = load_params(root / "params.yaml")
     check_space(space, settings)
-    if not is_continued or left(sweep, space):
+    if not is_continued or unfinished_jobs(sweep, space):
         prepare(root, words)
         be_the_only_one(root)
         wait_for_jobs(sweep.folder, is_dry_run=is_dry_run(list(words)))
@@ -69,7 +69,8 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
         start(sweep, space_file, begun=is_continued)
         try:
             before: list[str] = []
-            while (jobs := left(sweep, space)) and jobs != before:  # In a dry run the jobs stay the same.
+            # In a dry run the jobs stay the same.
+            while (jobs := unfinished_jobs(sweep, space)) and jobs != before:
                 run_jobs(sweep, jobs, words)
                 before = jobs
         finally:
@@ -145,7 +146,7 @@ def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
     write_text(sweep.folder / ROOT, str(sweep.root))
 
 
-def left(sweep: Sweep, space: Space) -> list[str]:
+def unfinished_jobs(sweep: Sweep, space: Space) -> list[str]:
     """Return the unfinished jobs: trials, and when all are finished, finalists with other seeds."""
     search = known_trials(sweep, SEARCH, space)
     done = finished(search)

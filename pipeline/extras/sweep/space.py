@@ -42,11 +42,11 @@ class Range(Section):
             yield f"low is {self.low} and high is {self.high}: give a lower and a higher number"
         if self.log and (self.low <= 0 or self.step is not None):
             yield "log needs a low above 0 and no step"
-        if self.whole and self.step is not None and not isinstance(self.step, int):
+        if self.is_integer and self.step is not None and not isinstance(self.step, int):
             yield f"step is {self.step} and low and high are whole: give a whole step"
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Return True if the range contains only whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
@@ -60,7 +60,7 @@ class Range(Section):
         if not self.low <= value <= self.high:
             return None
         step = self.step
-        if step is None and self.whole:
+        if step is None and self.is_integer:
             step = 1
         if step is not None:
             steps = (value - self.low) / step
@@ -68,7 +68,7 @@ class Range(Section):
                 return None
             # The limit is needed because 0.0 + 3 · 0.05 is more than 0.15.
             value = min(self.low + round(steps) * step, self.high)
-        return int(value) if self.whole else float(value)
+        return int(value) if self.is_integer else float(value)
 
 
 Choices = Annotated[list[Any], Field(min_length=2, max_length=100)]
@@ -108,7 +108,7 @@ class Space(Section):
         for name, searched in self.keys.items():
             if isinstance(searched, list):
                 distributions[name] = CategoricalDistribution([json.dumps(choice) for choice in searched])
-            elif searched.whole:
+            elif searched.is_integer:
                 distributions[name] = IntDistribution(
                     int(searched.low), int(searched.high), log=searched.log, step=int(searched.step or 1)
                 )

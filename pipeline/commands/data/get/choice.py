@@ -59,13 +59,13 @@ class Repository:
             kinds = Counter(PurePosixPath(name).suffix or name for name in self.files)
             raise DataError(
                 "Q-GET-005",
-                f"{self.name} has no file that is read (it has {_some([*kinds])}): only {READ} are; ask for "
+                f"{self.name} has no file that is read (it has {_named([*kinds])}): only {READ} are; ask for "
                 f"the hub's own Parquet of it, {self.name}@refs/convert/parquet",
             )
         if split != ALL and split not in readable:
             raise ConfigError(
                 "Q-GET-006",
-                f"{self.name} has no split {safe(split)!r}: name one of {_some([*readable])} with --split, "
+                f"{self.name} has no split {safe(split)!r}: name one of {_named([*readable])} with --split, "
                 f"or {ALL}",
             )
         files = readable[split] if split != ALL else [*chain.from_iterable(readable.values())]
@@ -91,7 +91,7 @@ class Repository:
         if config is not None and config not in configs:
             raise ConfigError(
                 "Q-GET-004",
-                f"{self.name} has no config {safe(config)!r}: name one of {_some([*configs])} with --config",
+                f"{self.name} has no config {safe(config)!r}: name one of {_named([*configs])} with --config",
             )
         default = next((name for name, settings in configs.items() if settings.get("default")), None)
         single = next(iter(configs)) if len(configs) == 1 else None
@@ -99,7 +99,7 @@ class Repository:
         if chosen is None:
             raise ConfigError(
                 "Q-GET-004",
-                f"{self.name} has {plural(len(configs), 'config')}: name one of {_some([*configs])} with "
+                f"{self.name} has {plural(len(configs), 'config')}: name one of {_named([*configs])} with "
                 "--config",
             )
         return chosen
@@ -121,12 +121,12 @@ class Repository:
         tops = dict.fromkeys(part[0] for part in parts if len(part) > 1)
         is_converted = all(re.fullmatch(r"\d{4,}\.parquet", part[-1]) and len(part) == 3 for part in parts)
         if folder and folder not in tops:
-            there = f"name one of {_some([*tops])} with --config" if tops else "leave out --config"
+            there = f"name one of {_named([*tops])} with --config" if tops else "leave out --config"
             raise ConfigError("Q-GET-004", f"{self.name} has no config {safe(folder)!r}: {there}")
         if not folder and is_converted and len(tops) > 1:
             raise ConfigError(
                 "Q-GET-004",
-                f"{self.name} has {plural(len(tops), 'config')}: name one of {_some([*tops])} with --config",
+                f"{self.name} has {plural(len(tops), 'config')}: name one of {_named([*tops])} with --config",
             )
 
     def _splits(self, data_files: Any, folder: str) -> dict[str, list[str]]:
@@ -196,6 +196,6 @@ def _matching(names: Sequence[str], pattern: str) -> list[str]:
     ]
 
 
-def _some(names: Sequence[str]) -> str:
+def _named(names: Sequence[str]) -> str:
     more = ", …" if len(names) > NAMED else ""
     return safe(", ".join(names[:NAMED]) + more, 400)

@@ -164,11 +164,11 @@ def _publish(target: Path, source: Source, arrived: Mapping[str, Path]) -> None:
             for name, path in arrived.items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, aside / name)
-    for line in _told(whole, target, record):
+    for line in _summary(whole, target, record):
         print(line)
 
 
-def _told(source: Source, target: Path, record: Path) -> list[str]:
+def _summary(source: Source, target: Path, record: Path) -> list[str]:
     columns = f"; columns: {', '.join(source.columns)}" if source.columns else ""
     return [
         f"get: license: {source.license or 'not stated'}{columns}",

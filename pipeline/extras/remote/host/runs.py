@@ -72,7 +72,7 @@ def start(run: str, attempt: str, inputs: Files, state: Files, words: list[str])
         if alive(folder) or read(folder / "attempt") == attempt:
             say(damaged=[])
             return
-        damaged = [name for name in {*inputs.values(), *state.values()} if not whole(OBJECTS / name)]
+        damaged = [name for name in {*inputs.values(), *state.values()} if not is_intact(OBJECTS / name)]
         if damaged:
             say(damaged=damaged)
             return
@@ -116,7 +116,8 @@ def launch(folder: Path, words: list[str]) -> None:
         )
 
 
-def whole(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
+    """Return True if a file has the bytes that its name specifies. Otherwise it is removed."""
     if path.exists() and sha256(path) == path.name:
         return True
     path.unlink(missing_ok=True)
