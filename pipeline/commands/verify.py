@@ -36,7 +36,7 @@ def main(root: Path) -> int:
         )
     be_the_only_one(root)
     no_stage_at_work(root)  # Outputs of a running stage are not in the record yet.
-    with open_project(root, alone=False) as repo, Hashes(root) as hashes:
+    with open_project(root, exclusive=False) as repo, Hashes(root) as hashes:
         outs = [
             out
             for out in repo.index.outs

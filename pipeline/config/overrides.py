@@ -79,7 +79,7 @@ def override(file: Path, given: Given) -> list[str]:
         text = _text(file)
         problem = f"{names} can't be put into the text of {file}: edit it"
         try:
-            _write(file, completed(text, wanted, set(given), anew=True), values, problem)
+            _write(file, completed(text, wanted, set(given), overwrite=True), values, problem)
         except ConfigError:  # Several keys are in one line.
             _write(file, _with(text, given), values, problem)
     return [change(place, before, after) for place in changed]

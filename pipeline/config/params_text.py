@@ -94,21 +94,21 @@ class _Edit(NamedTuple):
     rows: list[str]
 
 
-def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bool = False) -> str:
+def completed(text: str, read: Read, needed: Set[Key] | None = None, *, overwrite: bool = False) -> str:
     """Return `text`, from which `read` was read, with the missing keys added (of `needed`, if given).
 
-    The rest is unchanged. With `anew` the needed keys that are there get the values of `read.params` too. The
-    caller has to handle keys that share a line with others.
+    The rest is unchanged. With `overwrite` the needed keys that are there get the values of `read.params`
+    too. The caller has to handle keys that share a line with others.
     """
     end = line_end(text)
     rows = text.splitlines()  # YAML, too, accepts every kind of line end
-    kept = text.splitlines(keepends=True)
+    completed_rows = text.splitlines(keepends=True)
     if not text.endswith(("\n", "\r")):
-        kept = (text + end).splitlines(keepends=True)
+        completed_rows = (text + end).splitlines(keepends=True)
     lines = read.lines
     values = read.params.model_dump(mode="json")
     edits: list[_Edit] = []
-    if needed and anew:
+    if needed and overwrite:
         edits += [_behind(place, value_at(values, place), rows, lines) for place in needed & lines.keys()]
     for number, place in enumerate(left_out(read.values, needed)):
         more = _more_indent(place, rows, lines)
@@ -125,8 +125,8 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bo
             block = ["", *block]
         edits.append(_Edit(after, order, after, block))
     for edit in sorted(edits, reverse=True):  # reversed, so that line numbers stay valid
-        kept[edit.first : edit.last] = [row + end for row in edit.rows]
-    return "".join(kept)
+        completed_rows[edit.first : edit.last] = [row + end for row in edit.rows]
+    return "".join(completed_rows)
 
 
 def line_end(text: str) -> str:

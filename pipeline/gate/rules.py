@@ -83,22 +83,22 @@ def parity(parity: Parity, needed: Mapping[str, str]) -> Check:
 def divergence(
     key: Literal["kld", "same_top", "trained"],
     measured: Measured | None,
-    given: float | Literal["auto"] | None,
+    setting: float | Literal["auto"] | None,
 ) -> Check | None:
     """Check the model's distance from its reference, by one of two figures; or that of the merged model from
     the trained one, which does not include the rounding of its level.
     """
-    if measured is None or given is None:
+    if measured is None or setting is None:
         return None
     figure = measured.figure
     allowed = measured.allowed
     share = key == "same_top"
     by_default = allowed.same_top if share else allowed.kld
-    if given == AUTO:
+    if setting == AUTO:
         limit = by_default
         why = f" (auto: {allowed.source})"
     else:
-        limit = given
+        limit = setting
         why = ""
     rule = Rule(key, limit)
     if figure is None and measured.stage:

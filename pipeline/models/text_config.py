@@ -50,8 +50,8 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
 
     kind = config.get("model_type")
     try:
-        whole = AutoConfig.for_model(**config)
-        text = whole.get_text_config()
+        wrapper = AutoConfig.for_model(**config)
+        text = wrapper.get_text_config()
         named = type(text).model_type
         chosen = SAME_FOR_TEXT.get(named, named)
         if chosen != named:
@@ -64,7 +64,7 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
             f"({shortened(error)}): choose another base",
         ) from error
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(chosen)
-    if text is whole or name is None:
+    if text is wrapper or name is None:
         raise DataError(
             "Q-BASE-010",
             f"{source} is a model for images or sound too ({quoted(kind)}), and its text part "
@@ -72,12 +72,12 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
             "this family, or another base",
         )
     text.architectures = [name]
-    text.dtype = text.dtype or whole.dtype
+    text.dtype = text.dtype or wrapper.dtype
     for key in ENDS:
         if config.get(key) is not None:
             setattr(text, key, config[key])
     # Some wrappers' settings don't contain it.
-    tied = getattr(whole, "tie_word_embeddings", False) or getattr(text, "tie_word_embeddings", False)
+    tied = getattr(wrapper, "tie_word_embeddings", False) or getattr(text, "tie_word_embeddings", False)
     text.tie_word_embeddings = bool(tied)
     return TextPart(str(kind), text, chosen == named)
 

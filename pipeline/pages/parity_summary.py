@@ -73,7 +73,7 @@ def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
     checks = report["checks"]
     verdicts = counts(checks)
     passed = verdicts["pass"]
-    left = verdicts["not measured"]
+    unmeasured = verdicts["not measured"]
     total = sum(verdicts.values())
     if failed := first(checks, "fail"):
         return (
@@ -91,15 +91,15 @@ def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
     if warned and warned["group"] != GROUPS["outputs"]:
         return (
             f"Nothing was damaged, but {verdicts['warn']} parity checks warn",
-            f"“{warned['title']}”: {warned.get('cause') or ''} {left} were not measured.",
+            f"“{warned['title']}”: {warned.get('cause') or ''} {unmeasured} were not measured.",
         )
     if warned:
         return (
             f"Nothing was damaged, but rounding costs much: {verdicts['warn']} parity checks warn",
             f"“{warned['title']}” lost more than is usual, by rounding that was asked for: "
-            f"`report.gate` judges whether that is too much. {left} were not measured.",
+            f"`report.gate` judges whether that is too much. {unmeasured} were not measured.",
         )
-    if not left:
+    if not unmeasured:
         return (
             "Every parity check holds",
             f"All {passed} were measured and are within their limits: nothing was lost between "
@@ -107,8 +107,8 @@ def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
         )
     return (
         "No parity check failed, but not all were measured",
-        f"{passed} of {total} parity checks hold; {left} {'was' if left == 1 else 'were'} not measured, so "
-        "what they would show is not known.",
+        f"{passed} of {total} parity checks hold; {unmeasured} {'was' if unmeasured == 1 else 'were'} not "
+        "measured, so what they would show is not known.",
     )
 
 

@@ -117,8 +117,8 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
     bytes of all), by the checksums and the first's provenance.
     """
     card = read_small(folder / CARD)
-    first, *beside = hashes
-    gguf = beside[0] if beside else first  # the one that `evaluation.json` calls its file
+    first, *others = hashes
+    gguf = others[0] if others else first  # the one that `evaluation.json` calls its file
     try:
         evaluation, parity, gate, bill = (_object(folder / name) for name in (EVALUATION, PARITY, GATE, BILL))
         subject = bill["metadata"]["component"]
@@ -132,12 +132,12 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
         raise Hostile(f"{BILL} is not a CycloneDX {VERSION} bill of materials ({invalid}).")
     lora = evaluation["lora"] if isinstance(evaluation.get("lora"), dict) else {}
     claims = [(BILL, first, own_sha256), (EVALUATION, gguf, evaluation.get("sha256"))]
-    if beside:
+    if others:
         claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, first, lora.get("sha256"))]
     for name, file, stated in claims:
         if stated != hashes[file]:
             yield f"{name} is about another file than {file} (sha256 {str(stated)[:12]!a}…)."
-    if not beside and (lora or parts):
+    if not others and (lora or parts):
         yield f"{EVALUATION} or {BILL} names a second GGUF, which is missing."
     if evaluation.get("bytes") != size:
         yield (
@@ -153,7 +153,7 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
     proven = parity["files"] if isinstance(parity.get("files"), dict) else {}
     if not _passed(parity, "checks") or any(proven.get(file) != sha256 for file, sha256 in hashes.items()):
         yield (
-            f"{PARITY} does not say that {'these files' if beside else 'this file'} passed every parity "
+            f"{PARITY} does not say that {'these files' if others else 'this file'} passed every parity "
             "check."
         )
     yield from _provenance_faults(folder, hashes, bill, on_card)

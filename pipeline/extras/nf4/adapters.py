@@ -69,27 +69,27 @@ def put_adapter(
         ) from error
 
 
-def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Return two adapter folders to switch between: the `given` ones, otherwise the trained one and the
+def saved_adapters(root: Path, named: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Return two adapter folders to switch between: the `named` ones, otherwise the trained one and the
     newest other checkpoint. Returns () if there are not two.
 
     Raises `ConfigError` for any other number of given ones, and `DataError` for one that is missing or
     incomplete.
     """
-    if given:
-        if len(given) != 2:
+    if named:
+        if len(named) != 2:
             raise ConfigError(
                 "Q-COMMANDS-028",
-                f"--adapter is given {len(given)} times, and two adapters are switched: give it twice",
+                f"--adapter is given {len(named)} times, and two adapters are switched: give it twice",
             )
-        incomplete = [folder for folder in given if not is_complete(folder)]
+        incomplete = [folder for folder in named if not is_complete(folder)]
         if incomplete:
             raise DataError(
                 "Q-COMMANDS-029",
                 f"{incomplete[0]} is not an adapter (adapter_config.json and adapter_model.safetensors): "
                 "name a folder that training wrote",
             )
-        return tuple(given)
+        return tuple(named)
     checkpoints = [
         folder for folder in reversed(checkpoints_in(root / "models/checkpoints")) if defect(folder) is None
     ]
@@ -142,10 +142,10 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         return put_adapter(bare, folders[name], config, name, 1 + NAMES.index(name))
 
     bare = last_logits(model, rows)
-    alone = {}
+    logits_of = {}
     for name in NAMES:
         adapted = put_on(model, name)
-        alone[name] = last_logits(adapted, rows)
+        logits_of[name] = last_logits(adapted, rows)
         model = taken_off(adapted)
     title = "Two adapters on one NF4 base"
     what = "switches whose logits differ from the adapter's alone (the last: the base's)"
@@ -153,7 +153,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         " and ".join(f"{adapter.parent.name}/{adapter.name}" for adapter in adapters)
         or "two random adapters, for no two saved ones are here"
     )
-    if same(alone["first"], alone["second"]) or same(alone["first"], bare):
+    if same(logits_of["first"], logits_of["second"]) or same(logits_of["first"], bare):
         return Check(
             title,
             "not measured",
@@ -164,7 +164,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
     pairs: list[tuple[list[Floats], list[Floats]]] = []
     for name in ("first", "second", "first"):
         adapted.set_adapter(name)
-        pairs.append((last_logits(adapted, rows), alone[name]))
+        pairs.append((last_logits(adapted, rows), logits_of[name]))
     with adapted.disable_adapter():
         pairs.append((last_logits(adapted, rows), bare))
     taken_off(adapted)

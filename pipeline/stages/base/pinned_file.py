@@ -101,10 +101,10 @@ class PinnedFile:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return lock
 
-    def _fetch(self, whole: Path, root: Path) -> Path:
+    def _fetch(self, target: Path, root: Path) -> Path:
         refusals: list[QuenchError] = []
         for number, place in enumerate(self.places):
-            part = whole.with_name(f".{self.sha256}-{json_hash(place.model_dump())[:8]}.part")
+            part = target.with_name(f".{self.sha256}-{json_hash(place.model_dump())[:8]}.part")
             try:
                 file = self._from(place, part, root)
                 break
@@ -133,12 +133,12 @@ class PinnedFile:
         if file != part:
             return file  # a file on this machine stays where it is
         part.chmod(0o644)
-        with publishing(whole) as aside:
+        with publishing(target) as aside:
             part.replace(aside)
         # The lock file stays, because others may be waiting for it.
-        for left in whole.parent.glob(f".{self.sha256}-*"):
+        for left in target.parent.glob(f".{self.sha256}-*"):
             remove(left)
-        return whole
+        return target
 
     def _from(self, place: Place, part: Path, root: Path) -> Path:
         """Return the complete file from `place`: `part`, or its path if it is on this machine. Raises

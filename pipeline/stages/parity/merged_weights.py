@@ -51,7 +51,7 @@ class Compared:
     """
 
     jobs: dict[str, Job]
-    there: dict[str, Entry]
+    merged: dict[str, Entry]
     model: Structure
     run: TrainedRun
     record: dict[str, Any]
@@ -77,7 +77,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
         return Check(TITLE, "fail", detail, cause, what=WHAT, limit=LIMIT, unit="ulp")
     distances = side_by_side(
-        lambda job: tensor_error(job, compared.there[job.name], compared.nf4(job)), expected.jobs
+        lambda job: tensor_error(job, compared.merged[job.name], compared.nf4(job)), expected.jobs
     )
     errors = {job.name: error for job, error in zip(expected.jobs, distances, strict=True)}
     wrong = [name for name, error in errors.items() if not error <= LIMIT]
@@ -130,8 +130,8 @@ def _other_than_weights(
             f"{RECORD} names another adapter than the one in {adapter.name}/",
             f"The adapter was trained again after the merge; {AGAIN}",
         )
-    missing = sorted(compared.jobs.keys() - compared.there.keys())
-    added = sorted(compared.there.keys() - compared.jobs.keys())
+    missing = sorted(compared.jobs.keys() - compared.merged.keys())
+    added = sorted(compared.merged.keys() - compared.jobs.keys())
     if missing:
         why = "The merged model was cut or is another's"
         if compared.model.head in missing:
@@ -143,8 +143,8 @@ def _other_than_weights(
             f"The merged model is of another base; {AGAIN}",
         )
     for name, job in compared.jobs.items():
-        if name in compared.there and job.source.shape != compared.there[name].shape:
-            shapes = f"{compared.there[name].shape} and should be {job.source.shape}"
+        if name in compared.merged and job.source.shape != compared.merged[name].shape:
+            shapes = f"{compared.merged[name].shape} and should be {job.source.shape}"
             yield f"{name} is {shapes}", f"The merged model is of another base or adapter; {AGAIN}"
     yield from _settings(base, adapter, merged, expected)
 
@@ -180,7 +180,7 @@ def _cause(compared: Compared, wrong: list[str]) -> str:
     adapted = [name for name in wrong if compared.jobs[name].update]
     name = (adapted or wrong)[0]
     job = compared.jobs[name]
-    entry = compared.there[name]
+    entry = compared.merged[name]
     if entry.dtype not in ("F16", "BF16"):
         return f"{name} is stored as {entry.dtype}, which no merge writes; {AGAIN}"
     for assumed in _assumptions(job, compared):

@@ -161,13 +161,13 @@ def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
     ]
 
 
-def token_cause(tokenizer: Any, f16: Path, ours: list[int], theirs: list[int]) -> str:
+def token_cause(tokenizer: Any, f16: Path, trained: list[int], served: list[int]) -> str:
     """Return one sentence on the cause: an added beginning or end of text, another vocabulary, or another
     pre-tokenizer.
     """
     fields = check_gguf(f16).fields
-    if len(theirs) > len(ours) and ours in (theirs[1:], theirs[:-1]):
-        name, number = ("bos", theirs[0]) if theirs[1:] == ours else ("eos", theirs[-1])
+    if len(served) > len(trained) and trained in (served[1:], served[:-1]):
+        name, number = ("bos", served[0]) if served[1:] == trained else ("eos", served[-1])
         field = f"tokenizer.ggml.add_{name}_token"
         return (
             f"llama.cpp adds token {number}, which training does not have ({field} of {f16.name}): set "

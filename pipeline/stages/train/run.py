@@ -288,7 +288,7 @@ def find_start(
     return start
 
 
-def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) -> Path:
+def _chosen(folder: Path, named: Path, record: dict[str, Any], hard: list[str]) -> Path:
     """Return the checkpoint that a user named (its path, or its name in `folder`), verified and of this run.
     Later ones are set aside.
 
@@ -299,9 +299,9 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
     others = "there is none, so leave --resume out"
     if checkpoints:
         others = f"choose one of {', '.join(map(str, checkpoints.values()))}"
-    start = checkpoints.get(given.resolve()) or checkpoints.get((folder / given).resolve())
+    start = checkpoints.get(named.resolve()) or checkpoints.get((folder / named).resolve())
     if start is None:
-        raise ConfigError("Q-TRAIN-030", f"{given} is not a checkpoint in {folder}: {others}")
+        raise ConfigError("Q-TRAIN-030", f"{named} is not a checkpoint in {folder}: {others}")
     trouble = defect(start)
     if trouble:
         raise DataError("Q-TRAIN-031", f"{start} is torn ({trouble}), so no run can resume from it: {others}")

@@ -180,7 +180,7 @@ def remove_obsolete(root: Path, params: Params) -> None:
     results += [root / path for path in _of_stages_not_asked(params) if (root / path).exists()]
     others = [path for path in results if path.relative_to(root) not in needed]
     if others and (root / ".dvc").is_dir():
-        with open_project(root, wait=True, alone=False) as repo, Hashes(root) as hashes:
+        with open_project(root, wait=True, exclusive=False) as repo, Hashes(root) as hashes:
             others = [path for path in others if _is_cached(path, Path(repo.cache.local.path), hashes)]
         _remove(others)
     for folder, stage in _scratch().items():

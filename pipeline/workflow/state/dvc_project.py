@@ -53,10 +53,10 @@ def share_record(root: Path) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Iterator[Any]:
+def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> Iterator[Any]:
     """Give the DVC project at `root` while no stage is being recorded, with DVC's errors in plain words.
 
-    With `wait` it waits for its lock; otherwise it gives up soon. A caller that isn't `alone` lets others
+    With `wait` it waits for its lock; otherwise it gives up soon. A caller that isn't `exclusive` lets others
     read meanwhile. Raises `MachineError` if DVC is at work here or can't write, `ToolError` if it can't read
     the project.
     """
@@ -66,7 +66,10 @@ def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Itera
     from dvc.scm import SCMError
 
     try:
-        with lock_record(root) if alone else share_record(root), Repo(str(root), _wait_for_lock=wait) as repo:
+        with (
+            lock_record(root) if exclusive else share_record(root),
+            Repo(str(root), _wait_for_lock=wait) as repo,
+        ):
             yield repo
     except LockError as error:
         raise MachineError(

@@ -56,7 +56,7 @@ class Weights:
     """Tensors that should be in the merged model, and those that are."""
 
     jobs: dict[str, Job]
-    there: dict[str, Entry]
+    merged: dict[str, Entry]
     expected: Expected
 
 
@@ -69,11 +69,11 @@ def base_alone(base: Path) -> Expected:
 def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
     """Return the verdict on the merged folder: the first thing that differs."""
     try:
-        there = read_folder(merged)
+        entries = read_folder(merged)
     except DataError as error:
         sentence, _, remedy = error.sentence.rpartition(": ")
         return failed(f"{KEY}.damaged", NAME, sentence, remedy.capitalize())
-    weights = Weights({job.name: job for job in expected.plan.jobs}, there, expected)
+    weights = Weights({job.name: job for job in expected.plan.jobs}, entries, expected)
     # The comparison below assumes that all tensors are present.
     different = next(chain(names(weights), settings(base, merged, expected)), None)
     if different:
@@ -82,7 +82,7 @@ def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
     fits: dict[str, Fit] = {}
     with progress("judge: weights of the merged folder", numbers) as advance:
         jobs = list(weights.jobs.values())
-        for job, fit in zip(jobs, in_turn(lambda job: merge_fit(job, there[job.name]), jobs), strict=True):
+        for job, fit in zip(jobs, in_turn(lambda job: merge_fit(job, entries[job.name]), jobs), strict=True):
             fits[job.name] = fit
             advance(job.source.rows * job.source.columns)
     return verdict(weights, fits)
@@ -90,10 +90,10 @@ def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
 
 def names(weights: Weights) -> Iterator[Check]:
     """Yield a verdict on tensors that are missing in the merged folder, added there, or of another shape."""
-    wanted = weights.jobs
-    there = weights.there
+    jobs = weights.jobs
+    merged = weights.merged
     model = weights.expected.model
-    missing = sorted(wanted.keys() - there.keys())
+    missing = sorted(jobs.keys() - merged.keys())
     if model.head in missing:
         yield failed(
             f"{KEY}.head_lost",
@@ -105,17 +105,18 @@ def names(weights: Weights) -> Iterator[Check]:
         yield failed(
             f"{KEY}.names",
             NAME,
-            f"{len(missing)} tensors are missing, first {missing[0]}; the folder has {next(iter(there), '')}",
+            f"{len(missing)} tensors are missing, first {missing[0]}; the folder has "
+            f"{next(iter(merged), '')}",
             AGAIN,
         )
     added = [
         name
-        for name in sorted(there.keys() - wanted.keys())
+        for name in sorted(merged.keys() - jobs.keys())
         # A tied head that is stored next to its twin is the same model.
         if not (
             name == model.head
-            and model.embedding in there
-            and same_values(there[name], there[model.embedding])
+            and model.embedding in merged
+            and same_values(merged[name], merged[model.embedding])
         )
     ]
     if added:
@@ -126,12 +127,12 @@ def names(weights: Weights) -> Iterator[Check]:
             f"{len(added)} tensors are neither the base's nor the adapter's, first {added[0]}",
             AGAIN,
         )
-    for name, job in wanted.items():
-        if job.source.shape != there[name].shape:
+    for name, job in jobs.items():
+        if job.source.shape != merged[name].shape:
             yield failed(
                 f"{KEY}.shapes",
                 NAME,
-                f"{name} is {there[name].shape} and should be {job.source.shape}",
+                f"{name} is {merged[name].shape} and should be {job.source.shape}",
                 "Merge into the base that the adapter was trained on, with its vocabulary as it was resized "
                 "there",
             )
@@ -142,13 +143,13 @@ def settings(base: Path, merged: Path, expected: Expected) -> Iterator[Check]:
     from pipeline.models.loading import read_config
 
     try:
-        ours = read_config(base).to_dict() | expected.plan.config
-        theirs = read_config(merged).to_dict()
+        wanted_config = read_config(base).to_dict() | expected.plan.config
+        merged_config = read_config(merged).to_dict()
     except (OSError, ValueError, KeyError) as error:
         yield unmeasured(KEY, NAME, f"transformers can't read config.json ({reason_of(error)})")
         return
     for key in SETTINGS:
-        if key == "tie_word_embeddings" and theirs.get(key) and not ours.get(key):
+        if key == "tie_word_embeddings" and merged_config.get(key) and not wanted_config.get(key):
             yield failed(
                 f"{KEY}.head_lost",
                 NAME,
@@ -156,11 +157,11 @@ def settings(base: Path, merged: Path, expected: Expected) -> Iterator[Check]:
                 "which transformers and the converter then leave out",
                 "Set tie_word_embeddings to false in the merged folder's config.json, and convert again",
             )
-        elif ours.get(key) != theirs.get(key):
+        elif wanted_config.get(key) != merged_config.get(key):
             yield failed(
                 f"{KEY}.settings",
                 NAME,
-                f"config.json has {key} {theirs.get(key)!r} in place of {ours.get(key)!r}",
+                f"config.json has {key} {merged_config.get(key)!r} in place of {wanted_config.get(key)!r}",
                 "Copy the base's config.json into the merged folder, and convert again",
             )
 
@@ -179,7 +180,7 @@ def verdict(weights: Weights, fits: dict[str, Fit]) -> Check:
         )
     # Of the wrong tensors, choose the one that shows the most.
     name = max(adapted or wrong, key=lambda each: fits[each].size)
-    entry = weights.there[name]
+    entry = weights.merged[name]
     fit = fits[name]
     first = f"{len(wrong)} of {len(fits)} tensors differ, {name} for one"
     near = []

@@ -200,7 +200,7 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
     parts = plan.shards[shard]
     numbers = {name: number for number, name in enumerate(plan.files)}
     stats = CurationStats.of(plan.files, {})
-    left = {name: part.stop - part.start if part else size(paths[name]) for name, part in parts}
+    bytes_left = {name: part.stop - part.start if part else size(paths[name]) for name, part in parts}
 
     def stream() -> Iterator[Block]:
         for name, part in parts:
@@ -217,7 +217,7 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
                 yield Block(name, batch)
 
     with (
-        progress("curate: reading and cleaning", sum(left.values())) as advance,
+        progress("curate: reading and cleaning", sum(bytes_left.values())) as advance,
         work.making("clean", shard) as folder,
         (folder / REJECTS).open("wb", buffering=1 << 20) as rejects,
         (folder / CHANGES).open("wb", buffering=1 << 20) as changes,
@@ -233,9 +233,9 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
             rows = [(number, hash_of(domain), *more) for domain, *more in done.facts]
             facts.write(np.array(rows, FACT).data)
             # Bytes; a compressed file yields more than its size.
-            step = min(done.size, left[done.file])
-            left[done.file] -= step
+            step = min(done.size, bytes_left[done.file])
+            bytes_left[done.file] -= step
             advance(step)
-        advance(sum(left.values()))
+        advance(sum(bytes_left.values()))
         spool.finish()
         dump(folder / STATS, stats)

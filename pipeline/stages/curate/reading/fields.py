@@ -81,23 +81,23 @@ class RowMapper:
         side_plan = lru_cache(KEPT_PLANS)(partial(make_plan, sides, frozenset[str](), ()))
         self.side_plan = side_plan if sides else None
 
-    def apply(self, row: dict[str, Any], found: Counter[str]) -> dict[str, Any]:
+    def apply(self, row: dict[str, Any], counts: Counter[str]) -> dict[str, Any]:
         """Return the row with the keys that formats know, or the row itself if it has none of the sources.
 
-        `found` counts the targets whose source the row has, and the row as `MAPPED` or `UNMAPPED`. Raises
+        `counts` counts the targets whose source the row has, and the row as `MAPPED` or `UNMAPPED`. Raises
         `BadRow` if a key that stays contradicts the mapping.
         """
         plan = self.plan(tuple(row))
         if plan.renamed is not None and not self.is_table and None not in row.values():  # The usual case.
             new = dict(zip(plan.renamed, row.values(), strict=True))
-            found.update(plan.counted)
+            counts.update(plan.counted)
             new.update(plan.constants)
             if self.of_turns:
-                self._map_turns(new, found)
+                self._map_turns(new, counts)
             return new
-        return self._applied(row, plan, found)
+        return self._applied(row, plan, counts)
 
-    def _applied(self, row: dict[str, Any], plan: Plan, found: Counter[str]) -> dict[str, Any]:
+    def _applied(self, row: dict[str, Any], plan: Plan, counts: Counter[str]) -> dict[str, Any]:
         """Return the result of `apply`, target by target."""
         new: dict[str, Any] = {}
         for target, read in plan.readers:
@@ -105,10 +105,10 @@ class RowMapper:
             if value is not None:
                 new[target] = value
         if not new and self.needs_source:
-            found[UNMAPPED] += 1
+            counts[UNMAPPED] += 1
             return row
-        found.update([*new])
-        found[MAPPED] += 1
+        counts.update([*new])
+        counts[MAPPED] += 1
         if self.is_table:
             new = {key: cell_value(key, value) if type(value) is str else value for key, value in new.items()}
         new.update(plan.constants)
@@ -117,7 +117,7 @@ class RowMapper:
         for key in plan.kept:
             new.setdefault(key, row[key])
         if self.of_turns:
-            self._map_turns(new, found)
+            self._map_turns(new, counts)
         return new
 
     def explained(self, problem: str, row: Mapping[str, Any]) -> str:
@@ -154,7 +154,7 @@ class RowMapper:
             what = f"hides the mapping to {listed(mine[0])}" if hiding else "would be lost beside the mapping"
             raise BadRow("unsupported_field", f"{_quoted(key)} {what}: {REMEDY}")
 
-    def _map_turns(self, row: dict[str, Any], found: Counter[str]) -> None:
+    def _map_turns(self, row: dict[str, Any], counts: Counter[str]) -> None:
         """Rename the keys of the turns in a row's lists of turns."""
         for field in TURN_FIELDS:
             turns = row.get(field)
@@ -163,27 +163,27 @@ class RowMapper:
             if not isinstance(turns, list):
                 continue
             if self.side_plan:
-                turns = [side for turn in turns for side in self._sides(turn, found)]
+                turns = [side for turn in turns for side in self._sides(turn, counts)]
             row[field] = [
-                self._turn(turn, f"{field} {number}", found) if isinstance(turn, dict) else turn
+                self._turn(turn, f"{field} {number}", counts) if isinstance(turn, dict) else turn
                 for number, turn in enumerate(turns, start=1)
             ]
 
-    def _sides(self, turn: Any, found: Counter[str]) -> list[Any]:
+    def _sides(self, turn: Any, counts: Counter[str]) -> list[Any]:
         """Return the turns of an item that contains an exchange: a question, its answer or both."""
         if not isinstance(turn, dict) or not self.side_plan:
             return [turn]
         plan = self.side_plan(tuple(turn))
         texts = [(side, read(turn)) for side, read in plan.readers]
         turns = [{"role": side, "content": words} for side, words in texts if words is not None]
-        found.update({side for side, words in texts if words is not None})
+        counts.update({side for side, words in texts if words is not None})
         return turns or [turn]
 
-    def _turn(self, turn: dict[str, Any], where: str, found: Counter[str]) -> dict[str, Any]:
+    def _turn(self, turn: dict[str, Any], where: str, counts: Counter[str]) -> dict[str, Any]:
         plan = self.turn_plan(tuple(turn))
         values = [(target, read(turn)) for target, read in plan.readers]
         new = {target: value for target, value in values if value is not None}
-        found.update([*new])
+        counts.update([*new])
         new.update(plan.constants)
         for key, known in plan.doubtful:
             target = next((name for name, others in SAME_IN_TURNS.items() if known in others), known)
@@ -195,17 +195,17 @@ class RowMapper:
         for key in plan.kept:
             new.setdefault(key, turn[key])
         if self.fields.roles:
-            self._rename_role(new, found)
+            self._rename_role(new, counts)
         return new
 
-    def _rename_role(self, turn: dict[str, Any], found: Counter[str]) -> None:
+    def _rename_role(self, turn: dict[str, Any], counts: Counter[str]) -> None:
         """Give a turn the role to which its author or its role is renamed. The author has priority."""
         key = "from" if "from" in turn and "role" not in turn else "role"
         for name in (turn.get("author"), turn.get(key)):
             renamed = self.fields.roles.get(name.strip().lower()) if isinstance(name, str) else None
             if renamed:
                 turn[key] = renamed
-                found[ROLES_KEY] += 1
+                counts[ROLES_KEY] += 1
                 return
 
 
