@@ -122,7 +122,7 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     held_out = load_rows(run.tokens, "val")
     check_settings(settings, rows=len(rows), held_out=len(held_out), cuda=torch.cuda.is_available())
     model, loss = load_model(run)
-    learning = learner.learning(Collator(), rows, held_out)
+    parts = learner.trainer_parts(Collator(), rows, held_out)
     questions = sequences(held_out, settings.sample_rows, wanted=True)
     steps = total_steps(settings, len(rows))
     journal = None
@@ -132,15 +132,15 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
         board = Board(run.tensorboard, step_of(run.start) + 1 if run.start else None)
         of_run = {"processes": run.group.count} if run.group else {}
         journal = Journal(run.metrics_log, board, monitor, max_steps=steps, of_run=of_run)
-    trainer = learning.trainer(
+    trainer = parts.trainer(
         run=run,
         reducer=reducer_of(run, model),
         model=model,
         rows=rows,
-        collate=learning.collate,
+        collate=parts.collate,
         loss=loss.name,
         loss_reason=loss.reason,
-        held_out=[learning.collate_held_out([row]) for row in held_out],
+        held_out=[parts.collate_held_out([row]) for row in held_out],
         answer=lambda model: sample(model, tokenizer, questions, SAMPLE_TOKENS),
         journal=journal,
     )

@@ -18,7 +18,7 @@ from pipeline.stages.train.monitoring.rules import AT_END, EVERY_EVAL, EVERY_STE
 from pipeline.stages.train.run import Run
 
 
-class Learning(NamedTuple):
+class TrainerParts(NamedTuple):
     """Collators for training and held-out rows, and the class of the trainer."""
 
     collate: Any
@@ -41,11 +41,11 @@ class Learner:
         """
         yield
 
-    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
+    def trainer_parts(self, collate: Any, rows: Any, held_out: Any) -> TrainerParts:
         """Return the method's collators, which wrap the plain `collate`, and its trainer."""
         from pipeline.stages.train.loop import Trainer
 
-        return Learning(collate, collate, Trainer)
+        return TrainerParts(collate, collate, Trainer)
 
     def measure_before(self, trainer: Any) -> None:
         """Measure what the report says about the model before its first step, unless the run resumes."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pipeline.core.checks import Check
 from pipeline.stages.train.invariants import BEFORE, held_out_before
-from pipeline.stages.train.method import Learner, Learning
+from pipeline.stages.train.method import Learner, TrainerParts
 from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown
 from pipeline.stages.train.monitoring.rules import EVERY_EVAL, EVERY_STEP, OTHER_LOSSES, falling, zero_loss
 
@@ -56,11 +56,11 @@ class DistillLearner(Learner):
         self.teacher = ask_teacher(self.run)
         yield
 
-    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
+    def trainer_parts(self, collate: Any, rows: Any, held_out: Any) -> TrainerParts:
         """Return the collators that add the original's answers."""
         from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
 
-        return Learning(
+        return TrainerParts(
             DistillCollator(collate, self.teacher.train),
             DistillCollator(collate, self.teacher.val),
             DistillTrainer,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pipeline.chat.prompts import QUESTIONS
 from pipeline.core.jsonl import read_rows
 from pipeline.stages.train.grpo.rules import GRPO_EVAL, GRPO_STEP
-from pipeline.stages.train.method import Learner, Learning
+from pipeline.stages.train.method import Learner, TrainerParts
 from pipeline.stages.train.monitoring.monitor import RuleSets
 from pipeline.stages.train.run import Run
 
@@ -35,13 +35,13 @@ class GrpoLearner(Learner):
             self.rounds = Rounds(self.run, open_source(self.run), rewards, questions, replay=replay)
             yield
 
-    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
+    def trainer_parts(self, collate: Any, rows: Any, held_out: Any) -> TrainerParts:
         """Return the collator of prompts, and the trainer of rounds."""
         from pipeline.stages.train.grpo.losses import PromptCollator
         from pipeline.stages.train.grpo.trainer import GrpoTrainer
 
         prompts = PromptCollator(collate)
-        return Learning(prompts, prompts, partial(GrpoTrainer, rounds=self.rounds))
+        return TrainerParts(prompts, prompts, partial(GrpoTrainer, rounds=self.rounds))
 
     def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rewards at the start and at the end."""

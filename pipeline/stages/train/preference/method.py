@@ -15,7 +15,7 @@ from pipeline.config.tuners import RATES as SFT_RATES
 from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.checkpoints import REFERENCE
-from pipeline.stages.train.method import Learner, Learning
+from pipeline.stages.train.method import Learner, TrainerParts
 from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown, warning
 from pipeline.stages.train.monitoring.rules import (
     AT_END,
@@ -86,7 +86,7 @@ class PreferenceLearner(Learner):
 
     rules: ClassVar[RuleSets] = RuleSets(STEP, EVERY_EVAL, END)
 
-    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
+    def trainer_parts(self, collate: Any, rows: Any, held_out: Any) -> TrainerParts:
         """Return the collators that know both answers, and the trainer with its reference."""
         from pipeline.models.preference_losses import kto_weights
         from pipeline.stages.train.preference.collator import PreferenceCollator
@@ -104,7 +104,7 @@ class PreferenceLearner(Learner):
         if method == "kto":
             roles = list(chain.from_iterable(rows["roles"]))
             weights = kto_weights(roles.count(CHOSEN), roles.count(REJECTED))
-        return Learning(
+        return TrainerParts(
             PreferenceCollator(collate, method, rows),
             PreferenceCollator(collate, method, held_out),
             partial(PreferenceTrainer, reference=reference, weights=weights),
