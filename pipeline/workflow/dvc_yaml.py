@@ -168,9 +168,10 @@ def follow_settings(root: Path, params: Params, *, is_dry_run: bool) -> bool:
     graph = _graph_of(file)
     if graph == params.graph:
         there = _optional_in(file, graph)
-        written = _text(graph, there, of_project=is_project(root), cache_base=_keeps_base(file))
-        if set(there) != set(asked_by(params)) and file.read_bytes() == written.encode():
-            return not is_dry_run and put_graph(root, params)
+        if set(there) != set(asked_by(params)):
+            written = _text(graph, there, of_project=is_project(root), cache_base=_keeps_base(file))
+            if file.read_bytes() == written.encode():
+                return not is_dry_run and put_graph(root, params)
     need_graph(root, params)
     return False
 

@@ -159,10 +159,11 @@ def values_of(params: Params) -> Values:
 def table() -> Table:
     """Return the graph's source, parsed, with the stages of extras before those that read all others."""
     core = read_fast(TABLE)
-    extras = [read_fast(file)["stages"] for file in graph_files()]
-    last = {name: core["stages"].pop(name) for name in READERS}
-    stages = {**core["stages"], **{name: stage for graph in extras for name, stage in graph.items()}, **last}
-    return Table.model_validate({**core, "stages": stages})
+    stages = core["stages"]
+    readers = {name: stages.pop(name) for name in READERS}
+    for file in graph_files():
+        stages |= read_fast(file)["stages"]
+    return Table.model_validate({**core, "stages": stages | readers})
 
 
 @cache
