@@ -25,9 +25,7 @@ AGAIN = "run `snakemake preprocess`"
 def manifest(
     tokens: Path, rows: list[Path], base: Path, tokenizer: Any, stats: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the manifest of the Parquet files in `tokens`, made of `rows` with `base`'s tokenizer and
-    template.
-    """
+    """Return the manifest of `tokens`' Parquet files, made of `rows` with `base`'s tokenizer and template."""
     return {
         "rows": {path.name: file_hash(path) for path in rows},
         "files": {

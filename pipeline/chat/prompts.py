@@ -1,5 +1,4 @@
-"""The text before an answer: prompts that a model answers by itself, and labels on the prompt too
-(`train.train_on_prompt`).
+"""Prompts (the text before an answer) that a model answers, and labels on them (`train.train_on_prompt`).
 
 A prompt is a row's conversation up to the answer, and the data that a scorer gets on it. A row of kind prompt
 ends with the user and contains the expected answer. In a chat the last turn of the assistant is the
@@ -26,8 +25,9 @@ UNKNOWN = "unknown"  # domain of a row without one
 
 
 def as_chat(row: Row) -> Row:
-    """Return a row of kind prompt or chat as a chat that ends with the expected answer. Only this answer is
-    trained.
+    """Return a row of kind prompt or chat as a chat that ends with the expected answer.
+
+    Only this answer is trained.
     """
     turns = completed(row)
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
@@ -44,9 +44,7 @@ def read_only(turn: Message) -> Message:
 
 
 def prompt_ids(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
-    """Return the ids of a sequence (T,) before its first label, including the template's
-    generation prompt.
-    """
+    """Return the ids of a sequence (T,) before its first label, with the template's generation prompt."""
     return list(ids[: next(place for place, label in enumerate(labels) if label != IGNORED)])
 
 

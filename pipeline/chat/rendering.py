@@ -25,8 +25,9 @@ UNFOLDED = (
 
 
 class Unrenderable(ValueError):
-    """Error for a conversation that can't become a training row. `code` is the stable reason, the text gives
-    details.
+    """Error for a conversation that can't become a training row.
+
+    `code` is the stable reason, the text gives details.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -57,10 +58,10 @@ def render(
     add_generation_prompt: bool = False,
     **recorded: Any,
 ) -> str:
-    """Return the conversation as text by the model's own template. `recorded` are other variables of the
-    template.
+    """Return the conversation as text by the model's own template.
 
-    Raises `Unrenderable` if the template refuses the conversation.
+    `recorded` are other variables of the template. Raises `Unrenderable` if the template refuses the
+    conversation.
     """
     from jinja2 import TemplateError
 
@@ -247,9 +248,7 @@ def own_system_prompt(tokenizer: Any) -> str | None:
 
 
 def _without_markup(tokenizer: Any, text: str) -> str | None:
-    """Return the text of a template in addition to control tokens and the role's name; None if there
-    is none.
-    """
+    """Return the text of a template besides control tokens and the role's name; None if there is none."""
     for token in tokenizer.get_added_vocab():
         text = text.replace(token, "")
     return text.strip().removeprefix("system").strip() or None

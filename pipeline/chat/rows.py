@@ -78,7 +78,7 @@ SOURCE = (
 
 
 class Augmented(TypedDict):
-    """Where a row comes from that a model wrote for stage augment."""
+    """Origin of a row that a model wrote for stage augment."""
 
     of: Annotated[str, Field(description="id of the row that it was written to, of the same split")]
     model: Annotated[str, Field(description="what wrote it: the file's name, or the name at `url`")]
@@ -91,7 +91,7 @@ class Augmented(TypedDict):
 
 
 class Envelope(TypedDict):
-    """What every row says about itself; no part of its content."""
+    """Facts that every row states about itself; no part of its content."""
 
     id: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description=ID)]
     source: Annotated[str, Field(description=SOURCE)]
@@ -166,8 +166,9 @@ TURN_LISTS = ("messages", *SIDES)
 
 
 class BadRow(BadLine):
-    """Error for an unusable row. `code` is the stable reason, the text gives details (never the row's
-    own text).
+    """Error for an unusable row.
+
+    `code` is the stable reason, the text gives details (never the row's own text).
     """
 
 
@@ -186,9 +187,7 @@ def conversations(row: Row) -> list[list[dict[str, Any]]]:
 
 
 def other_references(row: Row) -> dict[str, list[str]]:
-    """Return the answers that are accepted in addition to the reference, under their own key if there are
-    any.
-    """
+    """Return the answers that are accepted besides the reference, under their own key if there are any."""
     return {OTHERS: row[OTHERS]} if OTHERS in row else {}
 
 
@@ -214,9 +213,7 @@ def calling_turns(row: Row) -> list[int]:
 
 
 def completed(row: Row) -> list[dict[str, Any]]:
-    """Return the turns of a row up to the wanted answer: the chosen one, or the one that a checker
-    expects.
-    """
+    """Return a row's turns up to the wanted answer: the chosen one, or the one that a checker expects."""
     expected = [{"role": "assistant", "content": row["answer"]}] if "answer" in row else []
     return [*row["messages"], *row.get("chosen", ()), *expected]
 
@@ -250,8 +247,9 @@ def is_made_of(source: str, other: str) -> bool:
 
 
 def row_id(row: Row) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of the content. For a plain chat that is only its
-    messages.
+    """Return 16 hexadecimal digits of the SHA-256 of the content.
+
+    For a plain chat the content is only its messages.
     """
     content = {key: value for key, value in row.items() if key not in ENVELOPE}
     # Compact UTF-8, keys in their order.

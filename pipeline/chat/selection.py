@@ -59,9 +59,7 @@ def measured_in(path: Path) -> Iterator[Row]:
 
 
 def why_unanswered(path: Path) -> str | None:
-    """Return a sentence on a file with texts and no chat, so that it contains no question; None
-    for others.
-    """
+    """Return a sentence on a file of texts without a chat, and so without a question; None for others."""
     if next(chats_in(path), None) is None and next(texts_in(path), None):
         return f"no row of {path.name} is a chat, all are texts"
     return None
@@ -164,10 +162,10 @@ def questions(chats: Iterable[Row], scorers: Sequence[str]) -> Iterator[Row]:
 
 
 def up_to_calls(row: Row) -> Row | None:
-    """Return the chat up to its last trained turn that calls tools, with an id of its own if other turns
-    follow.
+    """Return the chat up to its last trained turn that calls tools.
 
-    None if there is no such turn, or if the row offers no tools: llama-server then parses no calls.
+    The chat has an id of its own if other turns follow. None if there is no such turn, or if the row offers
+    no tools: llama-server then parses no calls.
     """
     turns = row["messages"]
     calling = list(filter(None, calling_turns(row)))  # There is no question before the first turn.

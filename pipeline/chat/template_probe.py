@@ -1,5 +1,4 @@
-"""A conversation with placeholders for its texts, which shows how a chat template renders its turns, whatever
-their content.
+"""A conversation with placeholders as texts, which shows how a chat template renders turns of any content.
 
 Placeholders (stand-ins) are nine letters and digits each (the form that Mistral's templates require of ids).
 Rendered, they show the texts that the template drops. Tokenized, they show the control tokens that the turns

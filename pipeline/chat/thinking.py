@@ -1,5 +1,4 @@
-"""Rewriting of chat templates whose generation prompt decides if the model reasons, so that the model
-decides.
+"""Rewriting of chat templates so that the model, not the generation prompt, decides if it reasons.
 
 Qwen3.5's prompt ends in `<think>` and a line break. An answer without reasoning continues with another line
 break, which is one token with the first, so no plain chat could be trained. DeepSeek-R1's distills open a

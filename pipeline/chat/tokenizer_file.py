@@ -34,9 +34,7 @@ PROBES = (
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise a `RuntimeError` for a panic inside the library tokenizers, which is not an `Exception` in
-    Python.
-    """
+    """Raise a `RuntimeError` for a panic in the library tokenizers, which in Python is no `Exception`."""
     try:
         yield
     except BaseException as error:
@@ -59,8 +57,7 @@ def plain_tokenizer(folder: Path) -> Any:
 
 
 def try_tokenizer(folder: Path) -> None:
-    """Load the tokenizer.json of `folder` and encode each of `PROBES`, in a process with limits of time and
-    memory.
+    """Load `folder`'s tokenizer.json and encode each of `PROBES`, in a process with limited time and memory.
 
     Raises `DataError` if it exceeds them. Other errors of the library are raised again when the file is
     loaded.

@@ -112,9 +112,7 @@ def go_by_file(tokenizer: Any, folder: Path) -> None:
 
 
 def first_difference(tokenizer: Any, plain: Any) -> tuple[str, list[int], list[int]] | None:
-    """Return the first probe for which two tokenizers return different ids, and both; None if there
-    is none.
-    """
+    """Return the first probe that two tokenizers give different ids, and both; None if there is none."""
     for text in probes(tokenizer):
         loaded = tokenizer(text, add_special_tokens=False)["input_ids"]
         expected = plain.encode(text, add_special_tokens=False).ids

@@ -196,8 +196,7 @@ def _without_end(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
 
 
 def end_of_turn(tokenizer: Any, stops: Collection[int] = ()) -> str | None:
-    """Return the control token that the template ends an answer with, if the tokenizer's eos_token is not
-    there.
+    """Return the control token that the template ends an answer with, unless the eos_token is there.
 
     Of several it is the first at which generation stops (`stops`), otherwise the first. Gemma's tokenizers
     name the end of a text (`<eos>`) and their templates write `<end_of_turn>`. Base models that come with
@@ -296,9 +295,7 @@ def _border(tokenizer: Any) -> str:
 
 
 def _other_beginning(tokenizer: Any) -> tuple[str, str] | None:
-    """Return the end of the generation prompt and the beginning of the answer's turn there; None if they
-    agree.
-    """
+    """Return the generation prompt's end and the beginning of the answer's turn there; None if they agree."""
     texts = _opened_and_whole(tokenizer)
     if texts is None or texts[1].startswith(texts[0]):
         return None

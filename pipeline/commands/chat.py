@@ -1,5 +1,4 @@
-"""Chat in the terminal with the model that `quench serve` serves: streamed answers, reasoning dimmed, and
-their speed.
+"""Chat in the terminal with the model that `quench serve` serves: streamed answers, dimmed reasoning, speed.
 
 A line that ends in a backslash continues on the next one. Between two lines of three double quotes, text is
 taken unchanged (for pasting).
@@ -79,8 +78,9 @@ def served_model(client: httpx.Client) -> str:
 
 
 def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
-    """Yield the answer's pieces. The last ones contain usage and timings. Raises `ToolError` if the server
-    refuses.
+    """Yield the answer's pieces; the last ones contain usage and timings.
+
+    Raises `ToolError` if the server refuses.
 
     A caller that stops asking for pieces closes the connection. The server then frees the answer's slot.
     """

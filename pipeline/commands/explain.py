@@ -1,5 +1,4 @@
-"""Explain errors by their ids and rejected rows by their reasons. Write the page that lists all errors:
-docs/troubleshooting.md.
+"""Explain errors by id and rejected rows by reason; write docs/troubleshooting.md, which lists all errors.
 
     quench doctor explain Q-CONFIG-001
     quench doctor explain unknown_format

@@ -55,10 +55,10 @@ SECTIONS = ("global", "install", ":env:")  # sections in pip's order: later ones
 
 
 def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return uv's variables for the output of `pip config list`. Variables that the user has set for uv are
-    not changed.
+    """Return uv's variables for the output of `pip config list`.
 
-    Every file is pinned by its hash, so any index may provide it: "unsafe-best-match" is pip's way to search.
+    Variables that the user has set for uv are not changed. Every file is pinned by its hash, so any index may
+    provide it: "unsafe-best-match" is pip's way to search.
     """
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for section in SECTIONS:

@@ -1,5 +1,4 @@
-"""Show the rows that each method of training learns from and the bases it runs on, as the settings' checks
-define them.
+"""Show the rows that each training method learns from and the bases it runs on, by the settings' checks.
 
 A base is supported if the settings that name it are accepted. Otherwise the error is the reason. A second
 table lists the settings that only some methods use: under the others any value but the default is refused.
@@ -60,9 +59,7 @@ def refusal(method: Method, base: str) -> str | None:
 
 
 def settings() -> Iterator[dict[str, str]]:
-    """Yield the settings that are refused unless another one has a value that they need, with that
-    condition.
-    """
+    """Yield the settings that are refused unless another has a value that they need, with that condition."""
     for only in CONDITIONS:
         if only.refused:
             yield {"setting": ", ".join(only.keys), "acts only if": only.condition}

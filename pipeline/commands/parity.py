@@ -98,9 +98,7 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def explained(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the result of each failed check with its likely cause, each warning, and why a check was not
-    measured.
-    """
+    """Yield each failed check's result and likely cause, each warning, and why a check was not measured."""
     for row in rows:
         detail = (row.get("detail") or "").rstrip(".")
         if row["verdict"] == "fail":

@@ -1,5 +1,4 @@
-"""Plan training: memory part by part, the longest rows that fit, disk and time. Reads numbers only, no
-weights.
+"""Plan training: memory by part, the longest rows that fit, disk and time. Reads numbers only, no weights.
 
 Reads `params.yaml` (or a recipe), the base's config.json, and the contents of `data/tokens`. Writes nothing.
 

@@ -1,5 +1,4 @@
-"""Ship a level: check that the reports belong to these files and that the gate passes it, then make the
-bundle.
+"""Ship a level: check that the reports belong to these files and the gate passes it, then make the bundle.
 
 Reads `models/gguf/NAME-LEVEL.gguf`, the adapter, the merged model and every report. Writes
 `models/bundle/NAME-LEVEL/`. If base.quantization is gguf, only `adapter` can be shipped: the base's GGUF and

@@ -1,6 +1,4 @@
-"""Tables for a terminal: as wide as the terminal within limits, 100 columns if there is none; and their
-figures.
-"""
+"""Tables for a terminal, as wide as it is within limits (100 columns if there is none), and their figures."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING

@@ -38,9 +38,7 @@ class ModelName(str):
 
     @property
     def made_of(self) -> str:
-        """For a distilled level, the level with the file that its scales were trained in; "" for
-        any other.
-        """
+        """Level whose file a distilled level's scales were trained in; "" for any other level."""
         return self.plain if self.ending == DISTILLED else ""
 
     @property
@@ -79,8 +77,7 @@ def level_problem(spelled: str) -> str | None:
 
 
 def tensor_type_problem(pattern: str, ggml_type: str) -> str | None:
-    """Return a sentence on why llama-quantize can't give the tensors that `pattern` matches the type
-    `ggml_type`.
+    """Return a sentence on why llama-quantize can't give tensors matching `pattern` the type `ggml_type`.
 
     Return None if it can, as far as can be seen without the model.
     """

@@ -69,8 +69,7 @@ def _with_sections(places: Set[Key] | None) -> Iterator[tuple[Key, FieldInfo]]:
 
 
 def left_out(values: Any, needed: Set[Key] | None = None) -> list[Key]:
-    """Return the places (of the keys `needed` and their sections, if these are given) that a file's `values`
-    lack.
+    """Return the places (of the keys `needed`, if given, and their sections) that a file's `values` lack.
 
     Only the outermost are listed: a section, not its keys too.
     """

@@ -75,8 +75,7 @@ class Product:
         return ModelFiles(root / gguf, lora)
 
     def needed_checks(self, model: str, sixteen: str) -> Mapping[str, str]:
-        """Return the parity checks, by key, that must have passed before `model` is served, with what each
-        measures.
+        """Return the parity checks, by key, that must pass before `model` is served, with what each measures.
 
         `sixteen` is the name of the 16-bit model.
         """

@@ -68,8 +68,7 @@ def main_memory() -> Card:
 
 
 def accelerator() -> Accelerator | None:
-    """Return the GPU that this process uses: the first that CUDA_VISIBLE_DEVICES leaves; None if there is
-    none.
+    """Return this process's GPU: the first that CUDA_VISIBLE_DEVICES leaves; None if there is none.
 
     Raises `ToolError` if nvidia-smi is installed and fails.
     """
@@ -166,9 +165,7 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the CPU's own name, from `cpuinfo` on Linux, from sysctl on macOS, otherwise from
-    the platform.
-    """
+    """Return the CPU's own name: from `cpuinfo` on Linux, sysctl on macOS, otherwise from the platform."""
     if cpuinfo.is_file():
         names = cpu_fields(cpuinfo)
         return names.get("model name") or names.get("Model") or platform.machine()  # ARM lists no model name

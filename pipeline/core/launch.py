@@ -22,8 +22,8 @@ from pipeline.core.ranks import HERE, LAUNCHED, PROCESSES, STORE_FD, check_cards
 LOOK_SECONDS = 0.05
 # After one process has failed, or rank 0 has exited, the others get SIGTERM and are then killed. They notice
 # it themselves when they communicate, and rank 0 saves a checkpoint then.
-GRACE_SECONDS = 10.0  # until SIGTERM
-LAST_SECONDS = 60.0  # until SIGKILL
+GRACE_SECONDS = 10.0  # time before SIGTERM
+LAST_SECONDS = 60.0  # time before SIGKILL
 
 
 def launch(words: Sequence[str], count: int) -> int:

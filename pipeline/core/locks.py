@@ -19,7 +19,7 @@ from pipeline.core.publish import is_scrap
 
 RUN = "run"  # lock of Snakemake's main process
 WORK = "work"  # lock that all processes share that write (`pipeline.workflow.state.cleanup`)
-LOOK_SECONDS = 0.05  # between two looks at a lock; a reader keeps it for less
+LOOK_SECONDS = 0.05  # pause between two looks at a lock; a reader keeps it for less
 # A link could lead to another user's file, and opening a named pipe would block.
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -54,11 +54,10 @@ def take(path: Path) -> IO[str]:
 
 @contextmanager
 def locked(path: Path, kind: int, seconds: float | None = None) -> Iterator[IO[str]]:
-    """Wait for the lock of `kind` (`fcntl.LOCK_EX`, or `LOCK_SH` to share it) on a file, which is created if
-    missing.
+    """Wait for the lock of `kind` (`fcntl.LOCK_EX`, or `LOCK_SH` to share it) on a file.
 
-    The lock is released after the body, or when the process exits. Raises `TimeoutError`, an `OSError`, after
-    `seconds`.
+    The file is created if missing. The lock is released after the body, or when the process exits. Raises
+    `TimeoutError`, an `OSError`, after `seconds`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -126,8 +125,7 @@ def stages_at_work(root: Path) -> dict[str, str]:
 
 
 def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
-    """Return the error for a missing artifact: `DataError` with the command that makes it (`stage`, if
-    known).
+    """Return the error for a missing artifact: `DataError` with the command of its `stage`, if known.
 
     It is a `MachineError` if that stage is running, because DVC and Snakemake remove the outputs of a stage
     before it writes them.

@@ -32,8 +32,7 @@ def mark_run() -> None:
 
 
 def pid_scope() -> str:
-    """Return the scope in which process ids are unique: this machine since its start and, in a container, the
-    container.
+    """Return the scope of unique process ids: this machine since its start and, if any, the container.
 
     The host's name is not enough: the nodes of some clusters are all called localhost, and a container may
     have its host's name.

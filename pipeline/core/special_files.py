@@ -1,5 +1,4 @@
-"""Files that can't be read to their end: a read of a named pipe, a socket or a device may block, or never
-end.
+"""Files that can't be read to their end: reading a named pipe, a socket or a device may block or never end.
 
 Whatever reads a user's folder (curate, DVC when it hashes) opens every file in it, so the folder is checked
 before. Nothing is opened here.
@@ -60,8 +59,7 @@ def need_file(path: Path) -> None:
 
 
 def need_plain_files(*folders: Path, recorded: bool) -> None:
-    """Raise `DataError` if one of the folders contains a file that can't be read to its end, hidden files
-    included.
+    """Raise `DataError` if one of the folders has a file, even a hidden one, that can't be read to its end.
 
     Links to folders aren't followed. With `recorded` it is also raised if a name is not UTF-8, because DVC
     can't record such names.

@@ -1,5 +1,4 @@
-"""The resources of a stage's last run next to the planned ones: memory, time and disk, in
-`.quench/usage/STAGE.json`.
+"""Resources of a stage's last run and the planned ones, in `.quench/usage/STAGE.json`: memory, time, disk.
 
 The figures vary from run to run, so they are not an output of the stage: they make nothing out of date.
 """

@@ -1,5 +1,4 @@
-"""The reference that a model of each graph is compared with, and the figures of the comparison: the data that
-`pipeline.gate.judge` judges.
+"""The reference that each graph's model is compared with, and the figures for `pipeline.gate.judge`.
 
 A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is the
 one that `evaluate` measured. An adapter on the GGUF that it was trained on, or that GGUF with trained scales,
@@ -109,9 +108,7 @@ def _level(
 
 
 def _trained(check: ParityCheck | None, parameters: float | None) -> Measured | None:
-    """Return parity's measurement between the trained model and the merged one; None if nothing was
-    merged.
-    """
+    """Return parity's measurement between trained and merged model; None if nothing was merged."""
     if check is None:
         return None
     nats = nats_of(check)

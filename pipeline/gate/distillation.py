@@ -40,9 +40,7 @@ class Recovery:
 
     @property
     def share(self) -> float | None:
-        """Share recovered. 1: everything, 0: nothing, below 0: worse than before; None if nothing was
-        damaged.
-        """
+        """Share recovered. 1: all, 0: nothing, below 0: worse than before; None if nothing was damaged."""
         return 1 - self.after / self.before if self.before else None
 
     @property

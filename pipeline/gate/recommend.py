@@ -31,8 +31,7 @@ MIN_SAME_TOP = 0.9  # share of positions, used if no task score distinguishes le
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Model to serve (None: nothing fits), the sentence with the reason, warnings, and the memory arithmetic
-    per model.
+    """Model to serve (None: nothing fits), a sentence of reason, warnings, and memory arithmetic per model.
 
     `below_standard`: nothing that fits met the standard, and `model` is only the best of it.
     """
@@ -141,9 +140,7 @@ def _nothing_fits(
 def _level(
     product: Product, evidence: Evidence, memory: Mapping[str, ServingMemory], room: Room
 ) -> Recommendation:
-    """Return the smallest of the models in `memory` that is near enough to the 16-bit model, otherwise the
-    best.
-    """
+    """Return the smallest model in `memory` that is near enough to the 16-bit model, otherwise the best."""
     evaluations = evidence.evaluations
     sixteen = product.reference(evaluations)
     by_task = could_fall(evaluations[sixteen].score, room.max_task_drop)
@@ -228,8 +225,7 @@ def _fits(memory: ServingMemory) -> str:
 
 
 def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
-    """Return the memory for serving a model at the context served, `serve.ctx_size` × `serve.parallel`
-    tokens.
+    """Return the memory for serving a model with a context of `serve.ctx_size` × `serve.parallel` tokens.
 
     It has the server's own peak (the GPU's with layers on it) if that was measured at this context with the
     same layers on the GPU.

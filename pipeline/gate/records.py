@@ -15,9 +15,7 @@ LARGEST = 10**18  # largest value of any figure; nothing above was ever measured
 
 
 def _as_written(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Return a number as written in the file, so that a bundle's evidence has its bytes: 1 stays 1, not
-    1.0.
-    """
+    """Return a number as the file writes it (1, not 1.0), so that a bundle's evidence has its bytes."""
     check(value)
     return value
 

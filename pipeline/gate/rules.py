@@ -55,9 +55,7 @@ class Rule:
 
 
 def parity(parity: Parity, needed: Mapping[str, str]) -> Check:
-    """Check that no parity check failed, and that each that is `needed` (its key, and what it measures)
-    passed.
-    """
+    """Check that no parity check failed and each of `needed` (its key, and what it measures) passed."""
     rule = Rule("parity", 0.0)
     checks = parity.checks
     failed = [check.title for check in checks.values() if check.verdict == "fail"]

@@ -20,9 +20,7 @@ TOLERANCE = 1e-9  # points; 75.0 - 70.0 may give 5.000000000000004
 
 @dataclass(frozen=True)
 class Standing:
-    """Mean scores of two models, in points of 100; whether they differ beyond noise, and the words for
-    that.
-    """
+    """Mean scores of two models, in points of 100; if they differ beyond noise, and the words for that."""
 
     score: float
     other: float
@@ -110,8 +108,7 @@ class Gain:
 
 
 def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
-    """Return how much the tuned `model` scores above the model `untuned`, by perplexity if there are no
-    scores.
+    """Return how much the tuned `model` scores above `untuned`, by perplexity if there are no scores.
 
     A model that was trained to recover must be no worse than the base; it need not beat it.
     """

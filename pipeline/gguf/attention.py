@@ -53,9 +53,7 @@ def dropped_window(family: Family, config: Mapping[str, Any]) -> int | None:
 
 
 def every(number: int, layers: int) -> list[str]:
-    """Return layer_types of a model whose layers attend to a window, except that every `number`-th attends to
-    all tokens.
-    """
+    """Return layer_types: layers attend to a window, but every `number`-th attends to all tokens."""
     return [WINDOWED if layer % number else FULL for layer in range(1, layers + 1)]
 
 

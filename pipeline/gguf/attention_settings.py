@@ -15,9 +15,7 @@ SCALED = ("linear", "yarn")  # rope types that a GGUF names with a factor
 
 
 class Difference(NamedTuple):
-    """Field of a header with which llama.cpp computes something else than config.json specifies, and a
-    sentence.
-    """
+    """Header field with which llama.cpp computes something else than config.json says, and a sentence."""
 
     field: str
     seen: str
@@ -50,9 +48,7 @@ def lost_differences(config: Mapping[str, Any], family: Family) -> Iterator[Diff
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings of all layers, or of those without a window, because no others are
-    stretched.
-    """
+    """Return the rotary settings of all layers, or of those without a window: no others are stretched."""
     by_type = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     rope = dict(by_type.get(FULL, by_type))
     outside = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")

@@ -50,9 +50,7 @@ class DeltaHeads:
         return (self.keys, self.values // self.keys) if self._part(parameter) in COLUMNS else None
 
     def _part(self, parameter: str) -> str:
-        """Return the linear, or other part of a delta net, that a parameter belongs to; empty if nothing
-        moves.
-        """
+        """Return a parameter's linear, or other part, in a delta net; empty if nothing moves."""
         if self.keys == self.values:
             return ""
         return parameter.partition(INSIDE)[2].removesuffix(".weight")
@@ -63,9 +61,7 @@ class DeltaHeads:
 
 
 def to_file(values: Any, grid: tuple[int, int]) -> Any:
-    """Return a tensor (…, C), whose columns belong to all value heads, in the file's order; see
-    `DeltaHeads.grid`.
-    """
+    """Return a tensor (…, C), all value heads' columns, in the file's order; see `DeltaHeads.grid`."""
     return values.unflatten(-1, (*grid, -1)).transpose(-3, -2).flatten(-3)
 
 

@@ -137,9 +137,7 @@ def nibbles(blocks: Tensor, start: int) -> Tensor:
 
 
 def groups(blocks: Tensor, start: int) -> Tensor:
-    """Return the 128 bytes at `start` as 4 groups of 32 low, then 32 high nibbles: int64 words (blocks, 8,
-    4).
-    """
+    """Return the 128 bytes at `start` as 4 groups of 32 low, then 32 high nibbles: int64 (blocks, 8, 4)."""
     quantized = words(blocks, start, start + 128, 4, 4)
     halves = torch.empty(len(blocks), 4, 2, 4, dtype=torch.int64, device=blocks.device)
     torch.bitwise_and(quantized, LOW, out=halves[:, :, 0])
@@ -164,8 +162,9 @@ def fives(blocks: Tensor, high: int, low: int) -> Tensor:
 
 
 def scaled_groups(blocks: Tensor, quants: Tensor, out: Tensor) -> None:
-    """Write `quants`, words (blocks, 8, 4), times group scale minus minimum, from the 16-byte head of Q4_K,
-    Q5_K.
+    """Write `quants`, words (blocks, 8, 4), times group scale minus minimum.
+
+    Scales and minima are in the 16-byte head of Q4_K and Q5_K.
     """
     head = words(blocks, 0, 16, 2)
     six = head.view(torch.int32)  # d and dmin, four scales, four minima, the low nibbles of four more of each
@@ -215,8 +214,9 @@ def q5_k(blocks: Tensor, out: Tensor, _: int) -> None:
 
 
 def q6_k(blocks: Tensor, out: Tensor, _: int) -> None:
-    """Write (d · scale) · (q − 32) by groups of 16. Each half has 64 bytes of low nibbles and 32 of 4 upper
-    bit pairs.
+    """Write (d · scale) · (q − 32) by groups of 16.
+
+    Each half has 64 bytes of low nibbles and 32 of 4 upper bit pairs.
     """
     low, high = words(blocks, 0, 128, 2, 8), words(blocks, 128, 192, 2, 4)
     quants = torch.stack((low & LOW, (low >> 4).bitwise_and_(LOW)), 2).view(-1, 2, 4, 4)

@@ -1,6 +1,4 @@
-"""Check and describe the contents of a GGUF: completeness, size, tensor types (GGUF v3,
-ggml/docs/gguf.md).
-"""
+"""Check and describe a GGUF's contents: completeness, size, tensor types (GGUF v3, ggml/docs/gguf.md)."""
 
 from collections import Counter
 from pathlib import Path
@@ -45,8 +43,9 @@ def write_not_made(path: Path, why: str) -> None:
 
 
 def is_made(path: Path) -> bool:
-    """Return False for a placeholder that `write_not_made` wrote. Raises `DataError` if the file is
-    damaged.
+    """Return False for a placeholder that `write_not_made` wrote.
+
+    Raises `DataError` if the file is damaged.
     """
     return NOT_MADE not in _read(path).fields
 

@@ -28,7 +28,7 @@ CONFIG_FIELDS = {
     "max_position_embeddings": "context_length",
 }
 USUAL_ROPE_BASE = 10_000.0  # llama.cpp's value if a header has no rope.freq_base
-LOCAL_ROPE_BASE = "rope.freq_base_swa"  # of layers with a window, if they have a base of their own
+LOCAL_ROPE_BASE = "rope.freq_base_swa"  # base of layers with a window, if they have their own
 DRAFT_LAYERS = "nextn_predict_layers"  # number of layers for drafting (MTP) after the model's own
 
 
@@ -124,8 +124,7 @@ class _Cursor:
 
 
 def read_header(file: Path) -> Header:
-    """Return the header of a GGUF (version 2 or 3, little-endian) in time and memory bounded by the file's
-    own size.
+    """Return a GGUF's header (version 2 or 3, little-endian) in time and memory bounded by the file's size.
 
     Also proves that the file contains every tensor it lists. Raises `NotGguf`, and `DataError` for a named
     pipe or a device, unopened.

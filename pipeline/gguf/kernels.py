@@ -17,8 +17,9 @@ TILE = 4
 
 @triton.jit
 def half_at(place: tl.tensor) -> tl.tensor:
-    """Return the float16 in two bytes at `place`, as float32. It is read as bytes so that no alignment is
-    required.
+    """Return the float16 in two bytes at `place`, as float32.
+
+    It is read as bytes so that no alignment is required.
     """
     bits = tl.load(place).to(tl.uint16) | (tl.load(place + 1).to(tl.uint16) << 8)
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
@@ -26,8 +27,9 @@ def half_at(place: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def scaled(block: tl.tensor, group: tl.tensor, quant: tl.tensor) -> tl.tensor:
-    """Return (d · scale) · quant − (dmin · minimum). Q4_K and Q5_K pack 8 groups' scales and minima in 12
-    bytes.
+    """Return (d · scale) · quant − (dmin · minimum).
+
+    Q4_K and Q5_K pack 8 groups' scales and minima in 12 bytes.
     """
     four = group % 4
     first = tl.load(block + 4 + four).to(tl.int32)
@@ -84,8 +86,9 @@ def write_values(
     size: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """Write weights [256 · tile · program, …) of `quantized`, whose 256 weights take `size` bytes, into
-    `out`.
+    """Write weights [256 · tile · program, …) of `quantized` into `out`.
+
+    256 weights of `quantized` take `size` bytes.
     """
     at = tl.program_id(0).to(tl.int64) * (256 * tile) + tl.arange(0, 256 * tile)
     # The last program's lanes past the end read the last block again and write nothing.

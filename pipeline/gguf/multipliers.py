@@ -41,8 +41,7 @@ def products(config: Mapping[str, Any]) -> dict[str, Product]:
 
 
 def input_products(config: Mapping[str, Any]) -> Iterator[tuple[int, int, Product]]:
-    """Yield the first and last row of each part of a state space's input, and the product that it is
-    multiplied by.
+    """Yield the first and last row of each part of a state space's input, and the part's multiplier.
 
     The parts are the gate, the input, the two projections of the state, and the steps.
     """

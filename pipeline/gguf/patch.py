@@ -77,8 +77,7 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
 
 
 def apply_patch(base: Path, patch: Path, target: Path) -> None:
-    """Apply `patch` to `base` and publish the result as `target`, proven to be the file that the patch was
-    made from.
+    """Publish `base` with `patch` as `target`, proven to be the file that the patch was made from.
 
     Raises `DataError` for a patch that is incomplete or belongs to another file, `MachineError` for a full
     disk.
@@ -159,9 +158,7 @@ def _changed(before: GgufTensor, after: GgufTensor) -> tuple[str, Bytes] | None:
 
 
 def _scale_bytes(rows: Bytes, ggml_type: int) -> Bytes | None:
-    """Return the bytes of all scales, (rows, blocks of a row, 2 · scales of a block); None for a type
-    without.
-    """
+    """Return all scales' bytes, (rows, blocks of a row, 2 · scales of a block); None for a type without."""
     places = [at + byte for at in SCALES.get(ggml_type, ()) for byte in (0, 1)]
     return _blocks(rows, ggml_type)[..., places] if places else None
 
@@ -195,9 +192,7 @@ def _tail(path: Path, header: Header) -> bytes:
 
 
 def _header_change(old: bytes, new: bytes) -> tuple[tuple[int, int], Bytes]:
-    """Return ((bytes of `old` that stay after its counts, bytes that stay at its end), the other bytes of
-    `new`).
-    """
+    """Return ((bytes of `old` kept after its counts, bytes kept at its end), the other bytes of `new`)."""
     room = min(len(old), len(new)) - COUNTS
     before, after = (np.frombuffer(text, np.uint8)[COUNTS:] for text in (old, new))
     differs = np.flatnonzero(before[:room] != after[:room])

@@ -1,5 +1,4 @@
-"""Write and read the provenance of a GGUF as metadata in the file itself: base, adapter, data, settings,
-template, llama.cpp.
+"""Write and read a GGUF's provenance as its metadata: base, adapter, data, settings, template, llama.cpp.
 
 llama-quantize copies metadata, so that every level has it too. Standard keys are used if there are any
 (ggml/docs/gguf.md), `quench.*` for the rest. No paths and no dates: the same model has the same bytes on

@@ -1,5 +1,4 @@
-"""Stretched rotary positions: the factors that a GGUF stores, and the settings of config.json that they are
-computed from.
+"""Stretched rotary positions: the factors that a GGUF stores, and config.json's settings they come from.
 
 Llama 3.1 and later were trained further for a longer context, with slow frequencies made slower (rope_type
 llama3). Their GGUF contains no settings, only the divisor of each frequency, in one tensor. The settings that

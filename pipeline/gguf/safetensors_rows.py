@@ -94,9 +94,7 @@ def spans(entry: Entry, numbers: int, together: int = 1) -> Iterator[tuple[int, 
 
 
 def same_values(entry: Entry, other: Entry) -> bool:
-    """Return True if two tensors have the same shape and numbers, whatever their types; a NaN equals
-    nothing.
-    """
+    """Return True if two tensors have equal shapes and numbers, whatever their types; NaN equals nothing."""
     return entry.shape == other.shape and all(
         bool((read_rows(entry, *span) == read_rows(other, *span)).all()) for span in spans(entry, 1 << 22)
     )
@@ -151,8 +149,9 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def read_header(file: Path) -> list[Entry]:
-    """Return a file's tensors in byte order. Raises `DataError` unless the header describes the file
-    exactly.
+    """Return a file's tensors in byte order.
+
+    Raises `DataError` unless the header describes the file exactly.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -186,8 +185,7 @@ def append_rows(file: BinaryIO, rows: Any) -> None:
 
 @contextmanager
 def writing_shard(file: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Iterator[BinaryIO]:
-    """Yield a file with the header of `tensors` (name, type, shape), to be filled in that order by
-    `append_rows`.
+    """Yield a file with the header of `tensors` (name, type, shape), to be filled in order by `append_rows`.
 
     Raises `AssertionError` if too much or too little came.
     """

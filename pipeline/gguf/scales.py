@@ -17,8 +17,9 @@ LEAST = 2.0**-24  # float16's smallest subnormal number
 
 
 def scale_places(ggml_type: int) -> tuple[int, ...]:
-    """Return the first byte of each scale in a block of this type. Raises `DataError` for a type that has
-    none.
+    """Return the first byte of each scale in a block of this type.
+
+    Raises `DataError` for a type that has none.
     """
     if ggml_type not in SCALES:
         raise DataError(
@@ -35,8 +36,9 @@ def _blocks(quantized: Tensor, ggml_type: int) -> Tensor:
 
 
 def stored_scales(quantized: Tensor, ggml_type: int) -> Tensor:
-    """Return the scales of `quantized`, uint8 (rows, row bytes), as float16 (scales per block, rows, blocks
-    per row).
+    """Return the scales of `quantized`, uint8 (rows, row bytes).
+
+    They are float16 (scales per block, rows, blocks per row).
     """
     blocks = _blocks(quantized, ggml_type)
     return torch.stack(
@@ -48,8 +50,9 @@ def stored_scales(quantized: Tensor, ggml_type: int) -> Tensor:
 
 
 def with_scales(quantized: Tensor, ggml_type: int, scales: Tensor) -> Tensor:
-    """Return a copy of `quantized` with `scales`, float16 with the shape of `stored_scales`; every other byte
-    stays.
+    """Return a copy of `quantized` with `scales`, float16 with the shape of `stored_scales`.
+
+    Every other byte stays.
     """
     written = quantized.clone(memory_format=torch.contiguous_format)
     blocks = _blocks(written, ggml_type)
@@ -76,9 +79,7 @@ def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
 
 
 def per_scale(quantized: Tensor, ggml_type: int, number: int) -> Tensor:
-    """Return each weight's derivative by its block's scale `number`, from codes only: float32 (rows,
-    columns).
-    """
+    """Return weights' derivatives by block scale `number`, from codes only: float32 (rows, columns)."""
     shape = (len(scale_places(ggml_type)), *_blocks(quantized, ggml_type).shape[:2])
     unit = torch.zeros(shape, dtype=torch.float16, device=quantized.device)
     unit[number] = 1

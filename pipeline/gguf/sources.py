@@ -72,9 +72,7 @@ DRAFTS = {
 
 
 def in_model(name: str) -> str:
-    """Return the name in transformers' model of a tensor with the name `name` in its file; for other models
-    the same.
-    """
+    """Return the name in transformers' model of the tensor `name` in its file; for other models the same."""
     for pattern, new in KEY_MAPPING.items() if STORED.search(name) else ():
         name = re.sub(pattern, new, name)
     return name
@@ -138,10 +136,10 @@ class Piece:
 
 
 def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
-    """Return {GGUF tensor: the pieces that follow each other in it}. The caller has checked that the family
-    is known.
+    """Return {GGUF tensor: the pieces that follow each other in it}.
 
-    A tensor whose name has no place in this architecture is listed under its own name.
+    The caller has checked that the family is known. A tensor whose name has no place in this architecture is
+    listed under its own name.
     """
     family = known_family(config)
     config = text_config(config)
@@ -186,9 +184,7 @@ def _multiplied(name: str, pieces: list[Piece], config: Mapping[str, Any]) -> li
 
 
 def value_change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
-    """Return the function that the converter applies to the values of a tensor of the GGUF; None if there is
-    none.
-    """
+    """Return the function that the converter applies to a GGUF tensor's values; None if there is none."""
     if tensor.endswith(".ssm_a"):
         return minus_exp
     if family.adds_one(tensor):
@@ -197,9 +193,7 @@ def value_change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json's settings of the language model, which are separate in a model with a vision
-    tower.
-    """
+    """Return config.json's settings of the language model, separate in a model with a vision tower."""
     apart = config.get("text_config")
     if not isinstance(apart, Mapping):
         return dict(config)
@@ -219,9 +213,7 @@ def _name_in_file(original: str, names: Any, layers: int) -> str:
 
 
 def mapped_name(name: str, names: Any) -> str | None:
-    """Return the GGUF's name of a tensor of transformers' model by the package gguf's map; None if it has
-    none.
-    """
+    """Return the GGUF's name of transformers' tensor by the package gguf's map; None if it has none."""
     if name.endswith(".dt_bias"):  # The map has only the name that other models' linear gives it.
         name = name.replace(".dt_bias", ".dt_proj.bias")
     mapped: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -10,9 +10,7 @@ NORM = ".mamba.norm.weight"
 
 
 def stored_shape(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a tensor in the GGUF, which differs from its own for some tensors of a state
-    space.
-    """
+    """Return a tensor's shape in the GGUF, which differs from its own for some tensors of a state space."""
     if entry.name.endswith(COLUMNS):
         return (*entry.shape, 1)
     if entry.name.endswith(NORM):

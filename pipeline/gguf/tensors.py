@@ -93,8 +93,7 @@ class GgufTensor:
         return values.reshape(last - first, self.row_bytes)
 
     def values(self, first: int, last: int) -> Floats:
-        """Return rows [first, last) as float32, (last − first, columns), by the dequantizer of the package
-        gguf.
+        """Return rows [first, last) as float32, (last − first, columns), by the package gguf's dequantizer.
 
         Raises `DataError` for a type that it can't dequantize.
         """

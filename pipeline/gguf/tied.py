@@ -26,9 +26,7 @@ COARSEST = 0.13
 
 @dataclass(frozen=True)
 class OneMatrix:
-    """The finer of the two copies and the other; `difference` is that of the farthest row, as a share of the
-    row's length.
-    """
+    """The finer of two copies and the other; `difference` is the farthest row's, as a share of its length."""
 
     finer: GgufTensor
     coarser: GgufTensor

@@ -24,9 +24,7 @@ USUAL = {BETA_FAST: 32.0, BETA_SLOW: 1.0}
 
 
 def magnitude(factor: float, share: float = 1.0) -> float:
-    """Return the factor by which cosines and sines grow with `factor`, which keeps attention as sharp as it
-    was.
-    """
+    """Return the multiplier of cosines and sines for `factor`, which keeps attention as sharp as it was."""
     return 1.0 + 0.1 * share * math.log(factor) if factor > 1 else 1.0
 
 

@@ -1,5 +1,4 @@
-"""Build llama.cpp, once, from the pinned llama-cpp-python source distribution, and install its Python
-binding.
+"""Build llama.cpp once, from the pinned llama-cpp-python source distribution, and install its Python binding.
 
 Reads the package index that pip is configured for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`,
 `build.log` and, last, `stamp.json`. A build is used if its stamp matches and it runs here, even if it was
@@ -206,8 +205,9 @@ def _make(home: Path, compiler: str, backend: Backend) -> None:
 
 
 def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lambda percent: None) -> None:
-    """Run a build step, logged in `log`. `advance` is called with the percent done at each "[done/total]" of
-    ninja.
+    """Run a build step, logged in `log`.
+
+    `advance` is called with the percent done at each "[done/total]" of ninja.
     """
     done = total = 0
     try:
@@ -244,9 +244,7 @@ def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lamb
 
 
 def _jobs() -> int:
-    """Return the number of parallel compilers: one per CPU that this process may use, limited by the free
-    memory.
-    """
+    """Return the number of parallel compilers: one per CPU that we may use, limited by free memory."""
     import psutil
 
     return max(1, min(usable_cores() or 1, psutil.virtual_memory().available // JOB_BYTES))

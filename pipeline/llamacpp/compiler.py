@@ -97,8 +97,9 @@ class Backend:
 
 
 def find_compiler() -> str:
-    """Return CMake's C++ compiler: $CXX or the first of c++, g++, clang++. Raises `ToolError` if there is
-    none.
+    """Return CMake's C++ compiler: $CXX or the first of c++, g++, clang++.
+
+    Raises `ToolError` if there is none.
     """
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         if name and shutil.which(name.split()[0]):
@@ -107,9 +108,7 @@ def find_compiler() -> str:
 
 
 def amx_flags(compiler: str) -> list[str]:
-    """Return CMake's flags to leave AMX out if this compiler makes wrong code for it; empty on a CPU without
-    AMX.
-    """
+    """Return CMake's flags that leave AMX out if this compiler miscompiles it; empty on a CPU without AMX."""
     if "amx_tile" not in instructions() or compiles_amx(compiler):
         return []
     print(
@@ -123,9 +122,7 @@ def amx_flags(compiler: str) -> list[str]:
 
 
 def compiles_amx(compiler: str) -> bool:
-    """Return True if `AMX_CHECK`, compiled by `compiler` with llama.cpp's optimization, runs correctly on
-    this CPU.
-    """
+    """Return True if `AMX_CHECK` by `compiler`, with llama.cpp's optimization, runs correctly on this CPU."""
     with tempfile.TemporaryDirectory(prefix="quench-amx-") as folder:
         source, program = Path(folder) / "check.cpp", Path(folder) / "check"
         source.write_text(AMX_CHECK, encoding="ascii")
@@ -181,9 +178,7 @@ def choose_backend(wanted: str | None) -> Backend:
 
 
 def try_backend(name: BackendName, card: Accelerator | None) -> Backend | str:
-    """Return the backend if a small program compiles and links with everything it needs, otherwise the reason
-    why not.
-    """
+    """Return the backend if a small program compiles and links with all it needs, otherwise the reason."""
     on = f"for {card.name}" if card else "asked for"
     architecture = card.capability if card else None
     if name == "cuda":

@@ -88,8 +88,7 @@ def know_width_of_heads() -> None:
 
 
 def stack_each_projection() -> None:
-    """Stack a layer's experts into one tensor as soon as all of one projection are there, in the order of
-    their numbers.
+    """Stack a layer's experts into one tensor, in order of number, once all of one projection are there.
 
     llama.cpp's own converter waits for all three projections of all experts. An adapter on `down_proj` only
     never has them.

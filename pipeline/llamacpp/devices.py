@@ -51,9 +51,7 @@ def devices(tools: Toolchain) -> list[Device]:
 
 
 def sees_gpu(home: str | None) -> bool:
-    """Return True if the llama.cpp in use (`home`: machine.llama_cpp) sees a GPU, or if one that isn't built
-    yet will.
-    """
+    """Return True if the llama.cpp in use (`home`: machine.llama_cpp) sees a GPU or will once it is built."""
     try:
         return bool(devices(find_toolchain(home)))
     except ToolError:

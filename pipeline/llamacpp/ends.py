@@ -1,5 +1,4 @@
-"""Write metadata of a GGUF on the beginning of a text and the end of an answer, if llama.cpp's converter
-writes none.
+"""Write GGUF metadata on a text's beginning and an answer's end, if llama.cpp's converter writes none.
 
 llama.cpp ends answers at tokens with certain spellings, and at up to three that a GGUF names.
 """

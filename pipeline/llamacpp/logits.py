@@ -40,9 +40,7 @@ class GgufModel:
         self.vocabulary: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
     def logits(self, ids: list[int], positions: list[int]) -> Floats:
-        """Return next-token logits after each of `positions` (ascending) in `ids`: float32 (len(positions),
-        V).
-        """
+        """Return next-token logits after `positions` (ascending) of `ids`: float32 (len(positions), V)."""
         self.keep(0)
         return self.read(ids, 0, set(positions)).copy()  # llama.cpp writes the next row into the same memory.
 

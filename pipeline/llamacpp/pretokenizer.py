@@ -1,5 +1,4 @@
-"""Check that llama.cpp supports a model's architecture, and find its pre-tokenizer that splits text the same
-way.
+"""Check that llama.cpp supports a model's architecture, and find its pre-tokenizer that splits text alike.
 
 llama.cpp identifies a tokenizer by the hash of the ids that a check text gets. One with another vocabulary is
 unknown to it, even if it splits text in the very same way. So if the hash is unknown, the structure decides:
@@ -63,8 +62,7 @@ class PreTokenizer:
 
 
 def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
-    """Return the pre-tokenizer of the model in `folder`, by llama.cpp's list of hashes, otherwise by its
-    structure.
+    """Return the pre-tokenizer of `folder`'s model, by llama.cpp's list of hashes, otherwise by structure.
 
     Raises `DataError` if neither knows it: llama.cpp would split text in another way than training did.
     """
@@ -124,9 +122,7 @@ def converted_architectures(tools: Toolchain) -> set[str]:
 
 
 def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:
-    """Return the check text and {sha256 of its ids: name}, from `get_vocab_base_pre` in the converter's
-    source.
-    """
+    """Return the check text and {sha256 of its ids: name} from the converter's `get_vocab_base_pre`."""
     source = (tools.source / "conversion" / "base.py").read_text(encoding="utf-8")
     (function,) = (
         node
@@ -149,9 +145,7 @@ def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:
 
 
 def read_structure(content: dict[str, Any], *, adds_bos: bool) -> Structure | str:
-    """Return the structure that a tokenizer.json describes, or the part of it that llama.cpp has no
-    counterpart for.
-    """
+    """Return a tokenizer.json's structure, or the part of it that llama.cpp has no counterpart for."""
     normalizer = content.get("normalizer")
     if normalizer is not None and normalizer != {"type": "NFC"}:
         return f"normalizer {normalizer.get('type')}"

@@ -1,6 +1,4 @@
-"""Run a `llama-server` on 127.0.0.1 with a key as a context manager: start it, wait for it, query it, stop
-it.
-"""
+"""Run a `llama-server` on 127.0.0.1 with a key as a context manager: start, await, query and stop it."""
 
 import os
 import secrets
@@ -45,9 +43,7 @@ UNPARSED = "The model produced output that does not match the expected"
 
 
 class Unparsed(ToolError):
-    """Error for an answer that is not in the form of the model's chat template: llama-server shows none of
-    it.
-    """
+    """Error for an answer not in the form of the model's chat template: llama-server shows none of it."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +78,7 @@ class Server:
         return answer.json()
 
     def tokens(self, text: str) -> list[int]:
-        """Return the ids of a rendered text, its control tokens read as such, after the tokens that begin
-        every text.
-        """
+        """Return a rendered text's ids, control tokens read as such, after those that begin every text."""
         body = {"content": text, "add_special": True, "parse_special": True}
         return list(self.post("/tokenize", body)["tokens"])
 

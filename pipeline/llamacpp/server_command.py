@@ -48,9 +48,7 @@ def lora_arguments(lora: Sequence[Lora]) -> list[str]:
 
 @dataclass(frozen=True)
 class Served:
-    """Models of a server: a GGUF, the adapters to apply, and the model's name (by default from the files'
-    names).
-    """
+    """Models of a server: a GGUF, the adapters to apply, and a name (by default from the files' names)."""
 
     model: Path
     lora: Sequence[Lora] = ()
@@ -107,8 +105,7 @@ def flash_arguments(chosen: str) -> list[str]:
 
 
 def cache_arguments(adapters: int) -> list[str]:
-    """Return the options for keeping prompts between requests, by the number of adapters that a request can
-    switch.
+    """Return options that keep prompts between requests, by the number of adapters a request can switch.
 
     llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one
     adapter's keys with another's weights (llama.cpp's issue 26207). So nothing is kept for more than one

@@ -39,15 +39,14 @@ KEPT = re.compile(
 
 
 def is_safe(line: str) -> bool:
-    """Return True if a line written while requests are accepted has a shape that can't contain any of their
-    text.
-    """
+    """Return True for a line, written while requests are accepted, whose shape can't contain their text."""
     return KEPT.fullmatch(line.rstrip()) is not None
 
 
 class LogFile(RotatingFileHandler):
-    """Log of bounded size. If it can't be written (a full disk), it reports that once and then loses
-    lines.
+    """Log of bounded size.
+
+    If it can't be written (a full disk), it reports that once and then loses lines.
     """
 
     failed = False

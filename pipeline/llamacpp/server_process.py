@@ -56,9 +56,7 @@ KEPT_PREFIXES = (  # variables of GPU drivers, their compilers and OpenMP
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of the environment `given` that a server may see: paths; no options, tokens or
-    proxies.
-    """
+    """Return what a server may see of the environment `given`: paths; no options, tokens or proxies."""
     kept = {name: value for name, value in given.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
     return kept | {"GGML_NO_BACKTRACE": "1"}
 

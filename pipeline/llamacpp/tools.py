@@ -157,8 +157,9 @@ def run_tool(
 
 
 def shortened(word: str) -> str:
-    """Return a word of a command line as a sentence shows it: only the beginning of a JSON object, such as a
-    converter's metadata.
+    """Return a command line's word as a sentence shows it.
+
+    Only the beginning of a JSON object is shown, such as a converter's metadata.
     """
     return f"{word[:SHOWN]}…" if word.startswith("{") and len(word) > SHOWN else word
 
@@ -197,8 +198,9 @@ def run_converter(
 
 
 def load_binding(tools: Toolchain) -> Any:
-    """Return the ctypes binding `llama_cpp` on this toolchain's libraries. Call before any other import of
-    it.
+    """Return the ctypes binding `llama_cpp` on this toolchain's libraries.
+
+    Call this before any other import of it.
     """
     os.environ["LLAMA_CPP_LIB_PATH"] = str(tools.bin)
     try:

@@ -1,5 +1,4 @@
-"""Measure how much an adapter changes each weight, from its own matrices: a PEFT folder or an adapter's GGUF,
-without PyTorch.
+"""Measure by its matrices, without PyTorch, how much an adapter (PEFT folder or GGUF) changes each weight.
 
 The norm of the update s·B·A is computed without that matrix: ‖BA‖² = tr(BᵀB · AAᵀ), two products of r × r.
 """
@@ -62,9 +61,7 @@ def adapter_norms(adapter: Path, base: Path | None = None) -> list[Norms]:
 
 
 def uncounted(adapter: Path) -> str | None:
-    """Return what a PEFT folder changes in addition to A and B, in one sentence; None if nothing, as in a
-    GGUF.
-    """
+    """Return what a PEFT folder changes besides A and B, in one sentence; None if nothing, as in a GGUF."""
     if not adapter.is_dir():
         return None
     read = read_adapter(adapter, to_merge=False)

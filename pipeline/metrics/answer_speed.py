@@ -29,9 +29,7 @@ class Speed:
 
 
 def answer_speed(server: Server, prompt: int, tokens: int) -> Speed:
-    """Return the speeds of one answer of exactly `tokens` tokens to a prompt of `prompt` tokens, with nothing
-    cached.
-    """
+    """Return the speeds of an answer of exactly `tokens` to a prompt of `prompt` tokens, nothing cached."""
     ids = server.post("/tokenize", {"content": "Hello! " * prompt})["tokens"][:prompt]
     body = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
     timings = server.post("/completion", body)["timings"]
@@ -44,9 +42,7 @@ def runs_of(values: Sequence[float]) -> dict[str, float]:
 
 
 def is_disturbed(evaluation: Mapping[str, Any]) -> bool:
-    """Return True if other load kept the machine busy while a model's speeds were measured, so that they mean
-    nothing.
-    """
+    """Return True if other load kept the machine busy in a speed measurement, which then means nothing."""
     return bool((evaluation.get("speed") or {}).get("disturbed"))
 
 
@@ -98,9 +94,7 @@ def cpu_time() -> CpuTime:
 
 
 def other_load(before: CpuTime, after: CpuTime) -> OtherLoad:
-    """Return the load of others between two moments. Steal, the time of other guests of the host, counts
-    too.
-    """
+    """Return the load of others between two moments, with steal, the time of other guests of the host."""
     total, idle = after.total - before.total, after.idle - before.idle
     if total <= 0:
         return OtherLoad(0.0, 0.0)

@@ -141,8 +141,9 @@ def kept_answers(
 
 
 def read_kept(file: Path) -> dict[str, dict[str, Any]]:
-    """Return {row hash: answer} in `file`; empty if it is missing. Raises `DataError` if a line is not a JSON
-    object.
+    """Return {row hash: answer} in `file`; empty if it is missing.
+
+    Raises `DataError` if a line is not a JSON object.
     """
     if not file.exists():
         return {}

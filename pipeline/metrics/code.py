@@ -57,9 +57,7 @@ def code_in(text: str) -> str:
 
 
 def asserts_in(text: str) -> str:
-    """Return the tests in a text's Python blocks (without blocks: in the text) with what they need; "" for
-    none.
-    """
+    """Return the tests in a text's Python blocks (without: in the text) and their needs; "" for none."""
     try:
         return _source(_tests(_statements(text)))
     except (RecursionError, MemoryError):  # deeper than Python's parser allows

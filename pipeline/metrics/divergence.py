@@ -78,9 +78,7 @@ class Reference:
 
 
 def spread(ids: list[int], most: int = POSITIONS) -> Prompt:
-    """Return a prompt of which up to `most` positions are compared, evenly spread over it, including the last
-    one.
-    """
+    """Return a prompt of which up to `most` positions are compared, evenly spread, the last one included."""
     count = min(most, len(ids))
     places = np.linspace(len(ids) - 1, 0, count)
     return Prompt(ids, sorted({round(place) for place in places}))
@@ -192,8 +190,9 @@ def _block_figures(before: Floats, after: Floats) -> tuple[Floats, float, float]
 
 
 def summarize(parts: list[Divergence]) -> Divergence:
-    """Return the figures of all prompts; every prompt counts the same for `kld`, every position for
-    `same_top`.
+    """Return the figures of all prompts.
+
+    Every prompt counts the same for `kld`, every position for `same_top`.
     """
     rows = [row for part in parts for row in part.kld_rows]
     positions = sum(part.positions for part in parts)

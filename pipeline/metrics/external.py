@@ -136,9 +136,7 @@ class ExternalScorer:
             ) from None
 
     def _write(self) -> None:
-        """Send requests to the program from a thread, because a program that does not read would block its
-        caller.
-        """
+        """Send requests to the program from a thread: a program that doesn't read would block its caller."""
         assert self.process.stdin is not None
         with suppress(OSError), self.process.stdin as stdin:  # The reader notices that the program exited.
             while line := self.lines.get():

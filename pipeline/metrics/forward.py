@@ -44,8 +44,9 @@ def quantized_base(base: Path, trained: Path) -> AbstractContextManager[Any]:
 
 @contextmanager
 def loaded_base(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
-    """Yield the base of `load_quantized`. Its memory is free after the body, if the body's own names go
-    too.
+    """Yield the base of `load_quantized`.
+
+    Its memory is free after the body, if the body's own names go too.
     """
     import torch
 

@@ -31,8 +31,7 @@ ASKED = "{question} Answer in a few words."
 
 
 def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Question]) -> dict[str, Any]:
-    """Score `questions`: the share that is right with its 95 % bootstrap interval, by subject, and 1 or 0 for
-    each question.
+    """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and each as 1 or 0.
 
     Raises `DataError` if a question can't be shown by the chat template or doesn't fit the context.
     """
@@ -58,9 +57,7 @@ def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Questi
 
 
 def likeliest(choices: Sequence[str], logs: Sequence[float]) -> int:
-    """Return the index of the choice with the highest log probability (nats) per UTF-8 byte; the first of
-    equals.
-    """
+    """Return the index of the choice of highest log probability (nats) per UTF-8 byte; first of equals."""
     per_byte = [log / len(choice.encode()) for choice, log in zip(choices, logs, strict=True)]
     return per_byte.index(max(per_byte))
 
@@ -168,9 +165,7 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
 
 
 def _hash(questions: Sequence[Question]) -> str:
-    """Return the sha256 over questions and right answers, because answers to other questions are not
-    compared.
-    """
+    """Return the sha256 of questions and right answers: answers to other questions are not compared."""
     return hashlib.sha256(
         repr([(question.question, question.choices, question.answer) for question in questions]).encode()
     ).hexdigest()

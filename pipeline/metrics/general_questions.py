@@ -14,9 +14,7 @@ KEYS = {"subject", "question", "choices", "answer"}
 
 @dataclass(frozen=True)
 class Question:
-    """Question at `line` of `file` ("builtin" or in data/evaluation); `answer` is the index of the right
-    choice.
-    """
+    """Question at `line` of `file` ("builtin" or in data/evaluation); `answer` indexes the right choice."""
 
     file: str
     line: int

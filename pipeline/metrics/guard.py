@@ -106,9 +106,7 @@ def make_folder(path: str, room: str) -> None:
 
 
 def give_up_rights(user: int | None) -> None:
-    """Become `user` permanently (if root, for whom no limits apply), without any capability, even after an
-    exec.
-    """
+    """Become `user` permanently (if root, who has no limits), without any capability, even after an exec."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)

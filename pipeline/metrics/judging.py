@@ -64,9 +64,7 @@ def judged_by(judge: "Judge", root: Path) -> Measure:
 
 
 def mark_in(reply: str) -> int | None:
-    """Return the mark if the last line is `Mark: N` or `Mark: N/10` and no other line has one; otherwise
-    None.
-    """
+    """Return the mark if only the last line has one, as `Mark: N` or `Mark: N/10`; otherwise None."""
     lines = [line.replace("*", "").replace("`", "").strip(" _") for line in reply.strip().splitlines()]
     marks = [line for line in lines if line.lower().startswith("mark:")]
     match = MARK.fullmatch(lines[-1]) if lines and len(marks) == 1 else None

@@ -49,9 +49,7 @@ MOST_SERVED_KLD, LEAST_SERVED_SAME_TOP, ADDED_BY_ADAPTER = 0.05, 0.85, 0.2
 
 @dataclass(frozen=True)
 class LevelLimit:
-    """Largest mean KL divergence in nats, least share of positions with the same first choice, and their
-    source.
-    """
+    """Largest mean KL divergence in nats, least share of positions with the same first choice, and source."""
 
     kld: float
     same_top: float

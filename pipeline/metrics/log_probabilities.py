@@ -9,9 +9,7 @@ from pipeline.llamacpp.logits import Floats, Ids
 
 @dataclass(frozen=True)
 class Shifted:
-    """Logits minus their largest (T, V), exp of them (T, V), the index of the largest (T,), and log Σ exp
-    (T,).
-    """
+    """Logits minus their largest and exp of them (T, V), the largest's index and log Σ exp (T,)."""
 
     logits: Floats
     weights: Floats
@@ -51,8 +49,9 @@ def kl_divergence(reference: Shifted, candidate: Shifted) -> Floats:
 
 
 def perplexity(losses: Floats) -> tuple[float, float]:
-    """Return exp(mean loss) and its standard error (delta method, as in llama-perplexity); losses (T,) in
-    nats.
+    """Return exp(mean loss) and its standard error (delta method, as in llama-perplexity).
+
+    `losses` (T,) are in nats.
     """
     value = float(np.exp(losses.mean()))
     if len(losses) < 2:

@@ -60,8 +60,8 @@ CANNOT = (
     r"(?:i|we)(?: simply| just)? (?:cannot|will not(?: be able)?|must decline"
     r"|(?:am|are) (?:unable|not (?:able|allowed|permitted|programmed|comfortable)))(?: to| with| of)?"
 )
-# "that", "your request", "such harmful content"; not "this file", which an agent may well be unable to
-# create.
+# It matches "that", "your request", "such harmful content", but not "this file", which an agent may well be
+# unable to create.
 ASKED = (
     r"(?:(?:that|this|such|your|the|any|these|those)(?: [\w-]+){0,2} "
     r"(?:request|question|prompt|topic|task|kind|type|content|information|material)s?"
@@ -102,9 +102,7 @@ POLITE = re.compile(
 
 
 def is_refusal(answer: str) -> bool:
-    """Return True if each sentence is a stock refusal or a courtesy around it, and at least one is a
-    refusal.
-    """
+    """Return True if each sentence is a stock refusal or a courtesy around it, at least one a refusal."""
     start = answer[:40].split(maxsplit=1)
     if not start or start[0].lower().rstrip(",.!:;") not in OPENERS or len(answer) > LONGEST_REFUSAL:
         return False

@@ -133,8 +133,9 @@ def run_in(sandbox: Sequence[str], answer: str, tests: str, seconds: float = SEC
 
 
 def probe(sandbox: Sequence[str]) -> None:
-    """Prove that an answer reaches no file, port, process or variable of ours. Raises `ToolError`
-    otherwise.
+    """Prove that an answer reaches no file, port, process or variable of ours.
+
+    Raises `ToolError` otherwise.
     """
     with (
         tempfile.NamedTemporaryFile(prefix="quench-outside-") as outside,
@@ -191,15 +192,17 @@ def bubblewrap() -> list[str]:
 
 
 def _user() -> int | None:
-    """Return an unused user id if we are root, because processes are limited by user, and never for root.
-    None otherwise.
+    """Return an unused user id if we are root, otherwise None.
+
+    Processes are limited by user, and never for root.
     """
     return 50_000 + secrets.randbelow(15_000) if os.geteuid() == 0 else None
 
 
 def _readable() -> tuple[dict[str, str], list[str]]:
-    """Return ({link: target}, paths) for Python and its packages, outer folders first; links lead into the
-    paths.
+    """Return ({link: target}, paths) for Python and its packages, outer folders first.
+
+    Links lead into the paths.
     """
     links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
     base = Path(sys.base_prefix).resolve()
@@ -212,7 +215,5 @@ def _readable() -> tuple[dict[str, str], list[str]]:
 
 
 def _packages() -> list[str]:
-    """Return the folders of installed packages, without .pth files, which could lead to the project's
-    folder.
-    """
+    """Return the folders of installed packages, without .pth files, which could lead to the project."""
     return list(dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")))

@@ -45,8 +45,9 @@ def references(answer: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scorer as spelled in `evaluate.scorers`; `slots` answers are scored at once, inside the context
-    `running`.
+    """Scorer as spelled in `evaluate.scorers`.
+
+    `slots` answers are scored at once, inside the context `running`.
     """
 
     name: str

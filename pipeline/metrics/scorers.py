@@ -104,8 +104,9 @@ def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
 
 
 def scored(scorer: Scorer, answers: list[dict[str, Any]]) -> tuple[list[Score], list[str]]:
-    """Return a score for each answer, and the reasons why references can't be scored: their answers are not
-    measured.
+    """Return a score for each answer, and the reasons why references can't be scored.
+
+    The answers to such references are not measured.
     """
     refused: list[str] = []
 

@@ -42,8 +42,7 @@ def resampled_means(points: Sequence[float], seed: int = SEED) -> NDArray[np.flo
 
 
 def half_width(values: NDArray[np.float64]) -> float:
-    """Return half of the 95 % interval of the mean of `values` (seeds, rows), which must contain at least
-    two.
+    """Return half of the 95 % interval of the mean of at least two `values`, an array (seeds, rows).
 
     Rows and seeds are crossed: every seed's model answers the same rows, and a hard row is hard for all.
     The variance of the mean is then that of the rows' means plus that of the seeds' means (Clark, "The

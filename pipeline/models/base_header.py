@@ -149,8 +149,9 @@ class Metadata(Part):
 
 
 def checked_header(file: Path) -> Header:
-    """Return the header of a GGUF that can become a base model. Raises `DataError` with the reason if it
-    can't.
+    """Return the header of a GGUF that can become a base model.
+
+    Raises `DataError` with the reason if it can't.
     """
     try:
         header = read_header(file)

@@ -38,8 +38,9 @@ def head_loss(states: Any, targets: Any, model: Any, divisor: Any) -> Any:
 
 
 class ChunkedLoss(LossWithGradient):
-    """Chunked loss with its gradient. Both are computed together, so that no logit is computed twice (as in
-    Liger, arXiv:2410.10989).
+    """Chunked loss with its gradient.
+
+    Both are computed together, so that no logit is computed twice (as in Liger, arXiv:2410.10989).
     """
 
     @staticmethod
@@ -153,16 +154,15 @@ class TokenLogps(LossWithGradient):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        """Return the gradient of `states`: each token's gradient times the loss's gradient by its
-        log-probability.
-        """
+        """Return the gradient of `states`: each token's times the loss's gradient by its log-probability."""
         (gradient,) = ctx.saved_tensors
         return (gradient * upstream[0][:, None]).to(ctx.type), None, None, None
 
 
 def dense_losses_and_gradient(states: Any, targets: Any, model: Any, with_gradient: bool) -> tuple[Any, Any]:
-    """Return −log p (N,) and its gradient by `states` (N, H; None without), a few rows of logits at a
-    time.
+    """Return −log p (N,) and its gradient by `states` (N, H; None without).
+
+    They are computed a few rows of logits at a time.
     """
     losses = torch.empty(len(targets), device=states.device)
     kind = gradient_type(states.dtype)
@@ -180,23 +180,20 @@ def dense_losses_and_gradient(states: Any, targets: Any, model: Any, with_gradie
 
 
 def at_trained(values: Any, labels: Any) -> Any:
-    """Return the values (N,) of the trained tokens, from values (B, S) of all tokens, in the order of
-    `token_logps`.
-    """
+    """Return the trained tokens' values (N,), in the order of `token_logps`, out of all tokens' (B, S)."""
     return values[:, 1:][labels[:, 1:] != -100]
 
 
 def sums_by_sequence(values: Any, inputs: dict[str, Any], count: int) -> Any:
-    """Return the sums (count,) of values (N,) of the trained tokens of a packed batch, one for each of its
-    sequences.
-    """
+    """Return the sums (count,) of a packed batch's values (N,) of trained tokens, one per sequence."""
     numbers = (inputs["position_ids"] == 0).cumsum(1) - 1  # Positions restart with every sequence.
     places = at_trained(numbers, inputs["labels"])
     return torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, places, values)
 
 
 def weighted_loss(model: Any, inputs: dict[str, Any], weights: Any, tokens: Any) -> Any:
-    """Return Σ weight · cross entropy of trained tokens ÷ `tokens`, a float32 scalar; `weights` (1, S) are
-    per token.
+    """Return Σ weight · cross entropy of trained tokens ÷ `tokens`, a float32 scalar.
+
+    `weights` (1, S) are per token.
     """
     return -(token_logps(model, inputs) * at_trained(weights, inputs["labels"])).sum() / tokens

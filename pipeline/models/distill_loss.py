@@ -37,12 +37,11 @@ class TopK(NamedTuple):
 
 
 def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
-    """Return (1 − w) · sum of KL ÷ `positions` + w · sum of cross entropies ÷ `answered`, a float32 scalar. w
-    is `sft_weight`.
+    """Return (1 − w) · sum of KL ÷ `positions` + w · sum of cross entropies ÷ `answered`, a float32 scalar.
 
-    `model` is the causal model below PEFT. `inputs` has `labels` and `position_ids` (1, S), the teacher's
-    `teacher_ids` (P, k) and `teacher_logs` (P, k + 1) for the P positions after which a token follows in the
-    same row, and the forward's own arguments.
+    w is `sft_weight`. `model` is the causal model below PEFT. `inputs` has `labels` and `position_ids` (1,
+    S), the teacher's `teacher_ids` (P, k) and `teacher_logs` (P, k + 1) for the P positions after which a
+    token follows in the same row, and the forward's own arguments.
     """
     loss_keys = ("labels", "teacher_ids", "teacher_logs")
     hidden = model.model(

@@ -1,6 +1,4 @@
-"""Prove that everything that training multiplies with is finite: dequantized weights, adapter, its linears'
-outputs.
-"""
+"""Prove that all that training multiplies with is finite: dequantized weights, adapter, linears' outputs."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,10 +30,10 @@ def finite_record(model: Any) -> dict[str, int]:
 
 
 def dequantization_is_finite(model: Any) -> int:
-    """Count the NF4 linears, each proven to give finite weights. Raises `GateError` naming the first that
-    doesn't.
+    """Count the NF4 linears, each proven to give finite weights.
 
-    One linear's weights are in memory at a time. Cheap enough to do before a run's first step.
+    Raises `GateError` naming the first that doesn't. One linear's weights are in memory at a time. Cheap
+    enough to do before a run's first step.
     """
     from bitsandbytes.functional import dequantize_4bit
 
@@ -58,8 +56,9 @@ def adapter_is_finite(model: Any) -> int:
 
 
 def quantized_is_finite(model: Any) -> int:
-    """Count quantized linears and tables, proven finite by block. Raises `GateError` naming the first that
-    isn't.
+    """Count quantized linears and tables, proven finite by block.
+
+    Raises `GateError` naming the first that isn't.
     """
     from pipeline.gguf.dequantize import dequantize
     from pipeline.models.quantized_linear import row_blocks

@@ -44,8 +44,9 @@ class Names:
     delta: DeltaHeads | None  # heads of its delta nets, if it has any
 
     def of(self, parameter: str) -> str:
-        """Return the GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` if it has
-        none.
+        """Return the GGUF's name of a parameter, one for all experts of a layer.
+
+        Raises `DataError` if it has none.
         """
         name = mapped_name(together(parameter), self.map)
         if name is None:
@@ -96,8 +97,9 @@ def values_at(tensors: Mapping[str, GgufTensor], place: Place) -> GgufTensor | N
 
 
 def left_over(tensors: Mapping[str, GgufTensor], places: Iterable[Place]) -> list[str]:
-    """Return the tensors that are not, or not in all their parts, at one of `places`. Each place is listed
-    once.
+    """Return the tensors that are not, or not in all their parts, at one of `places`.
+
+    Each place is listed once.
     """
     taken = Counter(place.tensor for place in places)
     return [

@@ -90,8 +90,9 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
 
 
 def sizes(stated: Stated) -> dict[str, Any]:
-    """Return the settings that are numbers of the header. Raises `DataError` if one is missing or has no key
-    in config.json.
+    """Return the settings that are numbers of the header.
+
+    Raises `DataError` if one is missing or has no key in config.json.
     """
     family = stated.family
     fields = {**CONFIG_FIELDS, **family.factors}
@@ -131,8 +132,9 @@ def sizes(stated: Stated) -> dict[str, Any]:
 
 
 def heads_by_layer(stated: Stated) -> int:
-    """Return the number of key heads in a layer of attention. Raises `DataError` unless all layers have as
-    many.
+    """Return the number of key heads in a layer of attention.
+
+    Raises `DataError` unless all layers have as many.
     """
     by_layer = stated.values[KEY_HEADS]
     counts = set(by_layer) - {0}
@@ -163,9 +165,7 @@ def layer_types(stated: Stated, layers: int) -> dict[str, Any]:
 
 
 def attending(values: Mapping[str, Any], layers: int) -> list[bool]:
-    """Return for each of `layers` layers whether it attends, by the first field that tells; empty if none
-    does.
-    """
+    """Return for each of `layers` layers if it attends, by the first field that tells; empty if none does."""
     heads = values.get(KEY_HEADS)
     if isinstance(heads, list):
         return [bool(count) for count in heads]

@@ -36,9 +36,7 @@ def float32(name: str, values: torch.Tensor) -> torch.Tensor:
 
 
 def draw_dropped(like: torch.Tensor, share: float) -> torch.Tensor:
-    """Return a mask with the shape of `like`, true for features that are dropped, with the probability
-    `share`.
-    """
+    """Return a mask shaped like `like`, true for features that are dropped, with probability `share`."""
     quarters = scratch("drawn", like.flatten()[::4], torch.int64).random_(-(2**63), None)
     drawn = quarters.view(torch.int16)[: like.numel()].view(like.shape)
     return torch.lt(drawn, round(share * 2**16) - 2**15)
@@ -109,8 +107,9 @@ def lighten(model: Any) -> None:
 
 
 def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch.Tensor:
-    """Return `layer.forward`. Calls PEFT's own unless the layer only adds its one adapter in 16 bit on a
-    CPU.
+    """Return the output of `layer.forward`.
+
+    Calls PEFT's own unless the layer only adds its one adapter in 16 bit on a CPU.
     """
     (name,) = layer.active_adapters if len(layer.active_adapters) == 1 else ("",)
     others = arguments or more or layer.disable_adapters or layer.merged or name not in layer.lora_A

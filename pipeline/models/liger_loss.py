@@ -1,6 +1,4 @@
-"""Liger's kernels: RMSNorm, RoPE and SwiGLU replaced in transformers before the model loads, and the fused
-loss.
-"""
+"""Liger's RMSNorm, RoPE and SwiGLU, put into transformers before the model loads, and its fused loss."""
 
 import inspect
 import sys
@@ -43,8 +41,9 @@ def choose_loss(wanted: str, *, mixture: bool = False, norms: bool = False) -> s
 
 
 def apply_liger(folder: Path) -> None:
-    """Replace kernels as `try_liger` does. Raises `ToolError` if Liger doesn't have them for the
-    architecture.
+    """Replace kernels as `try_liger` does.
+
+    Raises `ToolError` if Liger doesn't have them for the architecture.
     """
     if lacking := try_liger(folder):
         raise ToolError("Q-MODELS-014", f"{lacking}: set train.loss to auto or chunked")

@@ -1,6 +1,4 @@
-"""Load the causal language model of a Hugging Face folder, a mixture's with separate experts, and find its
-class.
-"""
+"""Load a Hugging Face folder's causal language model, a mixture's with separate experts; find its class."""
 
 from pathlib import Path
 from typing import Any
@@ -42,8 +40,6 @@ def read_config(folder: Path) -> Any:
 
 
 def class_for(config: Any) -> Any:
-    """Return transformers' causal model class for this configuration; for a mixture, with separate
-    experts.
-    """
+    """Return transformers' causal model class for this configuration; a mixture's has separate experts."""
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return separated(kind) if has_experts(config) else kind

@@ -1,6 +1,4 @@
-"""Parts of every loss here: the hidden states that train, their logits, and a gradient computed with the
-loss.
-"""
+"""Parts of every loss here: the hidden states that train, their logits, a gradient made with the loss."""
 
 from typing import Any
 
@@ -11,9 +9,7 @@ SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "output_multiplier": 1, "lo
 
 
 def trained_states(model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the last hidden states (N, H) of positions whose next token trains, and those tokens' ids
-    (N,).
-    """
+    """Return last hidden states (N, H) of positions whose next token trains, and those tokens' ids (N,)."""
     hidden = model.model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)[
         0
     ]  # (B, S, H)
@@ -23,8 +19,9 @@ def trained_states(model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
 
 
 class LossWithGradient(torch.autograd.Function):
-    """Loss of hidden states, its first argument, whose gradient is computed with it. No other argument gets a
-    gradient.
+    """Loss of hidden states, its first argument, whose gradient is computed with it.
+
+    No other argument gets a gradient.
     """
 
     @staticmethod
@@ -51,9 +48,7 @@ def gradient_type(states: torch.dtype) -> torch.dtype:
 
 
 def logit_rule(config: Any) -> tuple[float, float | None]:
-    """Return an architecture's factor (Granite, Cohere) and softcap (Gemma 2; None: none) on its head's
-    output.
-    """
+    """Return an architecture's factor (Granite, Cohere) and softcap (Gemma 2; None: none) on head outputs."""
     factor = 1.0
     for key, power in SCALES.items():
         value = getattr(config, key, None)

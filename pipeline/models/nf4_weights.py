@@ -1,6 +1,4 @@
-"""Compare NF4's dequantized weights of every linear with the file's: all together, in scale and block by
-block.
-"""
+"""Compare NF4's dequantized weights of every linear with the file's: in all, in scale, block by block."""
 
 import math
 from pathlib import Path
@@ -50,8 +48,9 @@ def nf4_check(model: Any, base: Path) -> Check:
 
 
 def weight_lines(model: Any, base: Path) -> dict[str, Check]:
-    """Return the worst linear by each figure: dequantized NF4 against the file's weight, one in memory at a
-    time.
+    """Return the worst linear by each figure of dequantized NF4 against the file's weight.
+
+    One weight is in memory at a time.
     """
     shards = sorted(base.glob("*.safetensors"))
     stored = {entry.name: entry for shard in shards for entry in read_header(shard)}

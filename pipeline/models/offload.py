@@ -78,9 +78,7 @@ class Resident:
 
 
 class OffloadedWeight:
-    """Weight of `linear`: in main memory, except that it is a parameter on `device` while the linear
-    computes.
-    """
+    """Weight of `linear`, in main memory; a parameter on `device` only while the linear computes."""
 
     def __init__(self, linear: Any, layer: int, resident: Resident, device: torch.device) -> None:
         self.linear = linear

@@ -1,6 +1,4 @@
-"""Find the linears that train on a dense base, from a model without weights, before any weights are
-loaded.
-"""
+"""Find the linears that train on a dense base by a model without weights, before any weights are loaded."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -22,9 +22,7 @@ from pipeline.config.methods import Method
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Values of answers: log-probabilities, the reference's (zeros without one) and numbers of tokens, each
-    (n,).
-    """
+    """Answers' values: log-probabilities, the reference's (zeros without one) and token counts, each (n,)."""
 
     logps: Any
     reference: Any

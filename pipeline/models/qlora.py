@@ -39,9 +39,7 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
 
 
 def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> Any:
-    """Return a Hugging Face folder's model, its linears in NF4, or in `dtype` if `train.quantization` is
-    none.
-    """
+    """Return a Hugging Face folder's model, linears in NF4, or in `dtype` if `train.quantization` is none."""
     from transformers import BitsAndBytesConfig
 
     from pipeline.models.loading import load_model
@@ -109,12 +107,11 @@ def float32_cast_bytes(model: Any) -> int:
 
 
 def keep_embeddings_on_cpu(model: Any) -> None:
-    """Put the input embeddings into main memory. A forward moves only the rows it looks up to the device of
-    the rest.
+    """Put the input embeddings into main memory.
 
-    The table is not a parameter then, so nothing that moves the model moves it. Without a GPU nothing
-    changes. Raises `ConfigError` if head and embeddings are one table, which the head needs on the GPU
-    anyway.
+    A forward moves only the rows it looks up to the device of the rest. The table is not a parameter then, so
+    nothing that moves the model moves it. Without a GPU nothing changes. Raises `ConfigError` if head and
+    embeddings are one table, which the head needs on the GPU anyway.
     """
     import torch
 
@@ -158,9 +155,7 @@ def check_layers(paths: Iterable[str], train: Train, targets: Sequence[str], lay
 
 
 def linear_names(model: Any) -> list[str]:
-    """Return the names of all linears in the layers ("layers.3.self_attn.q_proj"), with or without an
-    adapter.
-    """
+    """Return the names of the layers' linears ("layers.3.self_attn.q_proj"), with or without an adapter."""
     import torch
 
     return [

@@ -54,8 +54,9 @@ def frozen(quantized: torch.Tensor) -> torch.nn.Parameter:
 
 
 class QuantizedMatmul(torch.autograd.Function):
-    """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept; the backward dequantizes them
-    again.
+    """Autograd function of y = x Wᵀ + b with W quantized.
+
+    Only the quantized bytes are kept; the backward dequantizes them again.
     """
 
     @staticmethod

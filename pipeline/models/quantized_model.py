@@ -106,9 +106,7 @@ def check_rope(config: Any, header: Header, file: Path) -> None:
 
 
 def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> Any:
-    """Return the model without weights: parameters on the meta device, transformers' rotary table on
-    `device`.
-    """
+    """Return the model without weights: parameters on the meta device, its rotary table on `device`."""
     from transformers import GenerationConfig
 
     with torch.device("meta"):

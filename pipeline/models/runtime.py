@@ -1,6 +1,4 @@
-"""Set up PyTorch and its libraries in this process: no hints, a set number of threads, and the memory they
-use.
-"""
+"""Set up PyTorch and its libraries in this process (no hints, set threads), and measure their memory."""
 
 import ctypes
 import hashlib
@@ -64,8 +62,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def drawn_for(*numbers: int) -> Iterator[None]:
-    """Seed PyTorch's generators from `numbers` only (seed, step, micro-batch) while the body runs; restore
-    them afterwards.
+    """Seed PyTorch's generators from `numbers` (seed, step, micro-batch) only; restore them after the body.
 
     So the dropout of a micro-batch depends neither on those before it nor on the process that computes it.
     """
@@ -79,8 +76,9 @@ def drawn_for(*numbers: int) -> Iterator[None]:
 
 
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return the results of `work` for the items, in order. As many run at a time as there are cores, each on
-    one thread.
+    """Return the results of `work` for the items, in order.
+
+    As many run at a time as there are cores, each on one thread.
     """
     with one_thread():
         return list(in_turn(work, items))
@@ -136,9 +134,7 @@ def _of_glibc(name: str) -> Any:
 
 
 def memory_used() -> int:
-    """Return bytes: the most allocated on the GPU so far if there is one, otherwise this process's resident
-    memory.
-    """
+    """Return bytes: the most allocated on the GPU so far, or this process's resident memory without one."""
     import psutil
     import torch
 

@@ -20,8 +20,9 @@ def frozen_tensors(model: Any) -> Iterator[Any]:
 
 
 def nf4_state(linear: Any) -> Any:
-    """Return how bitsandbytes quantized a linear; None if it is not in NF4. A sharded weight doesn't tell
-    (`pipeline.models.sharded`).
+    """Return how bitsandbytes quantized a linear; None if it is not in NF4.
+
+    A sharded weight doesn't tell (`pipeline.models.sharded`).
     """
     of_weight = getattr(getattr(linear, "weight", None), "quant_state", None)
     return getattr(linear, "quant_state", None) if of_weight is None else of_weight
@@ -33,8 +34,9 @@ def tensor_bytes(tensors: Iterable[Any]) -> int:
 
 
 def full_weight(weight: Any) -> Any:
-    """Return the entire weight. If it is sharded (`pipeline.models.sharded`), all processes have to call
-    this.
+    """Return the entire weight.
+
+    If it is sharded (`pipeline.models.sharded`), all processes have to call this.
     """
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 

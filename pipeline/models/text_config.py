@@ -83,9 +83,7 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
 
 
 def _plain(text: Any) -> dict[str, Any]:
-    """Return the settings of a text model for the class that computes the same, without the dimensions of
-    its positions.
-    """
+    """Return a text model's settings for the class that computes the same, without positions' dimensions."""
     values: dict[str, Any] = text.to_dict()
     values.pop("model_type")
     rope = values.get("rope_parameters") or {}

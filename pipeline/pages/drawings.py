@@ -1,5 +1,6 @@
-"""The data page's drawings: rows as a flow (Sankey diagram), counts as bars. One input always gives the same
-bytes.
+"""The data page's drawings: rows as a flow (Sankey diagram), counts as bars.
+
+One input always gives the same bytes.
 """
 
 from collections.abc import Mapping, Sequence

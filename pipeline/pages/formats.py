@@ -1,5 +1,6 @@
-"""Format figures as report text: sizes, shares, points, p-values; a dash if not measured. These are the
-templates' filters.
+"""Format figures as report text: sizes, shares, points, p-values; a dash if not measured.
+
+These are the templates' filters.
 """
 
 import re
@@ -35,8 +36,9 @@ def signed(value: Any, digits: int = 1) -> str:
 
 
 def probability(value: Any) -> str:
-    """Return a p-value: 0.032, < 0.001, or 0.0496, since 0.050 would be past 0.05, where a difference is
-    noise.
+    """Return a p-value as text: 0.032, < 0.001, or 0.0496.
+
+    The last is not 0.050, because that would be past 0.05, where a difference is noise.
     """
     if not is_number(value):
         return MISSING

@@ -40,9 +40,7 @@ def axes_of(x_label: str, y_label: str, inches: tuple[float, float], *, grid: st
 def panels_of(
     x_label: str, y_label: str, inches: tuple[float, float], heights: Sequence[float], *, grid: str = "y"
 ) -> tuple[Any, list[Any]]:
-    """Return (figure, panels below each other over one x axis, of relative `heights`) in the page's
-    colors.
-    """
+    """Return (figure, panels of relative `heights` below each other over one x axis) in the page's colors."""
     from matplotlib.figure import Figure  # Not pyplot: no global state, no display.
 
     figure = Figure(figsize=inches, layout="constrained")
@@ -68,9 +66,7 @@ def put_interval(axes: Any, row: int, middle: float, ends: tuple[float, float], 
 
 
 def reach(middle: float, ends: tuple[float, float]) -> list[list[float]]:
-    """Return how far an interval reaches below and above a value in it, as Matplotlib's error bars accept
-    it.
-    """
+    """Return an interval's reach below and above a value in it, as Matplotlib's error bars accept it."""
     return [[max(0.0, middle - ends[0])], [max(0.0, ends[1] - middle)]]
 
 
@@ -208,8 +204,9 @@ def _box(spot: tuple[float, float], half: float) -> Box:
 
 
 def _covered(box: Box, taken: Sequence[Box], frame: Any) -> float:
-    """Return the area (square points) a label at `box` shares with others; outside the frame counts as
-    covered.
+    """Return the area (square points) that a label at `box` shares with others.
+
+    Outside the frame counts as covered.
     """
     shared = sum(
         max(0.0, min(box[2], other[2]) - max(box[0], other[0]))

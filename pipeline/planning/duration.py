@@ -48,9 +48,7 @@ class Work:
 
 
 def warmup_steps(settings: Train, rows: int) -> int:
-    """Return `warmup_ratio` of the optimizer steps of `rows` training rows, rounded up as transformers 4
-    does.
-    """
+    """Return `warmup_ratio` of `rows` training rows' optimizer steps, rounded up as in transformers 4."""
     return math.ceil(total_steps(settings, rows) * settings.warmup_ratio)
 
 
@@ -68,8 +66,9 @@ def steps_per_epoch(settings: Train, rows: int) -> int:
 
 
 def flops_per_token(setup: Setup) -> float:
-    """Return the floating-point operations of a token: 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with
-    checkpointing.
+    """Return the floating-point operations of a token.
+
+    They are 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing.
 
     Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2
     if the forward is recomputed. The head's is recomputed only if it trains, and then has a gradient too.

@@ -171,13 +171,12 @@ def check_offload(train: Train, device: Device) -> None:
 
 
 class BaseKind(NamedTuple):
-    """Bytes of a base's parts, exact, tensor by tensor, each with a description; that of linears is `called`
-    and `source`.
+    """Bytes of a base's parts, exact, tensor by tensor, each with a description.
 
-    `linears` are all weights of linears but the head's, `layers` those of each layer (for NF4 without the
-    scales). `tables` are embedding and head; a tied head has none of its own. `workspace` is what linears
-    need while they run, `logits` what the loss keeps of them. With `is_file` it is the GGUF, which is loaded
-    tensor by tensor and never merged.
+    The description of linears is `called` and `source`. `linears` are all weights of linears but the head's,
+    `layers` those of each layer (for NF4 without the scales). `tables` are embedding and head; a tied head
+    has none of its own. `workspace` is what linears need while they run, `logits` what the loss keeps of
+    them. With `is_file` it is the GGUF, which is loaded tensor by tensor and never merged.
     """
 
     called: str
@@ -294,8 +293,9 @@ def logits_bytes(setup: Setup) -> int:
 
 
 def quantized_head_bytes(setup: Setup) -> int:
-    """Return the bytes that the loss of a quantized head adds, besides the last hidden states
-    (`pipeline.models.quantized_head`; arXiv:2411.09009).
+    """Return the bytes that the loss of a quantized head adds, besides the last hidden states.
+
+    See `pipeline.models.quantized_head` and arXiv:2411.09009.
 
     A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD`
     elements; gradients summed up in float32, with the block's part. After the blocks these exist twice more,

@@ -193,8 +193,9 @@ def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
 
 
 def _fits(name: str, a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...]) -> bool:
-    """Return True if the shapes (fastest dimension first) fit. For the embedding, `a` is looked up like the
-    table itself.
+    """Return True if the shapes (fastest dimension first) fit.
+
+    For the embedding, `a` is looked up like the table itself.
     """
     if any(len(shape) < 2 for shape in (a, b, base)):
         return False

@@ -34,9 +34,7 @@ def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Seque
 
 
 def how_to_switch(adapters: Sequence[str]) -> str:
-    """Return lines on how to switch the adapters of these names while the server runs; none without
-    adapters.
-    """
+    """Return lines on how to switch adapters of these names on a running server; none without adapters."""
     if not adapters:
         return ""
     off = shlex.quote(f"{adapters[0]}=0")
@@ -56,8 +54,9 @@ def how_to_switch(adapters: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """Content of one event: text of the answer or the reasoning, tool calls; the last ones have usage and
-    llama-server's timings.
+    """Content of one event: text of the answer or the reasoning, tool calls.
+
+    The last ones have usage and llama-server's timings.
     """
 
     text: str = ""
@@ -116,8 +115,9 @@ class Loaded:
 
 
 def loaded_adapters(client: httpx.Client) -> list[Loaded]:
-    """Return the adapters of the server behind `client`, in its order. Raises `ToolError` if it doesn't list
-    them.
+    """Return the adapters of the server behind `client`, in its order.
+
+    Raises `ToolError` if it doesn't list them.
     """
     try:
         return [
@@ -133,8 +133,7 @@ def loaded_adapters(client: httpx.Client) -> list[Loaded]:
 
 
 def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded]:
-    """Give the adapters named in `wanted` these scales; the others keep theirs. Return all adapters
-    afterwards.
+    """Give adapters in `wanted` these scales; the others keep theirs. Return all adapters afterwards.
 
     Raises `ConfigError` for a name that the server doesn't have, `ToolError` if it refuses.
     """
@@ -153,8 +152,9 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
 
 
 def forget_prompts(client: httpx.Client) -> None:
-    """Make every slot forget what it computed of prompts with the previous scales. Waits for slots that are
-    answering.
+    """Make every slot forget what it computed of prompts with the previous scales.
+
+    Waits for slots that are answering.
 
     llama-server would continue from it, with one adapter's keys under another's weights. Its own way to erase
     a slot needs a folder to save slots in, so each slot is given another prompt, of one token.

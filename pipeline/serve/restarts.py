@@ -1,6 +1,4 @@
-"""Keep a server running: start it again after a crash or a standstill, with growing pauses and a limit per
-hour.
-"""
+"""Keep a server running: restart it after a crash or standstill, with growing pauses and an hourly limit."""
 
 import signal
 import time

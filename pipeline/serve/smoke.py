@@ -17,9 +17,7 @@ ALPHA = 0.05  # chance that the smoke test refuses a model that is just at the g
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer to one prompt: its finish reason ("stop": by itself, "length": cut off), its tokens, and tokens
-    per second.
-    """
+    """Answer to a prompt: finish reason ("stop": by itself, "length": cut off), tokens, tokens per second."""
 
     text: str
     finish_reason: str

@@ -73,11 +73,10 @@ class Shipment:
 
 
 def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Path:
-    """Write `parent`/NAME-LEVEL in place of an older bundle, signed if there is a private `key`. Return the
-    folder.
+    """Write `parent`/NAME-LEVEL in place of an older bundle, signed if there is a private `key`.
 
-    Raises `DataError` if something else of that name is there, or an older bundle that was changed,
-    `MachineError` if the disk is too small or writes other bytes than were read.
+    Returns the folder. Raises `DataError` if something else of that name is there, or an older bundle that
+    was changed, `MachineError` if the disk is too small or writes other bytes than were read.
     """
     target = parent / shipment.title
     if target.exists() or target.is_symlink():
@@ -194,9 +193,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
 
 
 def need_untouched(folder: Path) -> None:
-    """Raise `DataError` unless `folder` is a bundle that may be replaced, because everything in it can be
-    made again.
-    """
+    """Raise `DataError` unless `folder` is a bundle that may be replaced: all of it can be made again."""
     if folder.is_symlink():  # No folder can be renamed over a link.
         raise DataError("Q-SHIP-001", f"{folder} is a symbolic link: {MOVE}")
     if not (folder / SUMS).is_file():

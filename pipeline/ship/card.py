@@ -1,6 +1,4 @@
-"""Fill the texts of a bundle: card, Modelfile, serve script and systemd unit, from the templates of
-`pipeline/pages/templates/`.
-"""
+"""Fill a bundle's texts (card, Modelfile, serve script, systemd unit) from `pipeline/pages/templates/`."""
 
 import json
 import re
@@ -42,8 +40,9 @@ class PrintedTools(Toolchain):
 def text_values(
     inputs: Inputs, advice: Recommendation, *, name: str, level: str, serve: Serve, jinja: str | None
 ) -> dict[str, Any]:
-    """Return the values for card.md.jinja and Modelfile.jinja; `name` is the GGUFs' name, `jinja` the base's
-    chat template.
+    """Return the values for card.md.jinja and Modelfile.jinja.
+
+    `name` is the GGUFs' name, `jinja` the base's chat template.
     """
     chosen = inputs.evaluations.get(level)
     product = product_of(inputs.evaluations)

@@ -1,5 +1,6 @@
-"""Check that the reports are about these very files. A report about yesterday's model tells nothing about
-today's.
+"""Check that the reports are about these very files.
+
+A report about yesterday's model tells nothing about today's.
 
 For a level these are: it, the 16-bit model that it is compared with and the untuned one that forgetting is
 measured from, a GGUF each. For an adapter: the base's GGUF with the adapter's GGUF on it, and the base's

@@ -48,9 +48,7 @@ def plain_files(folder: Path) -> dict[str, int]:
 
 
 def need_modes(folder: Path, names: Iterable[str]) -> None:
-    """Raise `Hostile` for a file with other modes than a bundle's: writable by others, or run with other
-    rights.
-    """
+    """Raise `Hostile` for a file with modes no bundle has: writable by others, or run with other rights."""
     for name in names:
         handle = open_plain(folder / name)
         mode = os.fstat(handle).st_mode
@@ -141,8 +139,9 @@ def escaped(text: str) -> str:
 
 @cache
 def _obeyed() -> re.Pattern[str]:
-    """Return a pattern for a character of `OBEYED` or `FILLERS`, as ranges, because private use has 137,000
-    characters.
+    """Return a pattern for a character of `OBEYED` or `FILLERS`.
+
+    It consists of ranges, because private use has 137,000 characters.
     """
     ranges: list[list[int]] = []
     for code, character in enumerate(map(chr, range(sys.maxunicode + 1))):

@@ -102,9 +102,7 @@ def bill(
 
 
 def _base(base: Base, ref: str | None) -> Component:
-    """Return the base, or another mention of it if `ref` is None, because no two parts of a bill have the
-    same ref.
-    """
+    """Return the base, or another mention of it if `ref` is None: no two parts of a bill share a ref."""
     owner = None
     purl = None
     short = Path(base.model).name

@@ -54,9 +54,7 @@ def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
 
 
 def _faults(folder: Path, key: Path | None) -> list[str]:
-    """Return the faults of the first step that finds any: files, texts, what they claim, the large files, the
-    signature.
-    """
+    """Return the faults of the first step that finds any: files, texts, claims, large files, signature."""
     sizes = plain_files(folder)
     need_modes(folder, sizes)
     if lacking := [name for name in NEEDED if name not in sizes]:

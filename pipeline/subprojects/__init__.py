@@ -1,3 +1,1 @@
-"""Sub-projects: folders in which a stage runs other stages, each as a separate process, with settings of
-their own.
-"""
+"""Sub-projects: folders in which a stage runs others, as separate processes, with their own settings."""

@@ -155,9 +155,7 @@ def write_drawn(
 
 
 def learnable(file: Path, aside: Path) -> Path:
-    """Return `file`, or if it has rows that are not chats or texts, `aside`, in which these are written as
-    chats.
-    """
+    """Return `file`, or if it has rows other than chats or texts, `aside`, where these become chats."""
     if not has_stand_ins(file):
         return file
     write_rows(aside, learned_in(file, stand_ins=True))
@@ -181,9 +179,7 @@ def shuffled(file: Path, seed: int, held: Container[str] = ()) -> list[tuple[int
 
 
 def first_of(order: Iterable[tuple[int, int]], size: int) -> tuple[set[int], int]:
-    """Return (the first places of `order` with `size` bytes together, or all if there are fewer; their
-    bytes).
-    """
+    """Return (the first places of `order` with `size` bytes together, or all if fewer; their bytes)."""
     kept = set[int]()
     taken = 0
     for place, length in order:
@@ -205,9 +201,7 @@ def marks(row: Row) -> Iterator[str]:
 
 
 def text_bytes(row: Row) -> int:
-    """Return the UTF-8 bytes of a row's text, calls and reasoning included, and some for each turn's template
-    text.
-    """
+    """Return the UTF-8 bytes of a row's text, calls and reasoning, plus some per turn for the template."""
     text_size = sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
     more = [turn.get(key) for turn in row["messages"] for key in ("reasoning_content", "tool_calls")]
     return text_size + sum(len(orjson.dumps(part)) for part in (row.get("tools"), *more) if part)

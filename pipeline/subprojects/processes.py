@@ -52,8 +52,9 @@ def open_subproject(folder: Path, values: Settings, links: Mapping[str, Path]) -
 
 
 def changed_params(params: Params, *changes: Settings) -> Settings:
-    """Return `params` as a dict for YAML under `changes`, the last on top, validated. llama.cpp's folder is
-    absolute.
+    """Return `params` as a dict for YAML under `changes`, the last on top, validated.
+
+    llama.cpp's folder is absolute.
     """
     home = params.machine.llama_cpp
     values: Settings = params.model_dump(mode="json")
@@ -66,9 +67,7 @@ def changed_params(params: Params, *changes: Settings) -> Settings:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file; of a folder those of its weights (safetensors), or of all files if it has
-    none.
-    """
+    """Return the bytes of a file; of a folder its weights' (safetensors), or all files' if it has none."""
     if path.is_file():
         return path.stat().st_size
     files = list(path.glob("*.safetensors")) or [file for file in path.rglob("*") if file.is_file()]
@@ -76,8 +75,9 @@ def size_of(path: Path) -> int:
 
 
 def run_stage(project: Path, *words: str) -> None:
-    """Run `python -m pipeline WORDS` on a sub-project. Raises its error in a sentence (its own message is
-    above).
+    """Run `python -m pipeline WORDS` on a sub-project.
+
+    Raises its error in a sentence (its own message is above).
     """
     place = ("--root", str(project), "--params", str(project / "params.yaml"))
     run_module("pipeline", *words, *place, what=f"{words[0]} in {project.name}")
@@ -138,8 +138,7 @@ def signal_of(code: int) -> int | None:
 
 
 def train(project: Path, *words: str) -> None:
-    """Run stage train in `project` with options `words`; a killed training resumes if its inputs are the
-    same.
+    """Run stage train in `project` with options `words`; resume a killed one if its inputs are the same.
 
     Raises the error of a failed stage.
     """

@@ -270,8 +270,7 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
 
 
 def lists_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -> dict[str, list[Any]]:
-    """Return the lists for whose values, or combinations of values, a stage has a job each; {} if it is one
-    job.
+    """Return the lists for whose values, or their combinations, a stage has a job each; {} if it is one job.
 
     `each` is as in the table, or as `foreach` and `matrix` in dvc.yaml.
     """
@@ -300,8 +299,7 @@ def items_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -
 
 
 def filled(paths: Sequence[str], stage: Stage, values: Values) -> Iterator[str]:
-    """Yield `paths` of a stage (its `written`, its `deps`) as all of its jobs have them under the settings
-    `values`.
+    """Yield `paths` of a stage (`written`, `deps`) as all of its jobs have them under the settings `values`.
 
     Folders end in a slash.
     """

@@ -187,9 +187,7 @@ def pairs(
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Make preferences of the model's own answers to training rows: the best and the worst of K, as a file
-    of data/raw.
-    """
+    """Make preferences of the model's own answers to training rows: best and worst of K, in data/raw."""
     extra = load_extra("pairs")
     options = extra.Options(answers, rows, seed, temperature, scorer, min_gap, chosen)
     with working(root):

@@ -92,9 +92,7 @@ def cleaner_of(settings: Curate, root: Path) -> "Cleaner":
 
 
 def grouped(entries: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
-    """Return the first entry of each reason among a file's entries, with the number of rows with that
-    reason.
-    """
+    """Return a file's first entry of each reason, with the number of rows with that reason."""
     first: dict[str, dict[str, Any]] = {}
     counts = Counter[str]()
     for entry in entries:

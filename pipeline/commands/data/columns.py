@@ -183,9 +183,7 @@ def turn_keys(lists: Sequence[Sequence[Mapping[str, Any]]]) -> TurnKeys | None:
 
 
 def _is_role(column: Column, lists: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
-    """Return True for short values with only a few different ones per conversation, as names of speakers
-    are.
-    """
+    """Return True for short values with only a few different ones per conversation, like speakers' names."""
     different = set(column.texts)
     if max(map(len, different)) > 40 or CONTENT_WORDS.intersection(column.words) - ROLE_WORDS:
         return False

@@ -1,6 +1,4 @@
-"""Show the mappings of `curate.fields` that `quench data check` proposes, and write them into
-`params.yaml`.
-"""
+"""Show the `curate.fields` mappings that `quench data check` proposes, and write them into `params.yaml`."""
 
 import glob
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

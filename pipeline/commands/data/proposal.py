@@ -1,5 +1,4 @@
-"""Guess the mapping of `curate.fields` for a file whose rows fit no format, by the names and the contents of
-its columns.
+"""Guess `curate.fields`' mapping for a file whose rows fit no format, by its columns' names and contents.
 
 Each guess is tried on the sample by the code that curates. Only guesses that read most of it are proposed. If
 two are nearly as good, the user has to choose.

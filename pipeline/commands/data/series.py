@@ -48,9 +48,7 @@ def _texts_in_series(columns: Sequence[Column]) -> tuple[str, ...]:
 
 
 def _labels(values: Sequence[Any], keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the labels of the choices, as the values write them, if the values are letters or numbers of
-    choices.
-    """
+    """Return the choices' labels as the values write them, if these are letters or numbers of choices."""
     if any(isinstance(value, bool) or not isinstance(value, str | int) for value in values):
         return ()
     stated = {str(value).strip() for value in values}

@@ -28,9 +28,7 @@ BRACKETS = "⟦⟧"  # marks around trained text if there are no colors
 
 @dataclass(frozen=True)
 class View:
-    """One rendering of a row: text pieces, trained or not, and token counts or the reason why it can't be
-    rendered.
-    """
+    """One rendering of a row: text pieces, trained or not, and token counts or why it can't be rendered."""
 
     title: str
     pieces: list[tuple[str, bool]]

@@ -73,9 +73,7 @@ def methods(
     as_json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="As docs/methods.md has it.")] = False,
 ) -> None:
-    """Show the methods of training: the rows they learn from, the bases and settings they take, and why
-    not others.
-    """
+    """Show the training methods: the rows they learn from, their bases and settings, and why not others."""
     from pipeline.commands.methods import main
 
     main(as_json=as_json, as_markdown=as_markdown)

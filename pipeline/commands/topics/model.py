@@ -51,9 +51,7 @@ def nf4(
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Compare the NF4 model that is trained with its 16-bit base, by checks with limits; exit 5 if one
-    fails.
-    """
+    """Compare the trained NF4 model with its 16-bit base, by checks with limits; exit 5 if one fails."""
     with working(root):
         load_extra("nf4").main(load(params, root), root, prompts, as_json=as_json, adapters=adapters or [])
 
@@ -75,9 +73,7 @@ def norms(
 
 @app.command(epilog="example: quench model verify")
 def verify(root: Root = Path()) -> None:
-    """Read every recorded file and all of DVC's cache, and name what is damaged, with its remedy; exit 3 if
-    anything is.
-    """
+    """Read every recorded file and all of DVC's cache. Name damage and its remedy; exit 3 if there is any."""
     from pipeline.commands.verify import main
 
     raise typer.Exit(main(root))

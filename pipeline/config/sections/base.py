@@ -151,9 +151,7 @@ class Base(Section):
 
     @property
     def source(self) -> Literal["hub", "package", "gguf", "path"]:
-        """The kind of `model`: hub with a commit, package with a file inside, GGUF by its ending, otherwise a
-        folder.
-        """
+        """Kind of `model`: hub with a commit, package with a file inside, GGUF by its ending, or folder."""
         if self.revision is not None:
             return "hub"
         if self.file is not None:

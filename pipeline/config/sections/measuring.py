@@ -87,9 +87,7 @@ class Parity(Section):
 
     @property
     def strings(self) -> int:
-        """The number of strings that are tokenized twice: by default 100,000, all tokens and all
-        of Unicode.
-        """
+        """Number of strings that are tokenized twice: by default 100,000, all tokens and all of Unicode."""
         return 500 * self.conversations
 
 

@@ -102,11 +102,10 @@ class Quantize(Section):
 
     @property
     def deciding(self) -> str:
-        """The level that a merge is chosen by, in llama.cpp's spelling: the tuned model's first, because that
-        one ships.
+        """The level that a merge is chosen by, in llama.cpp's spelling: the tuned model's first.
 
-        It is made without an importance matrix, because that is measured on the merged model. It is
-        `DECIDING` if every level needs one.
+        That one is taken because it ships. It is made without an importance matrix, because that is measured
+        on the merged model. It is `DECIDING` if every level needs one.
         """
         names = (model.level for model in map(ModelName, self.levels) if not model.untuned)
         return next((name for name in names if not LEVELS[name].needs_imatrix), DECIDING)

@@ -36,9 +36,7 @@ class Experts(torch.nn.Module):
             self.add_module(str(number), torch.nn.ModuleDict(linears))
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return (T, hidden) for x (T, hidden), each token's `chosen` experts (T, k) and their weights (T,
-        k).
-        """
+        """Return (T, hidden) for x (T, hidden), tokens' `chosen` experts (T, k) and their weights (T, k)."""
         out = torch.zeros_like(x)
         for number in torch.unique(chosen).tolist():
             tokens, places = torch.where(chosen == number)
@@ -50,8 +48,9 @@ class Experts(torch.nn.Module):
 
 
 class Router(torch.nn.Linear):
-    """Router that scores a layer's experts. It is a class of its own so that bitsandbytes leaves it in 16
-    bit.
+    """Router that scores a layer's experts.
+
+    It is a class of its own so that bitsandbytes leaves it in 16 bit.
     """
 
 

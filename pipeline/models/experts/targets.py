@@ -34,9 +34,7 @@ def idle_experts(learned: Iterable[tuple[str, bool]]) -> dict[str, int]:
 
 
 def plain_targets(train: Train, linears: Sequence[str]) -> list[str]:
-    """Return `target_modules` without those that only routed experts have, for a model with these
-    `linears`.
-    """
+    """Return `target_modules` without those that only routed experts have, for a model of these `linears`."""
     only_routed = {leaf(name) for name in linears if is_routed(name)} - {
         leaf(name) for name in linears if not is_routed(name)
     }
@@ -48,7 +46,7 @@ def leaf(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-# (for a mixture or for a dense base, condition, message)
+# Each entry is (True for a mixture, False for a dense base; condition; message).
 REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
     (
         False,

@@ -53,8 +53,9 @@ Names = Annotated[list[Name], Field(fail_fast=True)]
 
 
 class Settings(BaseModel):
-    """Settings of a LoRA in adapter_config.json, as PEFT writes it. Other kinds of adapter have other
-    keys.
+    """Settings of a LoRA in adapter_config.json, as PEFT writes it.
+
+    Other kinds of adapter have other keys.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -80,8 +81,9 @@ class Settings(BaseModel):
 
 
 def read_settings(folder: Path) -> Settings:
-    """Return adapter_config.json of a PEFT folder. Raises `DataError` if it is missing, or PEFT can't have
-    written it.
+    """Return adapter_config.json of a PEFT folder.
+
+    Raises `DataError` if it is missing, or PEFT can't have written it.
     """
     file = folder / "adapter_config.json"
     config = read_json(file, "run `snakemake --force train`, or copy the adapter's folder whole")
@@ -219,9 +221,7 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
 
 
 def _unsupported(settings: Settings) -> list[str]:
-    """Return the settings, with values, under which the trained model isn't base + scale·B·A as followed
-    here.
-    """
+    """Return the settings, with values, under which the trained model isn't this base + scale·B·A."""
     return [
         *_no_lora(settings),
         *changed_start(settings),
@@ -248,8 +248,9 @@ def changed_start(settings: Settings) -> list[str]:
 
 
 def _incomplete(module: Module, dora: bool | None) -> list[str]:
-    """Return the parts that the module lacks. Magnitudes must be present if and only if `dora`, unless that
-    is None.
+    """Return the parts that the module lacks.
+
+    Magnitudes must be present if and only if `dora`, unless that is None.
     """
     parts = set(module.parts)
     if parts - {"lora_magnitude_vector", "lora_B.bias"} not in PAIRS:

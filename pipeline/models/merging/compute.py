@@ -77,8 +77,9 @@ def low_rank(module: Module, scale: float, *, transposed: bool, slices: int = 1)
 
 
 def lookup(module: Module, scale: float) -> Update:
-    """Return the update of an embedding's weight (V, H): PEFT keeps A (r, V), B (H, r), and DoRA's lengths by
-    column.
+    """Return the update of an embedding's weight (V, H).
+
+    PEFT keeps A (r, V), B (H, r), and DoRA's lengths by column.
     """
     a, b = read_rows(module.parts["lora_embedding_A"]), read_rows(module.parts["lora_embedding_B"])
     return Update(a.T[None], b.T[None], scale, _magnitude(module), by_column=True)
@@ -97,8 +98,7 @@ def _magnitude(module: Module) -> Any:
 
 
 def round_once(exact: Any, dtype: Any) -> Any:
-    """Return float64 numbers as `dtype`, within 0.5 ulp for every result that is at least the type's smallest
-    normal number.
+    """Return float64 numbers as `dtype`, within 0.5 ulp for results from its smallest normal number up.
 
     torch converts float64 by way of float32, which rounds twice. Here what float32 would drop is first
     gathered in its last bit (rounding to odd; Boldo and Melquiond, "Emulation of FMA and correctly rounded
@@ -141,8 +141,9 @@ class Rows:
             self.factors = job.update.magnitude / sum(rows.square().sum(dim=0) for rows in sums).sqrt()
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Yield (first, last) of each block of rows. A block stops where a block of NF4 stops, or at the
-        tensor's end.
+        """Yield (first, last) of each block of rows.
+
+        A block stops where a block of NF4 stops, or at the tensor's end.
         """
         together = self.nf4.block // gcd(self.nf4.block, self.job.source.columns) if self.nf4 else 1
         return spans(self.job.source, BLOCK, together)

@@ -72,9 +72,7 @@ class Fit:
         return sqrt(max(0.0, self.rest**2 - ((1 - self.strength) * self.size) ** 2))
 
     def error(self, noise: float) -> float:
-        """Return the standard error of the strength if `noise`, a share of the source's length, is on the
-        weights.
-        """
+        """Return the strength's standard error with `noise`, a share of the source's length, on weights."""
         return noise / self.size / sqrt(self.count) if self.size else inf
 
     def is_scaled(self, noise: float = ROUNDED) -> bool:
@@ -112,8 +110,9 @@ def same_bytes(entry: Entry, other: Entry) -> bool:
 
 
 def merge_fit(job: Job, merged: Entry, nf4: Nf4 | None = None) -> Fit:
-    """Return how near `merged` is to the result of `job`; `nf4` is the quantization of the job's source if it
-    is `quantized`.
+    """Return how near `merged` is to the result of `job`.
+
+    `nf4` is the quantization of the job's source if it is `quantized`.
 
     The update is rounded to the merged model's type or to the base's, in which some tools sum: an update
     smaller than half a unit in the last place is lost there.

@@ -41,8 +41,9 @@ class Structure:
 
 
 def structure(base: Path) -> Structure:
-    """Return the structure of `base`'s model from its config only. Raises `DataError` if transformers can't
-    build it.
+    """Return the structure of `base`'s model from its config only.
+
+    Raises `DataError` if transformers can't build it.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -137,8 +138,7 @@ def need_nf4(adapter: Path, run: TrainedRun) -> Nf4:
 
 
 def check_same_base(base: Path, run: TrainedRun) -> str | None:
-    """Return a hash of the base's weights (`weights_sha256` of training's record), from the record next to
-    the base.
+    """Return a hash of the base's weights (training's `weights_sha256`) from the record next to the base.
 
     None if there is no such record, because a hash would have to read every shard. Raises `DataError` if
     training saw other weights.

@@ -118,8 +118,9 @@ def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -
 
 
 def _change(update: Update | None, first: int, last: int) -> Any:
-    """Return rows of scale · left · right. Here every row's slice is looked up, so that no row can be off by
-    one slice.
+    """Return rows of scale · left · right.
+
+    Here every row's slice is looked up, so that no row can be off by one slice.
     """
     import torch
 

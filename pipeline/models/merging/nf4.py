@@ -25,9 +25,7 @@ TOGETHER = 1 << 18  # numbers packed at a time; their codes stay in the CPU's ca
 
 @dataclass(frozen=True)
 class Nf4:
-    """Quantization of a training: numbers per block, whether scales are quantized too, compute type (torch's
-    name).
-    """
+    """Quantization of a training: block size, whether scales are quantized too, compute type's torch name."""
 
     compute_dtype: str
     double_quant: bool = True
@@ -42,9 +40,7 @@ class Nf4:
 
 
 def block_maxima(values: Any, block: int) -> Any:
-    """Return the largest absolute value (float32) of each block of a flat tensor; the last block may be
-    short.
-    """
+    """Return the largest absolute value (float32) of each block of a flat tensor; the last may be short."""
     import torch
 
     whole = values.numel() // block * block
@@ -67,9 +63,7 @@ def scales(maxima: Any, double_quant: bool) -> Any:
 
 
 def codes(values: Any, maxima: Any, block: int) -> Any:
-    """Return the code 0 to 15 (int32, flat) of each number of a flat range of whole blocks, from the blocks'
-    maxima.
-    """
+    """Return each number's code, 0 to 15 (int32, flat), in a flat range of whole blocks, by their maxima."""
     import torch
 
     whole = values.numel() // block * block
@@ -100,8 +94,9 @@ def tensor_scales(blocks: Iterable[Any], nf4: Nf4) -> tuple[Any, Any]:
 
 
 def round_trip(values: Any, maxima: Any, used: Any, nf4: Nf4) -> Any:
-    """Return the values that training saw for a flat range of whole blocks: cast to the compute type,
-    quantized, dequantized.
+    """Return the values that training saw for a flat range of whole blocks.
+
+    They are cast to the compute type, quantized, and dequantized.
     """
     return values_of(codes(values.to(nf4.dtype), maxima, nf4.block), used, nf4.block, nf4.dtype)
 
@@ -129,9 +124,7 @@ def quick_quantizer() -> Iterator[None]:
 
 
 def packed(values: Any, block: int) -> tuple[Any, Any]:
-    """Return (uint8 (n ÷ 2, 1): two codes a byte, the first high; block maxima) of a flat tensor of whole
-    blocks.
-    """
+    """Return (codes uint8 (n ÷ 2, 1), two a byte, first high; block maxima) of a flat tensor's blocks."""
     import torch
 
     maxima = block_maxima(values, block)

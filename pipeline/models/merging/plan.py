@@ -48,8 +48,9 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
 
 
 def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
-    """Return {tensor: update} by checkpoint name. A module that the base lacks is listed under the name it
-    would have.
+    """Return {tensor: update} by checkpoint name.
+
+    A module that the base lacks is listed under the name it would have.
     """
     targets = tuple(f".{name}" for name in adapter.settings.target_parameters or ())
     # Parameters by the module that contains them, in the order in which it declares them.

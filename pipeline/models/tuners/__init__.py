@@ -1,5 +1,6 @@
-"""Tuners: what trains on a frozen base (`train.tuner`), for PyTorch models. Callers use a `Tuner`, not its
-kind.
+"""Tuners: what trains on a frozen base (`train.tuner`), for PyTorch models.
+
+Callers use a `Tuner`, not its kind.
 """
 
 import re
@@ -103,9 +104,7 @@ def put_tuner(model: Any, settings: Training) -> Any:
 
 
 def check_targets(model: Any, train: Train) -> None:
-    """Raise `ConfigError` for linears, layers or patterns of `train` that are not in `model` (without an
-    adapter yet).
-    """
+    """Raise `ConfigError` for linears, layers or patterns of `train` not in `model` (without an adapter)."""
     linears = [name for name, module in model.named_modules() if hasattr(module, "in_features")]
     if problem := next(misfits(train, linears, len(model.model.layers)), None):
         raise ConfigError("Q-MODELS-026", problem)

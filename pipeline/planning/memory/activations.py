@@ -1,5 +1,4 @@
-"""Bytes that are allocated and freed in every step: what the forward keeps for the backward, the loss,
-workspace.
+"""Bytes allocated and freed in every step: what the forward keeps for the backward, the loss, workspace.
 
 A padding-free micro batch is one sequence of T = micro batch × max_length tokens. What autograd keeps is
 known operation by operation (transformers' `modeling_qwen2.py`, PEFT's `lora/bnb.py`, Liger's `rms_norm.py`
@@ -177,8 +176,7 @@ def ends_kept(setup: Setup) -> int:
 
 
 def kept_by_layer(setup: Setup) -> dict[int, int]:
-    """Return {layer: bytes that its forward keeps} from the first layer that trains on; those below keep
-    nothing.
+    """Return {layer: bytes that its forward keeps} from the first layer that trains; those below keep none.
 
     With gradient checkpointing, or embeddings that train, the first layer's input needs a gradient too.
     """

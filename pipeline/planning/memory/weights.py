@@ -49,8 +49,7 @@ def offloaded_bytes(setup: Setup) -> list[int]:
 
 
 def shared_bytes(setup: Setup) -> tuple[int, int]:
-    """Return (bytes of the layers' linears in other processes, bytes of the layers that are gathered at
-    once).
+    """Return (bytes of the layers' linears in other processes, bytes of the layers gathered at once).
 
     See `pipeline.models.sharded`. It is (0, 0) if every process has them all.
     """
@@ -217,8 +216,7 @@ def adapter_bytes(setup: Setup) -> int:
 
 
 def optimizer_bytes(setup: Setup) -> int:
-    """Return the bytes of the optimizer's states for what trains, as torch's and bitsandbytes' `init_state`
-    allocate them.
+    """Return the bytes of optimizer states for what trains, by torch's and bitsandbytes' `init_state`.
 
     An 8-bit state has a float32 scale per 256 elements and shares one table per state; a matrix below 4,096
     elements keeps 32-bit states. A paged one counts as on the card, because it leaves it only when memory

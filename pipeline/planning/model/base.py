@@ -69,8 +69,7 @@ PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
 
 
 def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
-    """Return the shape of the base that `params` names, from its config.json or GGUF if it is here, or a
-    published one.
+    """Return the shape of `params`' base, from its config.json or GGUF if it is here, or a published one.
 
     An architecture that has to be built is built only if `build` is set (`read_shape`). Raises `ConfigError`
     if neither is known, `DataError` for a file that can't be read.
@@ -96,8 +95,7 @@ def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
 
 
 def published_shape(model: str, file: str | None = None, *, build: bool = True) -> Shape | None:
-    """Return the shape of `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name; None if it is
-    unknown.
+    """Return the shape of `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name; None if unknown.
 
     Raises `ConfigError` for one that would have to be built (`read_shape`) unless `build` is set.
     """

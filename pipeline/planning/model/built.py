@@ -34,8 +34,7 @@ NOT_BUILT = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transfo
 
 
 def built_shape(config: Mapping[str, Any], where: str) -> Shape:
-    """Return the shape of a config.json of another type than `KNOWN`; for a multimodal model, that of its
-    text part.
+    """Return the shape of a config.json of a type not in `KNOWN`; of a multimodal model, its text part's.
 
     Raises `ConfigError` for a type that is not a language model of transformers, `DataError` for impossible
     numbers, and for a text part that stage `base` can't use.

@@ -39,7 +39,7 @@ class QuantizedBase:
     head: int
     file: int
     ggml_types: frozenset[str]  # ggml types of the matrices
-    source: str  # "as in the file", "computed for Q4_K_M"
+    source: str  # origin of the sizes: "as in the file", "computed for Q4_K_M"
     # Bytes of the GGUF from which it is quantized here (`base.level`); 0 if the file is used unchanged.
     made_from: int = 0
     # (blk.0.attn_q, number of scales and minima in its blocks) for every linear of every layer.

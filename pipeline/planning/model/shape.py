@@ -58,8 +58,7 @@ PLACED_TENSORS = {
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear of a layer: `inputs` → `outputs` features; `reads` names the tensor of the layer that is its
-    input.
+    """One linear of a layer: `inputs` → `outputs` features; `reads` names its input, a tensor of the layer.
 
     Of a routed expert's linear a layer has `copies`, of which a token goes through `used`.
     """

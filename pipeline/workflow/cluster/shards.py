@@ -90,8 +90,7 @@ def _folders(phases: tuple[str, ...], shards: Sequence[str]) -> list[str]:
 
 
 def parse_item(phase: str, item: str) -> tuple[int | None, int]:
-    """Return (shard from 0, None for a phase that is one job; number of shards) of a job's name: 3-of-7,
-    of-7.
+    """Return (shard from 0, or None for a phase of one job; number of shards) of a job's name: 3-of-7, of-7.
 
     Raises `ConfigError` if it is not such a name.
     """

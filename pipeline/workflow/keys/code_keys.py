@@ -19,9 +19,9 @@ from pipeline.workflow.keys.imports import ROOT, Package, write_whole
 CODE = "code"  # DVC's first stage, which writes the keys
 FOLDER = f".quench/{CODE}"  # output of stage code
 SETTINGS = "settings"  # the stage that writes the settings in effect
-# which define all that it writes: the keys and their defaults
+# These modules define all that stage settings writes: the keys and their defaults.
 SETTINGS_MODULES = (f"{ROOT}.config.params", f"{ROOT}.config.sections")
-PAGES = f"{ROOT}.pages"  # what stage report's product is made of
+PAGES = f"{ROOT}.pages"  # the code that makes stage report's product
 LOCK = "params.lock.yaml"  # output of stage settings
 
 

@@ -1,4 +1,4 @@
-"""Which files of the package a module needs: those that it imports, at any depth, and what these read.
+"""The files of the package that a module needs: those that it imports, at any depth, and what these read.
 
 Files are followed by their import statements, also those inside functions. A module needs the data files in
 its package's folder (templates, questions, CMake files), and a program in that folder that it names
@@ -33,11 +33,11 @@ PLUMBING: Mapping[str, str] = {
     "pipeline.workflow": "when a stage runs",
     "pipeline.extras.table": "names of extras: the code of one that a stage uses is a start of its own",
 }
-# what editors and merges leave
+# Editors and merges leave files with these endings.
 LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")
-# what was parsed before, by the hash of its content; may be deleted at any time
+# Cache of parsed files by the hash of their content. It may be deleted at any time.
 MEMORY = own_folder() / ".quench" / "imports.json"
-# fields of a syntax tree that mean nothing, or nothing in every version of Python
+# These fields of a syntax tree mean nothing, or nothing in every version of Python.
 IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -58,7 +58,7 @@ class Package:
     def __init__(self, sources: Mapping[str, Source] | None = None) -> None:
         self.sources = read_sources(PACKAGE, MEMORY) if sources is None else sources
         self.modules = {module_name(path): path for path in self.sources if path.endswith(".py")}
-        self.data: dict[str, list[str]] = {}  # by the folder of the package
+        self.data: dict[str, list[str]] = {}  # paths of data files, by the package's folder
         for path in self.sources:
             if not path.endswith(".py"):
                 self.data.setdefault(self._package_folder(path.rpartition("/")[0]), []).append(path)

@@ -193,10 +193,10 @@ def quarantine(cache: Path, digests: Digests) -> list[str]:
 
 
 def remove_dead_links(repo: Any) -> None:
-    """Remove dead links of stages' outputs into DVC's cache (its cache type may be symlink), on which DVC
-    fails.
+    """Remove dead links of stages' outputs into DVC's cache, on which DVC fails.
 
-    Raw data without a file would look like an edit: its links stay, and are refused.
+    DVC's cache type may be symlink. Raw data without a file would look like an edit: its links stay, and are
+    refused.
     """
     for out in repo.index.outs:
         if out.stage.is_data_source or not out.use_cache:

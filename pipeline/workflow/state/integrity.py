@@ -1,5 +1,4 @@
-"""Comparison of the bytes on disk with those that `dvc.lock` records, before they are read, restored, served
-or shipped.
+"""Comparison of the bytes on disk with `dvc.lock`, before they are read, restored, served or shipped.
 
 - `verify_inputs("quantize@Q4_K_M", root)`: what a stage is about to read; a file that is known to be
   unchanged is not read again.
@@ -80,8 +79,7 @@ def _need_good(root: Path, paths: list[Path], hashes: Hashes, *, again: bool) ->
 
 
 def damage_sentences(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[str]:
-    """Return a sentence with a remedy for each output of a stage among `paths`, and for raw data, that DVC
-    finds changed.
+    """Return a sentence with a remedy for each stage's output in `paths` and raw data that DVC finds changed.
 
     DVC gets the true hashes first. Objects of its cache that would restore damage are quarantined, so that
     the remedy works.

@@ -38,8 +38,9 @@ class Entry(NamedTuple):
 
 
 def seems_unchanged(stage: str, root: Path) -> bool:
-    """Return True if `stage` may match its record in `dvc.lock`, after a check of parameters, sizes and code
-    in milliseconds.
+    """Return True if `stage` may match its record in `dvc.lock`, by parameters, sizes and code.
+
+    The check takes milliseconds.
 
     False is certain. True is for DVC to confirm, by the content of large files and folders.
     """
@@ -101,8 +102,7 @@ def recorded_stages(root: Path) -> dict[str, Any]:
 
 
 def stages_of(root: Path) -> dict[str, Entry]:
-    """Return the stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or
-    model.
+    """Return the stages of `dvc.yaml` filled with `params.yaml`'s values, one for each level or model.
 
     Those that can't be read are left out (the file may also contain a user's own), because DVC reports what
     is wrong with them.

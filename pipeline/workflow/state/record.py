@@ -1,5 +1,4 @@
-"""Recording of a finished stage with DVC: its outputs go to the cache, their hashes and its inputs' into
-`dvc.lock`.
+"""Recording of a finished stage with DVC: outputs to the cache, their hashes and its inputs' to `dvc.lock`.
 
 The stage runner (`python -m pipeline STAGE`) calls it, so that `dvc status` is clean after Snakemake ran a
 stage.

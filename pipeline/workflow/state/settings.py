@@ -162,8 +162,7 @@ def read_by_dvc(params: Params) -> set[Key]:
 
 
 def starting_text(params: Params, header: list[str]) -> str:
-    """Return a new params.yaml: what differs from the defaults, what dvc.yaml reads there, and the origin of
-    the base.
+    """Return a new params.yaml: what differs from the defaults, what dvc.yaml reads, and the base's origin.
 
     `header` is its first comment.
     """

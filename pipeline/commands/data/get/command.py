@@ -1,5 +1,4 @@
-"""Download a data set into data/raw: it is fetched next to it, checked, then moved there complete, with its
-record.
+"""Download a data set into data/raw: fetched next to it, checked, then moved there complete, with its record.
 
 quench data get OWNER/NAME@COMMIT --split train
 """
@@ -135,9 +134,7 @@ def _hash_or_none(path: Path) -> str | None:
 
 
 def _publish(target: Path, source: Source, arrived: Mapping[str, Path]) -> None:
-    """Move the arrived files to the target, after the record is written, so that no data is without a
-    record.
-    """
+    """Move the arrived files to the target after writing the record, so that no data is without one."""
     record = record_path(target)
     files: dict[str, dict[str, Any]] = {
         name: {"sha256": file_hash(path), "bytes": path.stat().st_size} for name, path in arrived.items()
