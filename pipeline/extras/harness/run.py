@@ -33,13 +33,12 @@ OFFLINE = {
 
 
 def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the metrics of each task (and of each group with aggregates): {task: {metric: number or None,
-    "rows": questions}}.
+    """Return the metrics of each task: {task: {metric: number or None, "rows": questions}}.
 
-    A metric has the harness's name, "exact_match" and "exact_match_stderr" for example; after a filter it is
-    "exact_match,FILTER". `folder` contains the task files; the paths of their data are relative to it.
-    Answers are greedy. Raises `ConfigError` if the harness isn't installed, doesn't know a task or can't run
-    it here, `ToolError` if it fails.
+    A group with aggregates is listed like a task. A metric has the harness's name, "exact_match" and
+    "exact_match_stderr" for example; after a filter it is "exact_match,FILTER". `folder` contains the task
+    files; the paths of their data are relative to it. Answers are greedy. Raises `ConfigError` if the harness
+    isn't installed, doesn't know a task or can't run it here, `ToolError` if it fails.
     """
     if find_spec("lm_eval") is None:
         raise ConfigError(

@@ -35,8 +35,9 @@ def divergences(
     tools: Toolchain,
     root: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Return for each file {"kld": mean nats, "same_top": share, "rows", "positions"} or {"not_measured":
-    reason}.
+    """Return for each file its divergence, or {"not_measured": reason}.
+
+    A divergence is {"kld": mean nats, "same_top": share, "rows", "positions"}.
     """
     if reference is None:
         return {file.name: {"not_measured": NO_REFERENCE} for file in files}

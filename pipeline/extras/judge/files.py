@@ -132,8 +132,9 @@ def whole_header(path: Path) -> Header:
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """Return the files' names: their stems, or their paths if stems are equal, with a number if paths are
-    equal too.
+    """Return the files' names: their stems, or their paths if stems are equal.
+
+    Equal paths get a number.
     """
     stems = Counter(path.stem for path in paths)
     seen = Counter[str]()

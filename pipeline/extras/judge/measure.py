@@ -83,10 +83,10 @@ class Served:
 def measure_served(
     files: Sequence[Candidate], load: Serve, tools: Toolchain, check: Callable[[Candidate, Server], None]
 ) -> dict[str, Served]:
-    """Load every file in turn and time its answers. `check` is called once with each server, before anything
-    else.
+    """Load every file in turn and time its answers.
 
-    Raises `ToolError` for a file that llama-server can't load.
+    `check` is called once with each server, before anything else. Raises `ToolError` for a file that
+    llama-server can't load.
     """
     served = {file.name: Served() for file in files}
     with progress("judge: loading, speed, memory", TURNS * len(files)) as advance:
@@ -155,8 +155,9 @@ def reason(log: str) -> str:
 
 
 def parse_memory(text: str) -> int:
-    """Return "8 GB", "512 MB" or "8" in bytes, as cards are sold (8 GB are 8 × 2³⁰ bytes). Raises
-    `ConfigError` otherwise.
+    """Return "8 GB", "512 MB" or "8" in bytes, as cards are sold (8 GB are 8 × 2³⁰ bytes).
+
+    Raises `ConfigError` otherwise.
     """
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = 0
@@ -205,9 +206,7 @@ def memory_values(file: Candidate, load: Serve, room: int, served: Served) -> di
 def answers_of(
     file: Candidate, rows: Sequence[Row], load: Serve, settings: Evaluate, tools: Toolchain, root: Path
 ) -> list[dict[str, Any]]:
-    """Return the file's answer to each row: greedy, one at a time, including those kept from an earlier
-    run.
-    """
+    """Return the file's answers to the rows: greedy, one at a time, with those kept from an earlier run."""
 
     @contextmanager
     def asking() -> Iterator[Callable[[Row], dict[str, Any]]]:

@@ -1,6 +1,4 @@
-"""Adapters of a quantization check (random, trained or two switched), and the check that they can be
-switched.
-"""
+"""Adapters of a quantization check (random, trained or two switched), and the check of the switch."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -60,9 +60,7 @@ MEMORY_LIMIT = 0.05  # share of the planned bytes
 
 
 def last_logits(model: Any, rows: list[list[int]]) -> list[Floats]:
-    """Return float32 logits (≤ POSITIONS, V) of the last positions of each row of token ids, in evaluation
-    mode.
-    """
+    """Return float32 logits (≤ POSITIONS, V) of each row's last positions, in evaluation mode."""
     import torch
 
     model.eval()
@@ -119,12 +117,11 @@ def largest_kld(parameters: float | None) -> float | None:
 
 
 def output_check(figures: dict[str, float], where: str, parameters: int | None = None) -> Check:
-    """Check the divergence against the limit for a model of `parameters`. Without a limit it is "not
-    measured".
+    """Check the divergence against the limit for a model of `parameters`.
 
-    No errors of logits are published for any model, and no share of the same first choice on short prompts
-    (Qwen2.5-Coder-0.5B changes 1.5 times as many as its divergence suggests). So they are only shown next to
-    the divergence.
+    Without a limit it is "not measured". No errors of logits are published for any model, and no share of the
+    same first choice on short prompts (Qwen2.5-Coder-0.5B changes 1.5 times as many as its divergence
+    suggests). So they are only shown next to the divergence.
     """
     most = largest_kld(parameters)
     detail = (

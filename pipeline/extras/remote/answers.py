@@ -70,9 +70,7 @@ class Trouble(Answer):
 
 
 class Installed(Answer):
-    """`check`: Python's version as 3.11.7, the versions of packages (None: missing), and whether rsync is
-    installed.
-    """
+    """`check`: Python's version as 3.11.7, packages' versions (None: missing), whether rsync is installed."""
 
     python: Annotated[str, Field(pattern=r"^\d{1,3}\.\d{1,3}\.\d{1,3}$")]
     versions: dict[Name, Name | None]
@@ -92,9 +90,7 @@ class Started(Answer):
 
 
 class State(Answer):
-    """`look`, `stop`: state of a run, its exit code if it exited, and the step of its newest checkpoint, or
-    -1.
-    """
+    """`look`, `stop`: a run's state, its exit code once exited, its newest checkpoint's step (or -1)."""
 
     state: Literal["running", "ended", "dead", "none"]
     step: Annotated[int, Field(ge=-1, lt=1 << 50)]

@@ -46,9 +46,7 @@ class Mirror:
         self._placed: dict[str, str] = {}
 
     def follow(self) -> None:
-        """Print train's output and fetch its journal and every checkpoint until it exits or the connection is
-        lost.
-        """
+        """Print train's output, fetch journal and checkpoints until it exits or the connection is lost."""
         tails = {name: _size_and_hash(path) for name, path in self.paths.items()}
         stream = self.connection.follow(
             run=self.run, files=FOLLOWED, checkpoints=f"project/{CHECKPOINTS}", tails=tails

@@ -111,9 +111,7 @@ def state(root: Path) -> Upload:
 
 
 def _settings(params: Params) -> dict[str, Any]:
-    """Return params.yaml for the host, without the local paths of llama.cpp and of a judge: they mean nothing
-    there.
-    """
+    """Return params.yaml for the host, without local paths (llama.cpp, a judge): they mean nothing there."""
     values = params.model_dump(mode="json")
     values["machine"]["llama_cpp"] = None
     values["evaluate"] |= {"judge": None, "external": None, "scorers": ["exact_match"]}

@@ -131,14 +131,16 @@ class SshConnection:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def push(self, folder: Path, names: Iterable[str]) -> None:
-        """Send `names` in `folder` to the host's `incoming`. Partial files are resumed. Raises
-        `ConnectionLost`.
+        """Send `names` in `folder` to the host's `incoming`.
+
+        Partial files are resumed. Raises `ConnectionLost`.
         """
         self._rsync(names, "--copy-links", f"{folder}/", f"{self.name}:{FOLDER}/incoming/")
 
     def pull(self, run: str, folder: Path, names: Iterable[str]) -> None:
-        """Fetch `names` from a run's `out` into `folder`. Partial files are resumed. Raises
-        `ConnectionLost`.
+        """Fetch `names` from a run's `out` into `folder`.
+
+        Partial files are resumed. Raises `ConnectionLost`.
         """
         self._rsync(names, f"{self.name}:{FOLDER}/runs/{run}/out/", f"{folder}/")
 

@@ -1,9 +1,9 @@
-"""Run one training of a sweep as a Snakemake job: `python -m pipeline.extras.sweep.job trial-7` in the
-sweep's folder.
+"""Run one training of a sweep as a Snakemake job: `python -m pipeline.extras.sweep.job trial-7`.
 
-`trial-7` gets its settings from Optuna. `seed-3-43` trains the settings of trial 3 with seed 43. Both train
-in a sub-project of that name. A job that was killed resumes from its checkpoints when it is started again. A
-trial that is worse than half of the others at the same step is stopped.
+The command runs in the sweep's folder. `trial-7` gets its settings from Optuna. `seed-3-43` trains the
+settings of trial 3 with seed 43. Both train in a sub-project of that name. A job that was killed resumes from
+its checkpoints when it is started again. A trial that is worse than half of the others at the same step is
+stopped.
 """
 
 import re
@@ -59,7 +59,7 @@ BAD = {  # The training diverged or learned nothing. The sampler has to know tha
     "Q-GRPO-008",
 }
 OTHER_FAILED = "Q-TRAIN-037"  # error of a process after another one failed; the other one reports the cause
-LOOK_SECONDS = 0.5  # between two looks at a training
+LOOK_SECONDS = 0.5  # interval between two looks at a training
 PATIENCE = 120.0  # seconds in which the job of a killed sweep may save its checkpoint
 WORDS = re.compile(r"(?:trial|seed-(?P<trial>\d+))-(?P<number>\d+)")
 

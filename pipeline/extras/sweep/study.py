@@ -168,9 +168,7 @@ def same_settings_trial(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | 
 
 
 class Ending(NamedTuple):
-    """End of a trial: Optuna's state, the metric's value, the reason, and the number of steps and seconds of
-    training.
-    """
+    """End of a trial: Optuna's state, metric's value, reason, steps and seconds of training."""
 
     state: "TrialState"
     value: float | None

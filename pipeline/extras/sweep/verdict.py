@@ -184,9 +184,7 @@ def mean_of(values: Sequence[float]) -> dict[str, float]:
 
 
 def compared(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Compare `second` less `first`, seed by seed: mean with its 95 % interval and two-sided p of no
-    difference.
-    """
+    """Compare `second` less `first` by seed: mean with 95 % interval, two-sided p of no difference."""
     from scipy.stats import ttest_1samp
 
     differences = np.array(second) - np.array(first)

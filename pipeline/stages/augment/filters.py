@@ -101,8 +101,9 @@ def _overlap(question: str, written: str) -> float:
 
 
 def same_words(first: str, second: str) -> bool:
-    """Return True if two texts differ in case, white space and punctuation only. Texts without words must be
-    equal.
+    """Return True if two texts differ in case, white space and punctuation only.
+
+    Texts without words must be equal.
     """
     first_words = WORD.findall(first.casefold())
     second_words = WORD.findall(second.casefold())
@@ -127,8 +128,7 @@ def _signs(text: str) -> str:
 def found_right(
     calls: Sequence[Call], texts: Sequence[str], settings: Evaluate, root: Path
 ) -> list[float | None]:
-    """Return the points that the first of `evaluate.scorers` gives each flawed answer, or None if not
-    measured.
+    """Return each flawed answer's points by the first of `evaluate.scorers`; None if not measured.
 
     Raises the errors of `score_answers`.
     """

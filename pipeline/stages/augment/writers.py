@@ -35,8 +35,9 @@ ROOM = 256  # tokens of the instruction and the template, in addition to the row
 
 
 def identity(settings: Augment, root: Path) -> dict[str, Any]:
-    """Return the writer's identity as each row states it. Raises `ConfigError` for a file that is not a
-    GGUF.
+    """Return the writer's identity as each row states it.
+
+    Raises `ConfigError` for a file that is not a GGUF.
     """
     if settings.url:
         return {"model": settings.model, "url": settings.url}
@@ -77,8 +78,9 @@ def served(params: Params, root: Path) -> Iterator[Ask]:
 
 @contextmanager
 def addressed(settings: Augment) -> Iterator[Ask]:
-    """Yield the function that sends a request to `augment.url`. Raises `ConfigError` if the key is
-    missing.
+    """Yield the function that sends a request to `augment.url`.
+
+    Raises `ConfigError` if the key is missing.
     """
     key = key_of(settings)
     headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -231,8 +231,9 @@ def try_early(folder: Path, weights: int, owner: str, chosen: ChatSettings = OWN
 
 
 def need_compiled(templates: dict[str, str], owner: str) -> None:
-    """Try the templates (by name) of `owner` in a process with limits. Raises `DataError` for an
-    invalid one.
+    """Try the templates (by name) of `owner` in a process with limits.
+
+    Raises `DataError` for an invalid one.
     """
     broken = try_templates(templates, owner)
     if broken:

@@ -54,8 +54,9 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
 
 
 def control_tokens(tokenizer: Any) -> str:
-    """Return a text that contains every control token. The converter gives some of them the type of ordinary
-    tokens.
+    """Return a text that contains every control token.
+
+    The converter gives some of them the type of ordinary tokens.
     """
     added = tokenizer.added_tokens_decoder.values()
     return "".join(f"a{token.content}" for token in added if token.special)

@@ -1,5 +1,6 @@
-"""Conversion of a GGUF file to a Hugging Face folder: dequantized to 16 bit, the tokenizer checked against
-llama.cpp's.
+"""Conversion of a GGUF file to a Hugging Face folder, dequantized to 16 bit.
+
+The tokenizer is checked against llama.cpp's.
 """
 
 import io
@@ -38,8 +39,7 @@ SINGLE_DIGITS = ("smollm", "refact")
 def unpack_gguf(
     file: Path, header: Header, folder: Path, tools: Toolchain, tie: bool = True
 ) -> OneMatrix | None:
-    """Write the model in `file` to `folder` as a Hugging Face folder: 16-bit safetensors, tokenizer, chat
-    template.
+    """Write the model in `file` to `folder` as Hugging Face does: 16-bit safetensors, tokenizer, template.
 
     bfloat16 stays bfloat16; every other type becomes float16. With `tie`, look for one matrix that `file`
     stores twice, as head and as embeddings; if there is one, tie the two in the folder and return it. Raises
@@ -212,8 +212,7 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
 
 
 def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
-    """Correct how text is split before merging if transformers does not follow the GGUF
-    (`tokenizer.ggml.pre`).
+    """Correct how text is split before merging if transformers departs from the GGUF's `tokenizer.ggml.pre`.
 
     transformers 5.23 gives SmolLM and Granite GPT-2's rule, which keeps a space and a digit such as "½"
     together. The models were trained with single digits (pre_tokenizer of the published tokenizer.json).

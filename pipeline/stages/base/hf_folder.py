@@ -248,8 +248,7 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
 
 
 def ends_with(token: int, stated: Any) -> Any:
-    """Return the `stated` ends of generation (one id, a list, or None), with `token` first if it is not among
-    them.
+    """Return the `stated` ends of generation (an id, a list, None), with `token` first if it is missing.
 
     What is no number of a token is left out then: generation could never stop there.
     """
@@ -355,9 +354,7 @@ def count_parameters(folder: Path, config: Any) -> tuple[int, str]:
 
 
 def count_quantized(file: Path) -> tuple[int, str]:
-    """Return the number of parameters in a GGUF (it contains a tied head once) and its level, as its header
-    names it.
-    """
+    """Return a GGUF's parameter count (a tied head is in it once) and the level that its header names."""
     from gguf import LlamaFileType
 
     header = check_gguf(file)

@@ -211,8 +211,9 @@ def _receive(repo: str, commit: str, file: Any, part: Path, kind: str = "model")
 
 
 def is_damaged(path: Path, listed: Any) -> bool:
-    """Return True if a file differs from the hub's: by SHA-256 for large files, by git's blob hash for small
-    ones.
+    """Return True if a file differs from the hub's.
+
+    Large files are compared by SHA-256, small ones by git's blob hash.
     """
     from huggingface_hub.utils.sha import git_hash
 

@@ -94,9 +94,7 @@ def class_name(config: Any) -> str:
 
 
 def window_in_training(config: Any) -> int | None:
-    """Return how many tokens a model of this configuration attends to in training; None if llama.cpp does the
-    same.
-    """
+    """Return the tokens that this configuration attends to in training; None if llama.cpp does the same."""
     family = BY_CLASS.get(class_name(config))
     return dropped_window(family, config.to_dict()) if family else None
 

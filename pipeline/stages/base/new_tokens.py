@@ -1,5 +1,4 @@
-"""Add the tokens of `base.new_tokens` to a base's folder: to its tokenizer, and as rows of its embeddings and
-head.
+"""Add the tokens of `base.new_tokens` to a base: to its tokenizer, and as rows of its embeddings and head.
 
 A new row is the mean of the rows that have a token. So the model gives the new tokens an average likelihood,
 and training moves them from there. transformers' `resize_token_embeddings` does the same, but not exactly,

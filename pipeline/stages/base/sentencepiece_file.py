@@ -1,5 +1,4 @@
-"""tokenizer.model and its settings, written from a GGUF with the vocabulary of a Llama 2, Mistral 7B or
-Gemma.
+"""tokenizer.model and its settings, written from a GGUF that has a Llama 2, Mistral 7B or Gemma vocabulary.
 
 llama.cpp's converter reads scores and types of tokens there. With only tokenizer.json it would give every
 token the same score. It can't read the tokenizer.json of a Gemma 2, and by its hash it would treat that of a

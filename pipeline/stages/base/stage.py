@@ -271,8 +271,9 @@ def _first_place(chosen: Base) -> list[Place]:
 
 
 def convert_gguf(file: Path, folder: Path, tools: Toolchain, *, tie: bool) -> tuple[Header, OneMatrix | None]:
-    """Unpack a GGUF file into `folder`. Return its header, and the matrix that was stored twice and is now
-    tied.
+    """Unpack a GGUF file into `folder`.
+
+    Return its header, and the matrix that was stored twice and is now tied.
     """
     header = checked_header(file)
     need_disk(folder.parent, 2 * header.parameters)

@@ -7,8 +7,9 @@ from pipeline.core.text import listed, plural
 
 
 def summary(facts: Mapping[str, Any], end_of_turn: str | None) -> Iterator[str]:
-    """Yield a sentence for each fact on a base that its user may not expect. `end_of_turn` is that of the
-    settings.
+    """Yield a sentence for each fact on a base that its user may not expect.
+
+    `end_of_turn` is that of the settings.
     """
     yield from _changes(facts, end_of_turn)
     yield from _limits(facts)

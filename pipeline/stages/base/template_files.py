@@ -1,8 +1,8 @@
-"""Write the chat template that section `base` chooses into a base's files, with a fixed date if it calls for
-today's.
+"""Write the chat template that section `base` chooses into a base's files.
 
-The folder's template is the one that training, adapter, merged model and GGUFs use. A GGUF that is trained on
-unchanged has its template in the metadata, where llama-server reads it.
+If it calls for today's date, it gets a fixed one. The folder's template is the one that training, adapter,
+merged model and GGUFs use. A GGUF that is trained on unchanged has its template in the metadata, where
+llama-server reads it.
 """
 
 import json
@@ -69,8 +69,9 @@ def _fix_text(file: Path, day: date) -> bool:
 
 
 def _fix_json(file: Path, day: date) -> bool:
-    """Fix the date in the template, or the list of templates, of a JSON file. Return True if one calls for
-    it.
+    """Fix the date in the template, or the list of templates, of a JSON file.
+
+    Return True if one calls for it.
     """
     settings = read_object(file)
     named = settings.get(KEY)

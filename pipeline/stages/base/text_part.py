@@ -215,9 +215,7 @@ def _index(tensors: Mapping[str, Entry]) -> dict[str, Any]:
 
 
 def _dtype(config: Any, entries: Iterable[Entry]) -> str:
-    """Return the name of the model's type: the one that its config states, otherwise that of the largest
-    tensor.
-    """
+    """Return the name of the model's type: the config's if stated, otherwise that of the largest tensor."""
     if config.dtype is not None:
         return str(config.dtype).removeprefix("torch.")
     return DTYPES[max(entries, key=lambda entry: prod(entry.shape)).dtype][1]

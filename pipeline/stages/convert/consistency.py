@@ -72,9 +72,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def head(model: Model) -> Iterator[str]:
-    """Yield a sentence if a tied head is stored with other values than the embedding, or an untied one is not
-    stored.
-    """
+    """Yield a sentence if a stored tied head differs from the embedding, or an untied one is not stored."""
     from transformers import AutoConfig
 
     stored = model.tensors.get("lm_head.weight")

@@ -33,9 +33,7 @@ TOGETHER = 2  # converters that run at the same time; each keeps one core busy, 
 
 @dataclass(frozen=True)
 class Found:
-    """Facts that a conversion depends on: the pre-tokenizers, and the tokenizer files that differ from the
-    base's.
-    """
+    """Facts that a conversion needs: pre-tokenizers, and tokenizer files that differ from the base's."""
 
     base: PreTokenizer
     merged: PreTokenizer
@@ -43,8 +41,9 @@ class Found:
 
 
 def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found:
-    """Check both folders before their conversion to `kind` (F16 or BF16). Raises `DataError` with
-    all faults.
+    """Check both folders before their conversion to `kind` (F16 or BF16).
+
+    Raises `DataError` with all faults.
     """
     reasons: list[str] = []
     pre_tokenizers: list[PreTokenizer] = []
@@ -165,8 +164,9 @@ def convert(
 
 
 def remark(pre: PreTokenizer, gguf: Path) -> str:
-    """Return in a few words how the pre-tokenizer was found. If the converter chose it, report what `gguf`
-    contains.
+    """Return in a few words how the pre-tokenizer was found.
+
+    If the converter chose it, report what `gguf` contains.
     """
     remarks = {
         "hash": f"pre-tokenizer {pre.name}",

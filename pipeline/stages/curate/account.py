@@ -293,8 +293,9 @@ class CurationStats:
 
 
 def check_report(report: CurationReport, folder: Path, rejects: Path) -> None:
-    """Compare the counts with each other and with the files written. A difference is a bug in this
-    program.
+    """Compare the counts with each other and with the files written.
+
+    A difference is a bug in this program.
     """
     written = {split: count_lines(folder / f"{split}.jsonl") for split in SPLITS}
     pairs = report.pairs or {"made": 0, "rows": {}, "splits": {}, "scored_rows": 0}

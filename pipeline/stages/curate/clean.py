@@ -1,5 +1,4 @@
-"""Cleaning of a raw line into rows: strict reading, one canonical form, the cleaning rules, redaction, the
-token budget.
+"""Cleaning of a raw line into rows: strict reading, canonical form, cleaning rules, redaction, token budget.
 
 Runs in worker processes, on blocks of lines. The result of a block depends only on that block.
 """
@@ -130,9 +129,7 @@ class Stated(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of a stated row: clean rows (several if it is split) and the changes, or the reason why there
-    are none.
-    """
+    """Result of a stated row: clean rows (several if split) and the changes, or why there are none."""
 
     source: str  # source of the row, or of the line if it states none
     stated: Stated | None  # None if the line states no row
@@ -281,8 +278,7 @@ class Cleaner:
         return self.scrubbed(one_line(key, COLUMN_SHOWN))
 
     def count_left_out(self, value: dict[str, Any], left_out: Counter[str]) -> None:
-        """Count the columns of a row of kind text that are not trained, by their names as far as these may be
-        shown.
+        """Count the untrained columns of a row of kind text, by their names as far as these may be shown.
 
         Rows with ever new names are counted under one name.
         """

@@ -56,9 +56,7 @@ def added_tokens(lineage: Path) -> tuple[str, ...]:
 
 
 def no_chats(lineage: Path) -> str | None:
-    """Return the reason why only texts can be trained on the base, from its `models/base.json`; None if chats
-    can be.
-    """
+    """Return why only texts can be trained on the base, from `models/base.json`; None if chats can be."""
     reason = json.loads(lineage.read_text(encoding="utf-8")).get("no_chats")
     return None if reason is None else str(reason)
 
@@ -93,9 +91,7 @@ def matches(file: str, glob: str) -> bool:
 
 
 def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
-    """Raise `ConfigError` for a glob of setting `key` that is not the first match of any of the files
-    `names`.
-    """
+    """Raise `ConfigError` for a glob of setting `key` that is not the first match of any file in `names`."""
     before = list[str]()
     for glob in globs:
         matched = {name for name in names if matches(name, glob)}
@@ -116,8 +112,7 @@ def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
 
 
 def domain_of(file: str) -> str:
-    """Return the domain of rows that name none: the folder below data/raw, or the file's name without
-    endings.
+    """Return the domain of rows without one: the folder below data/raw, or the file's name without endings.
 
     Text files that are not in a folder are one domain, because each is a single document.
     """
@@ -129,8 +124,9 @@ def domain_of(file: str) -> str:
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line or row, text): every string of a data file, every paragraph of plain text. Raises
-    `DataError`.
+    """Yield (line or row, text): every string of a data file, every paragraph of plain text.
+
+    Raises `DataError`.
     """
     if not path.is_file():
         raise DataError(

@@ -48,9 +48,7 @@ def fields_sentences(files: Mapping[str, Mapping[str, Any]], settings: Curate) -
 
 
 def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each file of texts with columns that are not trained, by the report's entries of
-    the files.
-    """
+    """Return a sentence per file of texts with untrained columns, by the report's entries of the files."""
     return [
         f"{name}: {left_out_of_texts(file['left_out_of_texts'])}"
         for name, file in files.items()
@@ -70,9 +68,7 @@ def left_out_of_texts(columns: Mapping[str, int]) -> str:
 
 
 def file_problem(path: Path, name: str, stated: Mapping[str, Any], targets: Iterable[str]) -> str:
-    """Return a sentence on a mapping whose sources are missing in a file, with the keys that its
-    rows have.
-    """
+    """Return a sentence on a mapping whose sources are missing in a file, and the keys of its rows."""
     keys = keys_of_rows(path, name)
     shown = ", ".join(one_line(key, KEY_SHOWN) for key in keys[:KEYS_SHOWN])
     more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""

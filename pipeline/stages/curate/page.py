@@ -166,8 +166,9 @@ def _by_reason(stats: CurationReport, lines: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _domains(stats: CurationReport) -> list[dict[str, Any]]:
-    """Return the domains, largest share of the training rows first. "Before" and "after" refer to
-    balancing.
+    """Return the domains, largest share of the training rows first.
+
+    "Before" and "after" refer to balancing.
     """
     train = max(1, stats.splits["train"])
     rows = [

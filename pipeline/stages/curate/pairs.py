@@ -160,9 +160,7 @@ def _preference(chosen: Row, rejected: Row) -> Row:
 
 
 def pair_counts(pairs: Pairs, decisions: Decisions, table: Table) -> dict[str, Any]:
-    """Return the entry of the pairs in `reports/data.json`: numbers by split, mean gap, outcomes of scored
-    rows.
-    """
+    """Return the pairs' entry in `reports/data.json`: numbers by split, mean gap, outcomes of scored rows."""
     split = decisions.split[[pair.chosen for pair in pairs.made]]
     gaps = [pair.gap for pair in pairs.made]
     return {

@@ -65,8 +65,9 @@ def row_samples(
 
 
 def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
-    """Return the kept row of some clusters next to those that differ most. They show if the threshold is
-    right.
+    """Return the kept row of some clusters next to those that differ most.
+
+    They show if the threshold is right.
     """
     near = np.flatnonzero(clusters.similarity < 1)
     order = near[np.argsort(clusters.similarity[near], kind="stable")]
@@ -98,9 +99,7 @@ def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[s
 
 
 def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
-    """Return the request and both answers of the first pairs (chosen row, rejected row, gap of their
-    rewards).
-    """
+    """Return request and both answers of the first pairs (chosen row, rejected row, gap of rewards)."""
     samples = []
     for chosen, rejected, gap in pairs[:SHOWN]:
         both = [rows.row(chosen), rows.row(rejected)]

@@ -78,8 +78,9 @@ class Rows:
         return row
 
     def ranges(self, spool: int) -> Iterator[tuple[int, int]]:
-        """Yield (offset, bytes) of neighboring rows, `BLOCK_ROWS` and `BLOCK_BYTES` at most, for
-        `read_rows_at`.
+        """Yield (offset, bytes) of neighboring rows for `read_rows_at`.
+
+        A range is at most `BLOCK_ROWS` rows and `BLOCK_BYTES` bytes, or a single larger row.
         """
         offsets = np.fromfile(_offsets_path(self.spools[spool]), np.int64)
         for rows in batches(
@@ -130,9 +131,7 @@ def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:
 def batches(
     items: Iterable[Item], size: Callable[[Item], int], limit: int, most: int
 ) -> Iterator[list[Item]]:
-    """Yield neighboring items in lists of at most `most`, of summed size at most `limit` (or a larger single
-    item).
-    """
+    """Yield lists of neighboring items: `most` at most, of summed size `limit` at most (or one larger)."""
     batch: list[Item] = []
     held = 0
     for item in items:

@@ -46,8 +46,7 @@ REASONS_NAMED = 5
 
 
 def curate(root: Path, settings: Curate, processes: int | None = None) -> CurationReport:
-    """Run the stage below `root`, publish its outputs, and return the report (the content of
-    `reports/data.json`).
+    """Run the stage below `root`, publish its outputs, and return the content of `reports/data.json`.
 
     Rows are streamed; docs/curation-at-scale.md lists what memory depends on. `processes` is the number of
     workers, by default one a core. The outputs are the same bytes with any number of workers and of shards
@@ -111,9 +110,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def main(params: Params, root: Path, shards: int | None = None) -> None:
-    """Run the stage below `root`, or publish the results of jobs of this many shards, and print
-    the result.
-    """
+    """Run the stage below `root`, or publish what this many shards' jobs made, and print the result."""
     settings = params.curating
     report = publish(root, settings, work_of(root, settings, shards)) if shards else curate(root, settings)
     remove(root / FOLDER)

@@ -60,8 +60,9 @@ class Workers:
 
 @contextmanager
 def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterator[Workers]:
-    """Yield this many `processes`, each with the state `make(*arguments)`. With 1, everything runs in this
-    one.
+    """Yield this many `processes`, each with the state `make(*arguments)`.
+
+    With 1, everything runs in this one.
     """
     if processes <= 1:
         yield Workers(None, 1, make(*arguments))

@@ -165,8 +165,9 @@ def same_start(ids: list[int], before: list[int]) -> int:
 
 
 def compared(model: GgufModel, reference: GgufModel, row: Prompt, start: int) -> Iterator[Comparison]:
-    """Compare both models after every position of a row from `start` on, except the last, which no token
-    follows.
+    """Compare both models after every position of a row from `start` on, except the last.
+
+    No token follows the last one.
     """
     return (
         compare_logits(logits, expected, following)
@@ -190,9 +191,7 @@ def blocks(row: Prompt, start: int, *models: GgufModel) -> Iterator[tuple[Any, .
 
 
 def compare_logits(model: Floats, reference: Floats, following: Ids) -> Comparison:
-    """Compare two models' float32 logits (T, V) at the same positions; `following` (T,) are the tokens after
-    them.
-    """
+    """Compare two models' float32 logits (T, V) at the same positions, before the tokens `following` (T,)."""
     of_model, of_reference = shifted(model), shifted(reference)
     loss, expected = negative_log(of_model, following), negative_log(of_reference, following)
     kld = kl_divergence(of_reference, of_model)

@@ -1,5 +1,4 @@
-"""Speed of a GGUF at reading prompts and writing answers (median and spread over runs), and the cost of
-serving it.
+"""Speed of a GGUF at reading prompts and writing answers (median, spread over runs), and its serving cost.
 
 Speed is what llama-server reports for its own answers, with the adapter on the model if there is one. Serving
 is measured with the `serve` settings in params.yaml: seconds until it answers, and memory.
@@ -127,9 +126,7 @@ def gpu_memory(pid: int) -> int | None:
 
 
 def held_by(pid: int, lines: Sequence[Sequence[str]]) -> int | None:
-    """Return a process's memory in nvidia-smi's lines (pid, MiB), in bytes; None if they have no number for
-    it.
-    """
+    """Return a process's memory in bytes, from nvidia-smi's lines (pid, MiB); None without a number."""
     mebibytes = [
         int(line[1]) for line in lines if line[0] == str(pid) and len(line) == 2 and line[1].isdigit()
     ]

@@ -43,14 +43,14 @@ from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 def evaluate(
     params: Params, root: Path, files: ModelFiles, reference: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Measure a model on held-out rows below `root`, with divergences from the GGUF `reference`. Return
-    (figures, answers).
+    """Measure a model on held-out rows below `root`, with divergences from the GGUF `reference`.
 
-    An adapter is on the model everywhere; `bytes` counts both files. The model is loaded once in process and
-    once in a server that answers everything, in addition to the server that is measured. Without a merge,
-    divergence is also given row by row. If the held-out rows are texts, no question is asked, and
-    `not_measured` says so. `seconds` among the figures is the time of each part. Raises `DataError` if no
-    held-out row can be measured or a question file can't be used, `ToolError` if a tool fails.
+    Return (figures, answers). An adapter is on the model everywhere; `bytes` counts both files. The model is
+    loaded once in process and once in a server that answers everything, in addition to the server that is
+    measured. Without a merge, divergence is also given row by row. If the held-out rows are texts, no
+    question is asked, and `not_measured` says so. `seconds` among the figures is the time of each part.
+    Raises `DataError` if no held-out row can be measured or a question file can't be used, `ToolError` if a
+    tool fails.
     """
     llama = find_llama(params.machine)
     settings = params.evaluating
@@ -128,8 +128,9 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
 
 
 def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prompt]:
-    """Return the drawn rows as ids, with the positions that training teaches. Raises `DataError` if there are
-    none.
+    """Return the drawn rows as ids, with the positions that training teaches.
+
+    Raises `DataError` if there are none.
     """
     encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.ctx_size)
     if not encoded:
@@ -154,9 +155,7 @@ def task(
 
 
 def harness(server: Server, root: Path, settings: Evaluate) -> dict[str, Any] | None:
-    """Return the results of lm-evaluation-harness for the tasks of `evaluate.harness`; None if there are
-    none.
-    """
+    """Return lm-evaluation-harness's results for the tasks of `evaluate.harness`; None if there are none."""
     if not settings.harness:
         return None
     figures: dict[str, Any] = load_extra("harness").run_harness(

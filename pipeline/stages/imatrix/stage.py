@@ -1,5 +1,6 @@
-"""Measure which weights the training rows use most, so that a level can round those more finely (llama.cpp's
-importance matrix).
+"""Measure which weights the training rows use most (llama.cpp's importance matrix).
+
+A level can then round those weights more finely.
 
 Reads `data/final/train.jsonl`, `models/adapter/` (tokenizer and template), `models/gguf/NAME-F16.gguf`.
 Writes `models/imatrix/`: `imatrix.json` with what it was measured on, and `imatrix.gguf`. The stage is there
@@ -34,8 +35,7 @@ ROW_BYTES = 12
 def imatrix(
     *, rows: Path, tokenizer: Path, model: Path, folder: Path, tokens: int, llama: Llama
 ) -> dict[str, Any]:
-    """Measure the matrix of `model` on about `tokens` tokens of `rows`, publish `folder` and return its
-    record.
+    """Measure the matrix of `model` on about `tokens` tokens of `rows`, publish `folder`, return its record.
 
     `rows` must be the training split: a level that has seen the rows it is judged on would look better than
     it is. The rows are rendered as the model was trained on them. The bytes are the same every time, for any
@@ -71,8 +71,9 @@ def imatrix(
 
 
 def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> int:
-    """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time. Return the number of
-    chunks.
+    """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time.
+
+    Return the number of chunks.
     """
     text_file = folder / "train.txt"
     matrix = folder / "imatrix.gguf"
@@ -109,8 +110,9 @@ def spread(rows: Path, tokens: int) -> Iterator[Row]:
 
 
 def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Iterator[str]:
-    """Yield rows as the model sees them, until they have `tokens` tokens. Rows that can't be rendered are
-    left out.
+    """Yield rows as the model sees them, until they have `tokens` tokens.
+
+    Rows that can't be rendered are left out.
     """
     left = tokens
     for row in rows:

@@ -17,8 +17,7 @@ from pipeline.serve.adapter import matching_adapter
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root` and check tensor by tensor that the adapter's GGUF fits the
-    base's.
+    """Run the stage below `root` and check tensor by tensor that the adapter's GGUF fits the base's.
 
     Raises `DataError` if the base's file is not the one that was trained on, `ToolError` if the converter
     fails, `MachineError` if the disk is too small.

@@ -1,6 +1,4 @@
-"""Measure both merges (into the 16-bit base and into the NF4 base) at the level that ships, and
-choose one.
-"""
+"""Measure the merges into the 16-bit and the NF4 base at the level that ships, and choose one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +54,7 @@ def decide(sixteen_bit: Sequence[float], nf4: Sequence[float], level: str) -> tu
 
 @dataclass(frozen=True)
 class Choice:
-    """Choice of the base weights to merge into, the reason, and the figures of every merge and level that was
-    measured.
-    """
+    """Choice of the base weights to merge into, its reason, the figures of each measured merge and level."""
 
     merge_base: MergeBase
     reason: str

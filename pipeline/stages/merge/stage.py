@@ -24,14 +24,14 @@ DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
 def merge(merge_base: MergeBase, merged: Path, *, base: Path, adapter: Path, dtype: str) -> dict[str, Any]:
-    """Write the model of `base` with `adapter` merged into it to `merged`. Return the record, which is also
-    `merged/merge.json`.
+    """Write the model of `base` with `adapter` merged into it to `merged`.
 
-    `merge_base` selects the weights that the adapter is added to: the base's 16-bit weights, or their NF4
-    rounding from training for exactly the linears that were in NF4. Some blocks of rows are in memory at a
-    time, and each is rounded once. Tensors that the adapter does not change are copied bit for bit, or
-    rounded if the base has another type. Raises `DataError` if adapter and base don't fit, if a setting of
-    the adapter is not supported, or if a weight does not fit `dtype`.
+    Return the record, which is also `merged/merge.json`. `merge_base` selects the weights that the adapter is
+    added to: the base's 16-bit weights, or their NF4 rounding from training for exactly the linears that were
+    in NF4. Some blocks of rows are in memory at a time, and each is rounded once. Tensors that the adapter
+    does not change are copied bit for bit, or rounded if the base has another type. Raises `DataError` if
+    adapter and base don't fit, if a setting of the adapter is not supported, or if a weight does not fit
+    `dtype`.
     """
     run = read_run(adapter)
     record: dict[str, Any] = {
@@ -60,8 +60,9 @@ def unmeasured_choice(setting: Literal["auto"] | MergeBase, is_recorded: bool) -
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`. If `merge.base` is auto, make both merges and keep the better
-    one.
+    """Run the stage on the files below `root`.
+
+    If `merge.base` is auto, make both merges and keep the better one.
     """
     settings = params.merge
     merged = root / "models/merged"

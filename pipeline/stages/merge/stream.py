@@ -84,8 +84,9 @@ def stream(
 
 
 def kind_of(job: Job, dtype: str) -> str:
-    """Return the type (safetensors' name) of a job's tensor in the merged model. Raises `DataError` for 8-bit
-    types.
+    """Return the type (safetensors' name) of a job's tensor in the merged model.
+
+    Raises `DataError` for 8-bit types.
     """
     if job.source.dtype in COPIED_TYPES:
         return job.source.dtype

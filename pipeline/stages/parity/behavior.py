@@ -121,9 +121,7 @@ def answers_end(answers: Answers, budget: int) -> Check:
 
 
 def no_markers(answers: Answers, tokenizer: Any) -> Check:
-    """Return the check for answers with a control token before their end, or with its spelling in
-    the text.
-    """
+    """Return the check for answers with a control token before their end or its spelling in their text."""
     control = {
         number: token.content
         for number, token in tokenizer.added_tokens_decoder.items()

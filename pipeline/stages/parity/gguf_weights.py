@@ -1,6 +1,4 @@
-"""Comparison of the merged weights with their 16-bit GGUF: equal bit for bit after one rounding to the GGUF's
-type.
-"""
+"""Comparison of the merged weights with their 16-bit GGUF, bit for bit after one rounding to its type."""
 
 import math
 from collections import Counter
@@ -211,8 +209,9 @@ def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
 
 
 def rounded(values: Floats, type: str) -> Bytes:
-    """Return flat float32 values as bytes of a float type. The package gguf rounds them to nearest, ties to
-    even.
+    """Return flat float32 values as bytes of a float type.
+
+    The package gguf rounds them to nearest, ties to even.
     """
     from gguf import GGMLQuantizationType, quantize
 

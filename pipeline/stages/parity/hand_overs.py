@@ -64,8 +64,9 @@ def hand_over(
     outputs: Outputs,
     cause: Callable[[], str],
 ) -> Check:
-    """Return one parity check. `cause` is called only if it failed. Logits that can't be compared
-    fail too.
+    """Return one parity check.
+
+    `cause` is called only if it failed. Logits that can't be compared fail too.
     """
     divergence = compare(before, after)
     if divergence.fault:

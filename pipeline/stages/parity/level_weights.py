@@ -109,9 +109,7 @@ def file_check(
 
 
 def given_by(names: Iterable[str], tensor_types: Mapping[str, str]) -> dict[str, str]:
-    """Return {tensor: the first pattern of `tensor_types` that matches its name}, as llama-quantize applies
-    them.
-    """
+    """Return {tensor: the first pattern of `tensor_types` that matches its name}, as in llama-quantize."""
     return {
         name: pattern
         for pattern in reversed(list(tensor_types))
@@ -148,8 +146,9 @@ def of_other_types(
 
 
 def remake(level: Path) -> str:
-    """Return advice to make a level's file again. The rule has a wildcard, so Snakemake needs the file's
-    name.
+    """Return advice to make a level's file again.
+
+    The rule has a wildcard, so Snakemake needs the file's name.
     """
     return f"run `snakemake --force models/gguf/{level.name}`"
 
@@ -169,9 +168,7 @@ class TensorNoise:
 
 
 class BlockNoise(NamedTuple):
-    """Noise of quantization blocks, an entry per block: Σ error², Σ weight², the largest error and the
-    largest weight.
-    """
+    """Noise of quantization blocks, an entry each: Σ error², Σ weight², largest error, largest weight."""
 
     error: Floats
     norm: Floats
@@ -179,9 +176,7 @@ class BlockNoise(NamedTuple):
     largest: Floats
 
     def shares(self) -> Floats:
-        """Return the largest error of each block as a share of its largest weight; 0 in blocks with small
-        weights.
-        """
+        """Return each block's largest error ÷ its largest weight; 0 in blocks with small weights."""
         large = self.norm >= LARGE**2 * self.norm.mean()
         shares = np.zeros_like(self.largest)
         beyond = np.maximum(self.largest_error - FLOAT16, 0)
@@ -346,9 +341,7 @@ def lost_check(
 
 
 def row_like(values: Floats, tensor: GgufTensor) -> int | None:
-    """Return the row of a tensor that is closest to `values`; None if it is half of their norm or
-    more away.
-    """
+    """Return the row of a tensor closest to `values`; None if it is half of their norm or more away."""
     best = 0.5 * float(np.linalg.norm(values))
     place: int | None = None
     for first, last in tensor.blocks():

@@ -1,6 +1,4 @@
-"""Check of the merged weights: base + scale·B·A within half a unit in the last place, all others equal, none
-lost.
-"""
+"""Check of merged weights: base + scale·B·A within half a unit in the last place, others equal, none lost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,9 +44,7 @@ AGAIN = "run `python -m pipeline merge` again."
 
 @dataclass(frozen=True)
 class Compared:
-    """Expected and actual tensors of the merged model, the quantization, and the records of train
-    and merge.
-    """
+    """Expected and actual tensors of the merged model, quantization, and records of train and merge."""
 
     jobs: dict[str, Job]
     merged: dict[str, Entry]

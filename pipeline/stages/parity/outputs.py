@@ -63,15 +63,11 @@ class Bench:
         return f"{len(self.prompts)} held-out rows, {positions} positions"
 
     def logits_of(self, model: AbstractContextManager[Speaker]) -> AbstractContextManager[Reference]:
-        """Return a context manager that computes a model's logits for the prompts and keeps them during its
-        body.
-        """
+        """Return a context manager that keeps a model's logits for the prompts during its body."""
         return kept_logits(self.prompts, model, self.scratch)
 
     def gguf(self, path: Path, lora: Path | None = None) -> AbstractContextManager[Reference]:
-        """Return a context manager that computes a GGUF's logits for the prompts and keeps them during its
-        body.
-        """
+        """Return a context manager that keeps a GGUF's logits for the prompts during its body."""
         llama = self.llama
         return self.logits_of(
             gguf_speaker(path, self.prompts, threads=llama.threads, tools=llama.tools, lora=lora)

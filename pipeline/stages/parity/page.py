@@ -92,9 +92,7 @@ class HandOver:
 
 
 def chain(checks: ParityChecks) -> list[HandOver]:
-    """Return every hand-over in order: text and tokens, stored weights and outputs, the answers of
-    llama-server.
-    """
+    """Return every hand-over in order: text and tokens, stored weights, outputs, llama-server's answers."""
     groups = grouped(checks)
     stored = [row for group in ("Weights", "Outputs") for row in groups.get(group, ())]
     texts = [_counted(groups.get(name, ()), name.lower()) for name in ("Text", "Tokens")]

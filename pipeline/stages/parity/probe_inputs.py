@@ -234,8 +234,9 @@ def tool(name: str, parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    """Return a call of a function. Its id has the nine letters and digits that Mistral's
-    templates require.
+    """Return a call of a function.
+
+    Its id has the nine letters and digits that Mistral's templates require.
     """
     return {"type": "function", "id": f"call{number:05}", "function": {"name": name, "arguments": arguments}}
 
@@ -316,9 +317,7 @@ def strings(tokenizer: Any, texts: list[str], count: int, *, seed: int = 0) -> I
 
 
 def by_hand(tokenizer: Any) -> Iterator[str]:
-    """Yield texts on which pre-tokenizers are known to differ, and the tokenizer's added tokens among
-    neighbors.
-    """
+    """Yield texts that pre-tokenizers are known to split differently, and added tokens among neighbors."""
     yield from (*CONTENTS, *SNIPPETS, *WORDS, *EMOJI)
     for length in range(1, 41):
         digits = "1234567890"[:length] if length <= 10 else "9876543210" * 4

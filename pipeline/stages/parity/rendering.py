@@ -1,5 +1,4 @@
-"""Text of conversations, rendered by training's template and by llama-server's, and compared byte
-for byte.
+"""Text of conversations by training's template and by llama-server's, compared byte for byte.
 
 llama-server makes three rewrites by design, with any template (llama.cpp 0c1e57098). They are applied to the
 input of training's renderer. Numbers with a fraction keep six digits (`common/jinja/value.cpp`). A tool keeps
@@ -90,8 +89,9 @@ class Rewrites:
         return character
 
     def put_back(self, text: str) -> str:
-        """Return the text with the stand-ins replaced by what they represent. Numbers lose the quotes of JSON
-        strings.
+        """Return the text with the stand-ins replaced by what they represent.
+
+        Numbers lose the quotes of JSON strings.
         """
         for character, stands_for in self.stand_ins.items():
             text = text.replace(f'"{character}"', stands_for).replace(character, stands_for)
@@ -129,10 +129,10 @@ class Texts:
 
 
 def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Conversation]) -> Texts:
-    """Render every conversation, as a question and completely, with training's template and with
-    llama-server's `/apply-template`.
+    """Render every conversation by training's template and by llama-server's `/apply-template`.
 
-    llama-server removes a beginning of text that it adds to the tokens itself; it is removed here too.
+    Each is rendered as a question and completely. llama-server removes a beginning of text that it adds to
+    the tokens itself; it is removed here too.
     """
     compared: list[Text] = []
     left_out: Counter[str] = Counter()
@@ -157,9 +157,7 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
 
 
 def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
-    """Return the parity check of the texts, with the texts that llama-server rewrites by design, and the
-    likely cause.
-    """
+    """Return the texts' parity check, those that llama-server rewrites by design, and the likely cause."""
     different = [text for text in texts.compared if text.differs]
     own_way = Counter(reason for text in texts.compared for reason in text.rewritten)
     counts = [f"{count} {what}" for what, count in sorted(texts.left_out.items())]
@@ -263,8 +261,9 @@ def forms(conversations: Iterable[Conversation]) -> Iterator[tuple[Conversation,
 
 
 def training_text(tokenizer: Any, conversation: Conversation, prompt: bool, **more: Any) -> str:
-    """Return the text of training's template with the variables `more`. Raises `Unrenderable` if
-    it refuses.
+    """Return the text of training's template with the variables `more`.
+
+    Raises `Unrenderable` if it refuses.
     """
     return render(
         tokenizer,
@@ -309,9 +308,7 @@ def trainable(tokenizer: Any, conversation: Conversation) -> bool:
 
 
 def rewritten(tokenizer: Any, text: Text, begin: str) -> tuple[str, ...]:
-    """Return what llama-server rewrites by design if that explains all differences; otherwise an
-    empty tuple.
-    """
+    """Return what llama-server rewrites by design if that explains all differences, otherwise ()."""
     rewrites = Rewrites()
     try:
         ours = training_text(

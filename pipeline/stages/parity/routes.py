@@ -91,9 +91,7 @@ def merged(params: Params, root: Path, measure: Measure) -> Route:
 
 
 def unmerged(params: Params, root: Path, measure: Measure) -> Route:
-    """Return the route of the graphs that serve the base's file, with the adapter's GGUF or with trained
-    scales.
-    """
+    """Return the route of graphs that serve the base's file with the adapter's GGUF or trained scales."""
     models = root / "models"
     name = params.convert.name
     lora = models / f"gguf/{name}-lora.gguf" if params.graph == "adapter" else None
@@ -204,8 +202,9 @@ def _special(tokenizer: Any, folder: Path, gguf: Path, measure: Measure) -> Pari
 
 
 def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
-    """Return the probe that compares llama-server's text of conversations and the GGUF's tokens of strings
-    with training's.
+    """Return the probe of llama-server's text of conversations and the GGUF's tokens of strings.
+
+    Both are compared with training's.
     """
 
     def compare(checks: ParityChecks) -> ParityChecks:
@@ -247,9 +246,7 @@ def _tool_calls(gguf: Path, tokenizer: Any, measure: Measure) -> list[Probe]:
 
 
 def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Probe:
-    """Return the probe of each GGUF's behavior in llama-server, with the adapter's GGUF `lora` if one is
-    given.
-    """
+    """Return the probe of each GGUF's behavior in llama-server, with the adapter's GGUF `lora` if given."""
     return Probe(
         "behavior",
         BEHAVIOR,

@@ -28,9 +28,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
-    """Check the entire file `tuned` against the GGUF in `base` with the scales of `adapter`, in blocks of
-    rows.
-    """
+    """Check all of the file `tuned` against the GGUF in `base` with `adapter`'s scales, in blocks of rows."""
     if not (adapter / SCALES_FILE).is_file():
         cause = "Training left an adapter: set train.tuner to scales, then run `snakemake`."
         return exact(TITLE, 1, "differences", f"{adapter.name}/ holds no trained scales", cause, WHAT)
@@ -137,9 +135,7 @@ def base_end(path: Path, header: Header) -> list[bytes]:
 
 
 def other_tensors(old: Header, new: Header) -> str:
-    """Return the first tensor that has no counterpart with the same shape, type and offset; "" if there is
-    none.
-    """
+    """Return the first tensor without a counterpart of the same shape, type and offset; "" without one."""
     for name in [*new.tensors, *old.tensors]:
         if old.tensors.get(name) != new.tensors.get(name):
             return f"tensor {name}"

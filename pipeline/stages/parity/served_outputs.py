@@ -36,8 +36,9 @@ SERVED_OVER_BARE = 2.0  # largest ratio of the served model's divergence to that
 
 
 def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChecks:
-    """Return the checks of training's float32 forward against llama.cpp's, bare and trained, on the same
-    held-out tokens.
+    """Return the checks of training's float32 forward against llama.cpp's, bare and trained.
+
+    All use the same held-out tokens.
     """
     bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.llama)
     limits = measure.limits
@@ -63,8 +64,9 @@ def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChe
 
 
 def bare_check(bare: Divergence, where: str) -> Check:
-    """Return the check of the floor: how much llama.cpp's arithmetic changes an untrained model, at most
-    `MOST_SERVED_KLD`.
+    """Return the check of the floor, which must be at most `MOST_SERVED_KLD`.
+
+    The floor is how much llama.cpp's arithmetic changes an untrained model.
     """
     title = BARE_TITLE
     if bare.fault:

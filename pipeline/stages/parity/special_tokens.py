@@ -92,9 +92,7 @@ def ends(tokenizer: Any, merged: Path, f16: Path, vocabulary: GgufVocabulary) ->
 
 
 def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
-    """Yield one text: the tokens that the GGUF adds to a text if the tokenizer adds other ones, otherwise
-    empty.
-    """
+    """Yield which tokens GGUF and tokenizer add around a text if they differ, otherwise an empty text."""
     hf = _around(tokenizer(PROBE)["input_ids"], tokenizer(PROBE, add_special_tokens=False)["input_ids"])
     gguf = _around(vocabulary.ids(PROBE, add_special=True), vocabulary.ids(PROBE))
     if hf == gguf:
@@ -130,9 +128,7 @@ def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
 
 
 def stored_template(folder: Path) -> Any:
-    """Return the chat template of a model's folder, from its file or, if that is missing, from
-    tokenizer_config.json.
-    """
+    """Return the chat template of a model's folder, from its file, otherwise from tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
-"""Run the parity checks: is the served model the trained one? Each parity check has a figure, a limit and a
-verdict.
+"""Run the parity checks: is the served model the trained one?
+
+Each parity check has a figure, a limit and a verdict.
 
 Reads `data/final/test.jsonl`, `models/base/`, `models/adapter/`, `models/merged/`, `reports/merge.json`,
 every GGUF in `models/gguf/`, `reports/distill/`. With `base.quantization: gguf` there is no merge, and of the
@@ -61,8 +62,9 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on files below `root`. Raises `GateError` for a failed check after writing
-    the reports.
+    """Run the stage on files below `root`.
+
+    Raises `GateError` for a failed check after writing the reports.
     """
     checks = measure_parity(params, root).values()
     print(*(f"parity: {check}" for check in checks), sep="\n")

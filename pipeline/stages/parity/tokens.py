@@ -1,6 +1,4 @@
-"""Token ids of conversations (by `/tokenize`) and of strings (by the GGUF's vocabulary), compared with
-training's.
-"""
+"""Token ids of conversations (by `/tokenize`) and strings (by the GGUF's vocabulary) against training's."""
 
 import ctypes
 import unicodedata
@@ -37,8 +35,9 @@ class GgufVocabulary:
         self._ids = (ctypes.c_int32 * self._room)()
 
     def ids(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Return the ids of `text`, with control tokens recognized. `add_special` adds the GGUF's BOS and
-        EOS.
+        """Return the ids of `text`, with control tokens recognized.
+
+        `add_special` adds the GGUF's BOS and EOS.
         """
         data = text.encode()
         while (
@@ -55,9 +54,7 @@ class GgufVocabulary:
         return bool(self._llama.llama_vocab_is_eog(self._vocab, number))
 
     def recognized(self, number: int) -> bool:
-        """Return True if llama.cpp recognizes this token before it splits a text: a control token or a
-        user-defined one.
-        """
+        """Return True for control and user-defined tokens: llama.cpp finds them before it splits a text."""
         special = self._llama.LLAMA_TOKEN_ATTR_CONTROL | self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         return bool(self._llama.llama_vocab_get_attr(self._vocab, number) & special)
 
@@ -149,9 +146,7 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
 
 
 def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
-    """Return tokens that are text in the GGUF and that llama.cpp treats as control tokens by
-    their spelling.
-    """
+    """Return text tokens of the GGUF that llama.cpp treats as control tokens by their spelling."""
     fields = check_gguf(f16).fields
     tokens = zip(fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type", []), strict=False)
     return [
@@ -162,9 +157,7 @@ def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
 
 
 def token_cause(tokenizer: Any, f16: Path, trained: list[int], served: list[int]) -> str:
-    """Return one sentence on the cause: an added beginning or end of text, another vocabulary, or another
-    pre-tokenizer.
-    """
+    """Return a sentence on the cause: an added begin or end of text, another vocabulary or pre-tokenizer."""
     fields = check_gguf(f16).fields
     if len(served) > len(trained) and trained in (served[1:], served[:-1]):
         name, number = ("bos", served[0]) if served[1:] == trained else ("eos", served[-1])

@@ -1,5 +1,4 @@
-"""Check that llama-server's own parser reads the tool calls of held-out rows in the text that training
-taught.
+"""Check that llama-server's parser reads the tool calls of held-out rows in the text that training taught.
 
 llama-server parses only generated text. So the model is forced to generate it: the turn, as training's
 template writes it, is given as the beginning of the answer, the end of the turn is made more likely than all

@@ -107,9 +107,7 @@ def base_file(chain: UnmergedChain) -> Check:
 
 
 def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
-    """Check each `lora_A` and `lora_B` of the folder `adapter`, and α, against the GGUF `lora`, in the type
-    there.
-    """
+    """Check each `lora_A` and `lora_B` of folder `adapter`, and α, against the GGUF `lora` in its type."""
     from safetensors import safe_open
     from transformers import AutoConfig
 

@@ -11,13 +11,12 @@ from pipeline.models.packed_rows import rows_apart
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return the sequence numbers of each packed row of at most `capacity` tokens. Each sequence is in one
-    row, whole.
+    """Return the sequence numbers of each packed row of at most `capacity` tokens.
 
-    Best-fit decreasing over all of them (like TRL's `bfd`, which does it for 1,000 at a time;
-    arXiv:2404.10830): the longest first, each into the row that it fills best. Equal lengths keep their
-    order, so equal input gives equal rows. Raises `AssertionError` if a sequence is longer than a row or
-    empty, because nothing is cut here.
+    Each sequence is in one row, whole. Best-fit decreasing over all of them (like TRL's `bfd`, which does it
+    for 1,000 at a time; arXiv:2404.10830): the longest first, each into the row that it fills best. Equal
+    lengths keep their order, so equal input gives equal rows. Raises `AssertionError` if a sequence is longer
+    than a row or empty, because nothing is cut here.
     """
     rows: list[list[int]] = []
     by_space = defaultdict[int, list[int]](list)  # tokens left: the rows that have this many left

@@ -155,8 +155,9 @@ def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
-    """Return tokens as escaped HTML: `<mark>` trained, `<i>` a token, `<b>` a control token, `<u>` white
-    space.
+    """Return tokens as escaped HTML.
+
+    `<mark>` is trained, `<i>` a token, `<b>` a control token, `<u>` white space.
     """
     from markupsafe import Markup, escape
 
@@ -172,9 +173,7 @@ def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
 
 
 def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]:
-    """Return the sequence of this name, read back: kind, name, counts, pieces of its first `LONGEST`
-    tokens.
-    """
+    """Return this name's sequence, read back: kind, name, counts, pieces of its first `LONGEST` tokens."""
     sequence = written.take(name)
     assert sequence is not None, name
     ids, labels = (part.tolist() for part in sequence)
@@ -189,9 +188,7 @@ def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]
 
 
 def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, Any]]:
-    """Return {"text", "trained", "special", "tokens"} for each token, or for several that make one
-    character.
-    """
+    """Return {"text", "trained", "special", "tokens"} per token, or per several that make one character."""
     special = set(plain.get_added_tokens_decoder())
     start = 0
     texts = []

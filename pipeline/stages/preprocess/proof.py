@@ -201,9 +201,7 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
 
 
 def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
-    """Yield the claims of a row with compared or judged answers: each answer after the prompt, in its
-    role.
-    """
+    """Yield the claims of a row with compared or judged answers: each after the prompt, in its role."""
     if "chosen" in row:
         prompt = len(row["messages"])
         answers = [

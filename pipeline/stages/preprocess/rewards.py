@@ -91,9 +91,7 @@ def account(weighting: Weighting, rewards: Numbers, weights: Numbers) -> dict[st
 
 
 def histogram(values: Numbers) -> list[dict[str, float]]:
-    """Return {"from", "to", "rows"} of `BINS` equal bins from the lowest to the highest value, or of one
-    bin.
-    """
+    """Return {"from", "to", "rows"} of `BINS` equal bins, or of one, from the lowest to the highest value."""
     if not len(values):
         return []
     counts, edges = np.histogram(values, bins=BINS if values.min() < values.max() else 1)

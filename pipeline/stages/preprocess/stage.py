@@ -169,9 +169,7 @@ def nothing_trained(tokenizer: Any, stats: SplitStats, rows: Path, method: Metho
 
 @dataclass(frozen=True)
 class Tokenization:
-    """Settings for turning rows into tokens: the base, at most `max_length` tokens, packed or not, the
-    method.
-    """
+    """Settings that turn rows into tokens: base, at most `max_length` tokens, packed or not, method."""
 
     base: Base
     max_length: int
@@ -227,8 +225,9 @@ def write_split(
 def sequences(
     tokenizer: Any, files: Sequence[Path], max_length: int, train: Train, split_stats: SplitStats
 ) -> Iterator[dict[str, Any]]:
-    """Yield every sequence of the rows in `files` that the method can train as it is. `split_stats` counts
-    all.
+    """Yield every sequence of the rows in `files` that the method can train as it is.
+
+    `split_stats` counts all.
     """
     unit = 0
     pairs = METHODS[train.method].pairs

@@ -46,9 +46,7 @@ class SplitStats:
         self.without_system += kind != "text" and row["messages"][0]["role"] != "system"
 
     def stats(self, lengths: Sequence[int]) -> dict[str, Any]:
-        """Return the counts for reports/labels.json, with the histogram of the sequences' `lengths` in
-        tokens.
-        """
+        """Return the counts for reports/labels.json, with a histogram of sequences' `lengths` in tokens."""
         return {
             "rows_read": self.kinds.total() + self.rejected.total(),
             "rejected": dict(sorted(self.rejected.items())),
@@ -92,8 +90,9 @@ def kind_of(row: Row, *, unfolded: bool) -> str:
 
 
 def histogram(lengths: Sequence[int]) -> list[dict[str, int]]:
-    """Return sequences by tokens: {"from", "to", "rows"}, `to` excluded, in at most `BINS` bins, each 2ⁿ ×
-    `FIRST_BIN` wide.
+    """Return sequences by tokens: {"from", "to", "rows"}, `to` excluded.
+
+    There are at most `BINS` bins, each 2ⁿ × `FIRST_BIN` wide.
     """
     width = FIRST_BIN
     while lengths and max(lengths) >= width * BINS:

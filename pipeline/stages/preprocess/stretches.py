@@ -91,9 +91,7 @@ def _joined(stretches: list[Stretch]) -> list[Stretch]:
 
 
 def same(decoded: str, text: str, base: Base) -> bool:
-    """Return True if both are one text to a tokenizer that may compose characters (NFC) or change outer
-    spaces.
-    """
+    """Return True if both are one text to a tokenizer that may compose (NFC) or change outer spaces."""
     if decoded == text:
         return True
     again: str = base.plain.decode(
@@ -105,9 +103,7 @@ def same(decoded: str, text: str, base: Base) -> bool:
 
 
 def _drops_a_space(plain: Any) -> bool:
-    """Return True if a stretch that begins with a space is decoded without it, as Llama 2's tokenizer
-    does.
-    """
+    """Return True if a stretch that begins with a space is decoded without it, as by Llama 2's tokenizer."""
     ids = plain.encode("b a", add_special_tokens=False).ids
     return all(plain.decode(ids[start:], skip_special_tokens=False) != " a" for start in range(len(ids)))
 
@@ -142,9 +138,7 @@ def short(text: str) -> str:
 
 
 def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, name: str) -> list[Stretch]:
-    """Return the text of a conversation in stretches, trained from the end of the prompt to a turn's own
-    end.
-    """
+    """Return a conversation's text in stretches, trained from the prompt's end to a turn's own end."""
 
     def text(turns: list[Any], prompt: bool = False) -> str:
         return str(
@@ -258,9 +252,7 @@ def ends_of(stretches: list[Stretch], base: Base) -> int:
 
 
 def of_segments(segments: list[Any], base: Base) -> list[Stretch]:
-    """Return text without a template, between the tokenizer's own beginning and its end, if that is
-    learned.
-    """
+    """Return text without a template, between the tokenizer's beginning and, if that is learned, its end."""
     tokenizer = base.tokenizer
     stretches = [(segment["train"], segment["text"]) for segment in segments]
     texts = [text for _, text in stretches if text]

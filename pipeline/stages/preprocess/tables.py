@@ -160,9 +160,7 @@ class Written:
             self._places.setdefault(self.row_ids[place], []).append(place)
 
     def take(self, row_id: str) -> tuple[Any, Any] | None:
-        """Return (ids, labels) of this row's next sequence, which is then used up, or None if none is
-        left.
-        """
+        """Return (ids, labels) of this row's next sequence and use it up, or None if none is left."""
         places = self._places.get(row_id)
         if not places:
             return None

@@ -66,9 +66,7 @@ def differ(row: Sequence[Answer]) -> bool:
 
 
 def safe(data: str) -> str:
-    """Return JSON that is safe inside a `<script>` of any type: nothing in it ends the element or opens a
-    comment.
-    """
+    """Return JSON that is safe in a `<script>` of any type: it can't end the element or open a comment."""
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

@@ -139,9 +139,7 @@ GROUPS: Mapping[str, Mapping[str, Read]] = {  # columns under each heading, by t
 def level_rows(
     evaluations: Evaluations, verdicts: Mapping[str, Judgment], advice: Recommendation
 ) -> list[dict[str, Any]]:
-    """Return a row per model: {"model", "tag", "chosen", "gate": its verdict or None, "groups": cells by
-    group}.
-    """
+    """Return per model {"model", "tag", "chosen", "gate": its verdict or None, "groups": cells by group}."""
     return [
         {
             "model": model,

@@ -22,8 +22,9 @@ LOST = 0.25  # Share of what the fine-tune changed. A level that loses at least 
 
 
 def merge_values(merge: Merge, parity: Parity, evaluations: Evaluations, reference: str) -> dict[str, Any]:
-    """Return the values of the section's template. `reference` is the 16-bit model; "base-" before it is the
-    untuned one.
+    """Return the values of the section's template.
+
+    `reference` is the 16-bit model; "base-" before it is the untuned one.
     """
     changes = by_place(merge.adapters, "relative_change")
     levels = survival(merge.adapters, noise(parity), evaluations, reference)
@@ -107,9 +108,7 @@ def candidates(merge: Merge) -> list[dict[str, Any]]:
 
 
 def noise(parity: Parity) -> dict[str, float]:
-    """Return the mean relative rounding error (RMSE) of each level's tensors, as the parity checks measured
-    it.
-    """
+    """Return the mean relative rounding error (RMSE) of each level's tensors, by the parity checks."""
     errors: dict[str, float] = {}
     for key, check in parity.checks.items():
         if not key.startswith("weights_"):

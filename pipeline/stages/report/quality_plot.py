@@ -1,6 +1,4 @@
-"""Plot of quality against file size as inline SVG: tuned levels, the untuned base's, and their
-Pareto front.
-"""
+"""Plot of quality against file size as inline SVG: tuned levels, the untuned base's, their Pareto front."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,9 +67,7 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
 
 
 def pareto_front(places: Sequence[Place]) -> list[Place]:
-    """Return the models that no other one beats by being at most as large and at least as good, the smallest
-    first.
-    """
+    """Return the models that no other beats (at most as large, at least as good), the smallest first."""
     front: list[Place] = []
     for place in sorted(places, key=lambda place: (place.size, -place.value)):
         if not front or place.value > front[-1].value:
@@ -94,8 +90,9 @@ def _places(evaluations: Evaluations, scored: bool) -> list[Place]:
 
 
 def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
-    """Return the y axis from bottom to top. It has two parts, upper first, if nothing is between base and
-    tuned.
+    """Return the y axis from bottom to top.
+
+    It has two parts, upper first, if nothing is between base and tuned.
     """
     untuned = [place for place in places if is_base(place.model)]
     tuned = [place for place in places if not is_base(place.model)]

@@ -16,15 +16,16 @@ from pipeline.pages.formats import signed
 from pipeline.stages.report.comparisons import Comparison, Scores, compare
 
 # ratios of the divergence after to that before
-RECOVERED = 0.5  # below it most of the damage is recovered
-PARTLY = 0.8  # below it part of the damage is recovered
-WORSE = 1.25  # above it the damage is worse
+RECOVERED = 0.5  # Most of the damage is recovered below it.
+PARTLY = 0.8  # Part of the damage is recovered below it.
+WORSE = 1.25  # The damage is worse above it.
 
 
 @dataclass(frozen=True)
 class Side:
-    """One model's divergence from its own 16-bit model. A divergence from another model counts as not
-    measured.
+    """One model's divergence from its own 16-bit model.
+
+    A divergence from another model counts as not measured.
     """
 
     model: str
@@ -58,9 +59,7 @@ class Level:
 
 
 def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str) -> dict[str, Any]:
-    """Return the values of the section's template: a row per level, and a sentence for each level that was
-    improved.
-    """
+    """Return the values of the section's template: a row per level, a sentence for each improved level."""
 
     def side(model: str, sixteen: str) -> Side:
         evaluation = evaluations.get(model)
@@ -141,9 +140,7 @@ def _better(plain: str, improved: str, nearer: bool, scores: Scores) -> str:
 
 
 def _missing(rows: Sequence[Level], reference: str) -> str:
-    """Return a sentence on the levels that can't be compared and what would measure them; "" if none is
-    missing.
-    """
+    """Return a sentence on levels that can't be compared and what would measure them; "" without any."""
     lacking = [side.model for row in rows for side in (row.base, row.tuned) if side.kld_mean is None]
     if not lacking:
         return ""

@@ -53,8 +53,9 @@ HEADLINE = (
 
 
 def flat_figures(evaluation: Evaluation, verdict: Judgment | None = None) -> dict[str, Any]:
-    """Return a model's figures in one flat dict, None if not measured: `task_score`,
-    `all_tokens_kld_mean`, …
+    """Return a model's figures in one flat dict, None if not measured.
+
+    The keys are `task_score`, `all_tokens_kld_mean`, …
     """
     figures = evaluation.written()
     task = evaluation.task

@@ -85,9 +85,7 @@ def main(params: Params, root: Path) -> None:
 
 
 def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None = None) -> str:
-    """Return the `llama-server` command for `gguf` with `lora`, run in the project, with `quench serve`'s
-    flags.
-    """
+    """Return a `llama-server` command for `gguf` with `lora` in the project, with `quench serve`'s flags."""
     # In a checkout the build is in the project's own folder.
     default_home = DEFAULT_HOME.relative_to(PROJECT) if DEFAULT_HOME.is_relative_to(PROJECT) else DEFAULT_HOME
     home = Path(llama_home) if llama_home else default_home

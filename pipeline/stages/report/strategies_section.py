@@ -52,9 +52,7 @@ def level_values(
 
 
 def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the difference from the first strategy or the untuned base with its verdict; None if there is
-    none.
-    """
+    """Return the difference from the first strategy or the untuned base with verdict; None without one."""
     if difference is None:
         return None
     if not difference["measurable"]:
@@ -72,9 +70,7 @@ def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | No
 
 
 def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> str:
-    """Draw (SVG) each strategy's score on its 95 % interval with its seeds', and the 16-bit model's as a
-    line.
-    """
+    """Draw each strategy's score (SVG) on its 95 % interval with its seeds'; the 16-bit model's is a line."""
     from pipeline.pages.plots import ACCENT, INK, MUTED, axes_of, name_rows, put_interval, svg_of
 
     figure, axes = axes_of("score, points", "", (7.6, 0.95 + 0.42 * len(rows)), grid="x")

@@ -216,8 +216,9 @@ def _points(rows: Rows, key: str) -> list[tuple[float, float]]:
 
 
 def _draw(axes: Any, points: list[tuple[float, float]], *, smooth: bool = True) -> None:
-    """Draw a curve. With many steps, the single values are a faint line and their running mean is the main
-    line.
+    """Draw a curve.
+
+    With many steps, the single values are a faint line and their running mean is the main line.
     """
     steps, values = zip(*points, strict=True)
     if smooth and len(points) > SMOOTH_FROM:

@@ -1,9 +1,9 @@
-"""Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed. Only verified ones
-are resumed.
+"""Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed.
 
-A checkpoint that is written in its place may be torn, and still be the newest by name. Here it gets its name
-only after all of it is on the disk: files, then the marker with their hashes, fsync, rename. A torn one
-(after a disk fault or a manual deletion) is set aside, never resumed and never deleted silently.
+Only verified ones are resumed. A checkpoint that is written in its place may be torn, and still be the newest
+by name. Here it gets its name only after all of it is on the disk: files, then the marker with their hashes,
+fsync, rename. A torn one (after a disk fault or a manual deletion) is set aside, never resumed and never
+deleted silently.
 """
 
 import shutil
@@ -45,9 +45,7 @@ def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -
 
 
 def defect(checkpoint: Path) -> str | None:
-    """Return what keeps a checkpoint from being resumed, in a few words, or None if every file is as
-    sealed.
-    """
+    """Return what keeps a checkpoint from being resumed, in a few words; None if all files are as sealed."""
     try:
         files = dict(read_notes(checkpoint)["files"])
     except FileNotFoundError:
@@ -63,8 +61,9 @@ def defect(checkpoint: Path) -> str | None:
 
 
 def read_notes(checkpoint: Path) -> dict[str, Any]:
-    """Return the marker: hashes of `files`, and the notes sealed with them. Raises `OSError` or
-    `ValueError`.
+    """Return the marker: hashes of `files`, and the notes sealed with them.
+
+    Raises `OSError` or `ValueError`.
     """
     return parse_object((checkpoint / MARKER).read_bytes())
 
@@ -111,8 +110,9 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
 
 
 def prune(folder: Path, keep: int, best: Path | None = None) -> None:
-    """Delete all but the `keep` newest checkpoints and `best`. Delete nothing while the newest can't be
-    read.
+    """Delete all but the `keep` newest checkpoints and `best`.
+
+    Delete nothing while the newest can't be read.
     """
     checkpoints = checkpoints_in(folder)
     if not checkpoints or defect(checkpoints[-1]):

@@ -12,9 +12,7 @@ CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "to
 
 
 def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the run in figures, from the metrics log's `rows`, which cover all parts of an interrupted
-    run.
-    """
+    """Return the run in figures, from the metrics log's `rows` of all parts of an interrupted run."""
     steps = [row for row in rows if row["kind"] == "step"]
     tokens = sum(row["tokens"] for row in steps)
     seconds = sum(row["seconds"] for row in steps)
@@ -66,9 +64,7 @@ def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
 
 
 def logical_parameters(model: Any) -> int:
-    """Count the parameters of base and adapter by formula: those in packed bytes, and tables in main memory
-    too.
-    """
+    """Count base and adapter parameters by formula, with those in packed bytes and main-memory tables."""
     from pipeline.models.tensors import nf4_state
 
     quantized = {}

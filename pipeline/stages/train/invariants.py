@@ -86,9 +86,7 @@ def _logits(
 
 
 def check_not_repacked(model: Any) -> None:
-    """Raise `GateError` if bitsandbytes repacked weights for inference, because most gradients would be
-    missing.
-    """
+    """Raise `GateError` if bitsandbytes repacked weights for inference: most gradients would be missing."""
     for name, module in model.named_modules():
         if getattr(nf4_state(module), "packing_format_for_cpu", False):
             raise GateError(
@@ -142,8 +140,9 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def held_out_before(trainer: Any, file: Path) -> float | None:
-    """Return the loss over held-out rows before the first step, or None without rows. On resume it is read
-    from `file`.
+    """Return the loss over held-out rows before the first step, or None without rows.
+
+    On resume it is read from `file`.
     """
     if trainer.run.start is None and trainer.held_out:
         loss: float = trainer.held_out_metrics()["eval_loss"]

@@ -102,8 +102,9 @@ class Journal:
 
     @contextmanager
     def begun(self, step: int) -> Iterator[None]:
-        """Count from `step` while the body runs. Only steps after it count for the estimate of the time that
-        is left.
+        """Count from `step` while the body runs.
+
+        Only steps after it count for the estimate of the time that is left.
         """
         self.began = time.monotonic()
         self.first = step

@@ -153,9 +153,7 @@ class Trainer:
         self.take_best()
 
     def begin(self) -> None:
-        """Turn on activation checkpointing and embedding noise as the settings ask, and restore the
-        checkpoint's state.
-        """
+        """Turn on activation checkpointing and embedding noise if set, and restore the checkpoint's state."""
         settings = self.settings
         start = self.run.start
         layers = int(settings.gradient_checkpointing)
@@ -211,8 +209,7 @@ class Trainer:
     # --- rows -----------------------------------------------------------------------------------------------
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """Yield the micro-batches of a pass over the rows, without those of its first `done` optimizer
-        steps.
+        """Yield the micro-batches of a pass over the rows, without its first `done` optimizer steps.
 
         The order depends only on the seed and the number of the pass, so a resumed run has the same order.
         """
@@ -235,8 +232,9 @@ class Trainer:
     # --- an optimizer step ----------------------------------------------------------------------------------
 
     def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
-        """Run one optimizer step. Return its loss, learning_rate, and grad_norm, the gradient's norm before
-        clipping.
+        """Run one optimizer step.
+
+        Return its loss, learning_rate, and grad_norm, the gradient's norm before clipping.
         """
         self.step_batches = micro_batches
         self.stats = StepStats()
@@ -262,8 +260,9 @@ class Trainer:
         return self.reducer.training_step(self, batch, items)
 
     def forward_backward(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Run forward and backward of a micro-batch of an optimizer step over `items`. Return its share of
-        the loss.
+        """Run forward and backward of a micro-batch of an optimizer step over `items`.
+
+        Return its share of the loss.
         """
         self.model.train()
         with drawn_for(self.settings.seed, self.step, self.stats.batches):
@@ -287,9 +286,7 @@ class Trainer:
     # --- the loss -------------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Return the cross entropy of the micro-batch's trained tokens ÷ the step's trained tokens, a
-        scalar.
-        """
+        """Return the cross entropy of the micro-batch's trained tokens ÷ those of the step, a scalar."""
         # With a GPU a step's tensors are there, and a search of main memory for holes would only cost time.
         if self.forwards % TRIMMED_EVERY == 0 and self.device.type == "cpu":
             give_back_holes()
@@ -313,8 +310,9 @@ class Trainer:
     # --- evaluation -----------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Compute the mean loss over the items of all held-out rows, and sample answers. The journal gets
-        both.
+        """Compute the mean loss over the items of all held-out rows, and sample answers.
+
+        The journal gets both.
         """
         started = time.monotonic()
         self.heed_signal()
@@ -334,9 +332,7 @@ class Trainer:
             self.journal.evaluation(self.step, metrics | {"samples": samples, "seconds": seconds})
 
     def held_out_metrics(self) -> dict[str, Any]:
-        """Return `eval_loss`, the mean loss over the items of all held-out rows, and the method's
-        `measures`.
-        """
+        """Return `eval_loss`, the mean over the items of all held-out rows, and the method's `measures`."""
         total = 0.0
         items = sum(batch["items"] for batch in self.held_out)
         measures = Measures()
@@ -374,9 +370,7 @@ class Trainer:
         self.reducer.heed_signal(self)
 
     def save_and_stop(self) -> NoReturn:
-        """Publish a checkpoint of the newest optimizer step, unless it exists, and raise `Stopped` in all
-        processes.
-        """
+        """Publish the newest optimizer step's checkpoint if missing, and raise `Stopped` in all processes."""
         if self.stopped is None:
             with self.interruption.deferred():
                 self.stopped = self._stop()
@@ -395,9 +389,7 @@ class Trainer:
     # --- checkpoints ----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, after a check that all processes have the
-        same.
-        """
+        """Publish the newest optimizer step's checkpoint if the weights of all processes are equal."""
         self.reducer.check_equal(self)
         if self.leads:
             self.save_checkpoint()
@@ -447,8 +439,9 @@ class Trainer:
         write_json(folder / STATE, asdict(self.progress))
 
     def read_state(self, checkpoint: Path) -> None:
-        """Restore the state of the run at `checkpoint`. Raises `ConfigError` for a checkpoint of another
-        version.
+        """Restore the state of the run at `checkpoint`.
+
+        Raises `ConfigError` for a checkpoint of another version.
         """
         tuner_in(checkpoint).load(self.model, checkpoint)
         # Loading to the card would need twice the memory for a while. Optimizers move to it what belongs
@@ -495,8 +488,9 @@ class Trainer:
 
 
 def make_optimizer(model: Any, settings: Training) -> Any:
-    """Return the optimizer of the trained parameters in `model`. With LoRA+ B has a learning rate of its
-    own.
+    """Return the optimizer of the trained parameters in `model`.
+
+    With LoRA+, B has a learning rate of its own.
     """
     kind, options = kind_of(settings.optim)
     if "lora_plus" in settings.lora_variants:

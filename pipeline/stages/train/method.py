@@ -36,8 +36,9 @@ class Learner:
 
     @contextmanager
     def prepared(self, *, replay: bool = False) -> Iterator[None]:
-        """Keep ready, during the body, what the method needs in addition to rows. With `replay` GRPO draws
-        nothing.
+        """Keep ready, during the body, what the method needs in addition to rows.
+
+        With `replay` GRPO draws nothing.
         """
         yield
 

@@ -1,5 +1,4 @@
-"""Preflight: checks before the first weight is loaded, of data, base, libraries, disk and memory, one line
-each.
+"""Preflight: checks of data, base, libraries, disk and memory, a line each, before a weight is loaded.
 
 Nothing is written and no model is built. A check that can't be made says "not measured". The stage's command
 makes the checks, not the stage: they can only refuse, so their code and the planner's are in no key of what
@@ -57,8 +56,9 @@ def check_beforehand(params: Params, root: Path, processes: int) -> None:
 
 
 def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
-    """Return every check of a training below `root`, in training's order. `pipeline.core.checks.refuse`
-    raises.
+    """Return every check of a training below `root`, in training's order.
+
+    `pipeline.core.checks.refuse` raises.
     """
     settings = params.training
     base = root / "models/base"
@@ -88,9 +88,7 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
 
 
 def data(tokens: Path) -> Check:
-    """Check that the Parquet files contain as many packed rows and tokens as the manifest counts, at least
-    one row.
-    """
+    """Check that Parquet has as many packed rows and tokens as the manifest counts, at least one row."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -193,8 +191,9 @@ def this_card() -> Card:
 
 
 def room(card: Card) -> int:
-    """Return the bytes that training can have now, including its CUDA context, which this process has
-    already created.
+    """Return the bytes that training can have now.
+
+    They include training's CUDA context, which this process has already created.
     """
     if card.device == "cuda":
         import torch
@@ -251,8 +250,9 @@ def other_processes(lines: Sequence[Sequence[str]], our_pid: int) -> list[str]:
 
 
 def arithmetic(card: Card, settings: Training) -> Check:
-    """Check the type that training computes in. It is a warning if this CPU or GPU has no instructions for
-    it.
+    """Check the type that training computes in.
+
+    It is a warning if this CPU or GPU has no instructions for it.
     """
     chosen = settings.bnb_4bit_compute_dtype
     fast = fast_dtype(card.device)
@@ -304,9 +304,7 @@ def bitsandbytes_works(settings: Training) -> Check:
 
 
 def triton_works(card: Card, settings: Train) -> Check:
-    """Check, if the loss is Liger's, that one of its Triton kernels compiles, runs and gives torch's
-    result.
-    """
+    """Check, if the loss is Liger's, that a Triton kernel of it compiles, runs and gives torch's result."""
     if settings.loss == "chunked" or (settings.loss == "auto" and card.device == "cpu"):
         return Check("Triton", "pass", "not used: the loss is chunked")
     if card.device == "cpu":
@@ -393,8 +391,9 @@ def memory_plan(plan: Plan, free: int) -> Check:
 
 
 def disk_plan(sizes: dict[str, int], free: int) -> Check:
-    """Check the disk plan against what is free. It is a warning if only the copies in DVC's cache don't
-    fit.
+    """Check the disk plan against what is free.
+
+    It is a warning if only the copies in DVC's cache don't fit.
     """
     needed = int(own_bytes(sizes) * DISK_MARGIN)
     copies = int(sizes[CACHE] * DISK_MARGIN)

@@ -88,8 +88,9 @@ class Job:
 
     @classmethod
     def below(cls, root: Path, settings: Training, group: Any) -> "Job":
-        """Return the job of stage train on the project `root`, with its targets checked. Raises the errors
-        of `fitted`.
+        """Return the job of stage train on the project `root`, with its targets checked.
+
+        Raises the errors of `fitted`.
         """
         # It brings PyTorch, which the rest of this module needs only for a run.
         from pipeline.models.own_targets import fitted
@@ -124,8 +125,9 @@ class Run(Job):
     metrics_log: MetricsLog
 
     def note(self, file: Path, values: dict[str, Any]) -> None:
-        """Write values that all processes have measured, for a run that resumes. Do nothing if another
-        process leads.
+        """Write values that all processes have measured, for a run that resumes.
+
+        Do nothing if another process leads.
         """
         if self.leads:
             write_json(file, values)
@@ -226,9 +228,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
 
 
 def run_id(record: dict[str, Any]) -> str:
-    """Return a hash that tells a run's checkpoints from another's: that of its record without what may
-    change.
-    """
+    """Return a hash that identifies a run's checkpoints: that of its record without what may change."""
     return json_hash({key: value for key, value in record.items() if key not in MACHINE})
 
 
@@ -327,9 +327,7 @@ def _chosen(folder: Path, named: Path, record: dict[str, Any], hard: list[str]) 
 
 
 def _best_of(checkpoint: Path) -> str | None:
-    """Return the best checkpoint until this one, if training stops early
-    (`train.early_stopping_patience`).
-    """
+    """Return the best checkpoint until this one if `train.early_stopping_patience` is set."""
     state = checkpoint / STATE
     if not state.is_file():
         return None
@@ -363,8 +361,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 def run_record(
     root: Path, *, argv: Sequence[str], seeds: Mapping[str, int], hashes: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the record as JSON without host, user, absolute paths. `root` is the project, `argv`
-    `sys.argv`.
+    """Return the record as JSON without host, user, absolute paths.
+
+    `root` is the project, `argv` `sys.argv`.
     """
     return {
         "hardware": hardware(),
@@ -391,8 +390,9 @@ def versions() -> dict[str, str | None]:
 
 
 def command(argv: Sequence[str]) -> list[str]:
-    """Return the command line as a list. Absolute paths are cut to their last part because they name users
-    and machines.
+    """Return the command line as a list.
+
+    Absolute paths are cut to their last part because they name users and machines.
     """
     program = Path(argv[0]).name
     start = ["python", "-m", "pipeline"] if program == "__main__.py" else [program]
@@ -400,9 +400,7 @@ def command(argv: Sequence[str]) -> list[str]:
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Return the project's commit, and whether tracked files other than dvc.lock differ, or None outside a
-    repository.
-    """
+    """Return the commit and whether tracked files but dvc.lock differ; None outside a repository."""
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None

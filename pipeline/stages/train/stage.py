@@ -1,5 +1,4 @@
-"""Train a QLoRA adapter or a GGUF's scales, with checkpoints from which a killed run resumes to the same
-bytes.
+"""Train a QLoRA adapter or a GGUF's scales; a killed run resumes from checkpoints to the same bytes.
 
 Reads `data/tokens/` and `models/base/`. With `train.method` distill the model learns to answer like the file
 that the level was made from (`pipeline.stages.train.distill`), not the assistant's text in the rows. Writes

@@ -25,9 +25,7 @@ class Measures:
             self.sums[name] = before + total.detach(), counted + count
 
     def record(self, items: int) -> dict[str, Any]:
-        """Return `measures`, the mean by name, and `items`, for a row of the metrics log, or {} if not
-        measured.
-        """
+        """Return `measures`, the mean by name, and `items`, for the metrics log; {} if not measured."""
         means = {name: float(total) / count for name, (total, count) in self.sums.items() if count}
         return {"items": items, "measures": means} if means else {}
 

@@ -22,11 +22,10 @@ from pipeline.stages.train.run import Job, Run, describe
 
 
 def follow(job: Job) -> None:
-    """Do this process's share of a job, as long as rank 0 trains. Return at once if rank 0 has nothing to
-    do.
+    """Do this process's share of a job, as long as rank 0 trains.
 
-    Raises `ConfigError` if this process has other inputs, `Stopped` after a signal to any process, `Lost` if
-    another process is gone.
+    Return at once if rank 0 has nothing to do. Raises `ConfigError` if this process has other inputs,
+    `Stopped` after a signal to any process, `Lost` if another process is gone.
     """
     from pipeline.models.tuners.scales import unchanged_in_file
     from pipeline.stages.train.assembly import make_trainer

@@ -180,8 +180,9 @@ def noise_of(tensor: GgufTensor) -> float | None:
 
 
 def piece_fit(tensor: GgufTensor, model: Model, name: str, *, ordered: bool = True) -> Fit:
-    """Measure how near a tensor is to its expected values, in Hugging Face's order of rows unless
-    `ordered`.
+    """Measure how near a tensor is to its expected values.
+
+    They are in Hugging Face's order of rows unless `ordered`.
     """
     after = model.after[name]
     before = model.before.get(name, after)

@@ -22,9 +22,7 @@ class Files:
 
     @property
     def text_folder(self) -> Path | None:
-        """Return the folder with the tokenizer and template that the GGUF should have: the last one made that
-        contains them.
-        """
+        """Return the last made folder with the tokenizer and template that the GGUF should have."""
         folders = (self.merged, self.adapter, self.base)
         return next((folder for folder in folders if folder and has_tokenizer(folder)), None)
 

@@ -107,9 +107,7 @@ def write_documents(folder: Path, files: Mapping[str, Path], boilerplate: Hashes
 
 
 class Overlaps:
-    """Search for training rows that share `NGRAM` words with other texts, by fingerprints of rows and
-    documents.
-    """
+    """Search, by fingerprints, for training rows that share `NGRAM` words with other rows or documents."""
 
     def __init__(self, prints: Sequence[Spill], folder: Path, boilerplate: Hashes) -> None:
         self.prints = prints
@@ -167,8 +165,9 @@ class Overlaps:
 
 
 def _joined(keys: Keys, rows: Rows, is_train: NDArray[np.bool_], is_other: NDArray[np.bool_]) -> Candidates:
-    """Return pairs with one key: a training row (`is_train`) and another (`is_other`). Records are grouped by
-    key.
+    """Return pairs with one key: a training row (`is_train`) and another (`is_other`).
+
+    Records are grouped by key.
     """
     used = (is_train | is_other) & differs(keys, rows)  # A row may have a key twice.
     keys, rows, is_train = keys[used], rows[used], is_train[used]

@@ -88,13 +88,13 @@ def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
 
 
 def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> Clusters:
-    """Assign every row its split (`TRAIN`, `VAL` or `TEST`). Return the clusters with the groups that stayed
-    whole.
+    """Assign every row its split (`TRAIN`, `VAL` or `TEST`).
 
-    A project of few, long documents may have none that is small enough to be held out whole. It would then be
-    tested on nothing, or on its one short document. So parts of a document may go to different splits if all
-    rows are texts and less than half of the wanted share is held out. Such parts are neighbors, not copies,
-    and text that shares words with the test split leaves training in any case.
+    Return the clusters with the groups that stayed whole. A project of few, long documents may have none that
+    is small enough to be held out whole. It would then be tested on nothing, or on its one short document. So
+    parts of a document may go to different splits if all rows are texts and less than half of the wanted
+    share is held out. Such parts are neighbors, not copies, and text that shares words with the test split
+    leaves training in any case.
     """
     _split_groups(decisions, table, clusters.group, settings)
     kept = decisions.outcome == KEPT
@@ -108,14 +108,14 @@ def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settin
 
 
 def _split_groups(decisions: Decisions, table: Table, group: NDArray[np.int32], settings: Curate) -> None:
-    """Assign every row its split (`TRAIN`, `VAL` or `TEST`). Rows that are not kept get the split of their
-    group.
+    """Assign every row its split (`TRAIN`, `VAL` or `TEST`).
 
-    `group[i]` is the smallest index of a row related to row i. A group is never split. The wanted share of
-    kept rows of every domain goes to test and to val, as nearly as whole groups allow. A group counts for the
-    domain of its first kept row. Groups are drawn in an order given by seed and content (the smallest of
-    `table.key`, 64 bits of each row's id), test from one end and val from the other. So a row mostly keeps
-    its split when rows are added, and test is the same for any `val_fraction`.
+    Rows that are not kept get the split of their group. `group[i]` is the smallest index of a row related to
+    row i. A group is never split. The wanted share of kept rows of every domain goes to test and to val, as
+    nearly as whole groups allow. A group counts for the domain of its first kept row. Groups are drawn in an
+    order given by seed and content (the smallest of `table.key`, 64 bits of each row's id), test from one end
+    and val from the other. So a row mostly keeps its split when rows are added, and test is the same for any
+    `val_fraction`.
     """
     kept = np.flatnonzero(decisions.outcome == KEPT)
     # Each group with kept rows has a label, the first of these rows, their number, and the smallest key.
@@ -156,8 +156,9 @@ def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights
 
 
 def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> int:
-    """Return the number of rows that a split by row would have put into test or val while a related row went
-    to training.
+    """Return how many rows a split by row would have leaked.
+
+    These rows would go to test or val while a related row goes to training.
     """
     kept = np.flatnonzero(decisions.outcome == KEPT)
     draw = draws(table.key[kept], "row split", settings.seed) / 2**64
@@ -193,8 +194,9 @@ def apportion(
 def _take(
     leaders: NDArray[np.int32], sizes: NDArray[np.intp], left: int, taken: NDArray[np.uint8], which: int
 ) -> None:
-    """Mark groups in order as long as they fit. A group too large for the remaining rows stays in
-    training.
+    """Mark groups in order as long as they fit.
+
+    A group too large for the remaining rows stays in training.
     """
     for leader, size in zip(leaders.tolist(), sizes.tolist(), strict=True):
         if size <= left and not taken[leader]:

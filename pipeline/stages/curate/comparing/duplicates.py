@@ -1,5 +1,4 @@
-"""Exact and near duplicates, and rows that make the same request, found in flat memory among any number of
-rows.
+"""Exact and near duplicates, and rows that make the same request, in flat memory for any number of rows.
 
 Rows are candidates if their MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of
 Massive Datasets, ch. 3). A candidate counts if the similarity estimated from the entire signatures reaches

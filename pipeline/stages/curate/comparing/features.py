@@ -1,8 +1,8 @@
-"""Features by which a block of rows is compared: hashes, MinHash signatures and fingerprints. Runs in worker
-processes.
+"""Features by which a block of rows is compared: hashes, MinHash signatures and fingerprints.
 
-Two texts of a row are compared. The entire conversation, without system turns, finds duplicates. The user's
-turns before the last answer find variants of one request, which belong on one side of the split.
+Runs in worker processes. Two texts of a row are compared. The entire conversation, without system turns,
+finds duplicates. The user's turns before the last answer find variants of one request, which belong on one
+side of the split.
 
 N-grams that are in 5 % of the rows are boilerplate and are ignored: otherwise all rows with one long
 instruction would be near-duplicates of each other. But a family of near-duplicates may be 5 % of the rows as
@@ -153,8 +153,9 @@ def _is_part(source: str) -> bool:
 
 
 def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
-    """Return the text that is common among `rows`, at most `SAMPLE_ROWS` of all. The join uses files of
-    `folder`.
+    """Return the text that is common among `rows`, at most `SAMPLE_ROWS` of all.
+
+    The join uses files of `folder`.
     """
     spills = [
         Spill(folder, f"sampled_{kind}") for kind in ("shingles", "grams", "requests", "short_requests")

@@ -54,8 +54,9 @@ def signatures(hashes: Hashes, offsets: Offsets) -> NDArray[np.uint32]:
 
 
 def sketch(signatures: NDArray[np.uint32], offsets: Offsets, salt: Keys, bands: tuple[int, int]) -> Sketch:
-    """Return the sketches of signatures. Documents of different `salt` (an entry each) never share a band
-    key.
+    """Return the sketches of signatures.
+
+    Documents of different `salt` (an entry each) never share a band key.
     """
     count, width = bands
     keys: Keys = np.add(salt[:, None], np.arange(count, dtype=np.uint64), dtype=np.uint64)

@@ -71,17 +71,16 @@ def key_of(texts: Iterable[str]) -> int:
 
 
 def content_key(row: Row) -> int:
-    """Return a 64-bit hash of a row's content. Exact duplicates have the same one; case and white space are
-    ignored.
+    """Return a 64-bit hash of a row's content.
+
+    Exact duplicates have the same one; case and white space are ignored.
     """
     extra = [orjson.dumps(row[field]).decode() for field in ("tools", "label") if field in row]
     return key_of(chain((row["kind"],), chain.from_iterable(part[:2] for part in parts(row)), extra))
 
 
 def quality(row: Row) -> int:
-    """Return a row's quality: more trained characters are better, then fewer redaction placeholders (20 and
-    12 bits).
-    """
+    """Return a row's quality: more trained characters (20 bits), then fewer redaction placeholders (12)."""
     turns = [*row["messages"], *row.get("chosen", ())]
     trained = [turn["content"] for turn in turns if turn["role"] == "assistant" and turn.get("train", True)]
     trained += [segment["text"] for segment in row.get("segments", ()) if segment["train"]]
@@ -105,8 +104,9 @@ def worth(row: Row) -> int:
 
 @dataclass(frozen=True)
 class BlockTexts:
-    """Texts of a block as tokens, without system turns. Each row's texts follow those of the row
-    before it.
+    """Texts of a block as tokens, without system turns.
+
+    Each row's texts follow those of the row before it.
     """
 
     tokens: Tokens

@@ -1,5 +1,4 @@
-"""Texts as sequences of token hashes, their n-grams (shingles), and the n-grams that are ignored because they
-are everywhere.
+"""Texts as sequences of token hashes, their n-grams (shingles), and those ignored for being everywhere.
 
 A token is a word (a run of letters and digits) or one other visible character: `chmod +x` is not `chmod -x`.
 In scripts written without spaces every letter is a word. Case and white space are ignored. numpy does all of
@@ -53,8 +52,9 @@ class Tokens(NamedTuple):
 
 
 def mix(keys: Hashes) -> Hashes:
-    """Return the keys under a bijection that spreads bits evenly (the last step of SplitMix64, Steele, Lea,
-    Flood 2014).
+    """Return the keys under a bijection that spreads bits evenly.
+
+    It is the last step of SplitMix64 (Steele, Lea, Flood 2014).
     """
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -76,9 +76,7 @@ def _folded(code: int) -> int:
 
 
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Return two tables by character: its kind, and the value that is hashed (the lower-case letter, 0 for
-    space).
-    """
+    """Return two tables by character: its kind, and its value to hash (lower-case letter, 0 for space)."""
     kinds = np.full(sys.maxunicode + 1, SIGN, np.uint8)
     folded = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     kinds[:_TABLED] = [_kind(code) for code in range(_TABLED)]
@@ -97,8 +95,9 @@ _POWERS, _INVERSES = (
 
 
 def tokenize(texts: Sequence[str]) -> Tokens:
-    """Return the tokens of every text, hashed by their lower-case characters (a polynomial modulo 2^64,
-    mixed).
+    """Return the tokens of every text, hashed by their lower-case characters.
+
+    The hash is a polynomial modulo 2^64, mixed.
     """
     counts = np.zeros(len(texts), np.int64)
     passed = 0
@@ -117,8 +116,9 @@ def tokenize(texts: Sequence[str]) -> Tokens:
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield (index of the text, piece) for all texts. A text of `BATCH` characters or more is cut, at a space
-    if possible.
+    """Yield (index of the text, piece) for all texts.
+
+    A text of `BATCH` characters or more is cut, at a space if possible.
     """
     for owner, text in enumerate(texts):
         while len(text) >= BATCH:
@@ -150,9 +150,7 @@ def word_ngrams(tokens: Tokens, n: int) -> tuple[Hashes, Offsets]:
 
 
 def ngrams(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]:
-    """Return the hashes of all runs of `n` tokens inside each document, in order; none for a shorter
-    document.
-    """
+    """Return the hashes of all runs of `n` tokens in each document, in order; none for a shorter one."""
     counts = np.maximum(np.diff(offsets) - (n - 1), 0)
     begins = offsets_of(counts)
     if not begins[-1]:
@@ -226,9 +224,7 @@ def filtered(hashes: Hashes, offsets: Offsets, keep: NDArray[np.bool_]) -> tuple
 
 
 def is_in(keys: Hashes, among: Hashes) -> NDArray[np.bool_]:
-    """Return True for the `keys` that are in `among`, which is sorted: `np.isin` would sort it again in each
-    call.
-    """
+    """Return True for the `keys` in the sorted `among`; `np.isin` would sort it again in each call."""
     if not len(among):
         return np.zeros(len(keys), np.bool_)
     at = np.minimum(np.searchsorted(among, keys), len(among) - 1)

@@ -1,6 +1,4 @@
-"""The features of rows on disk, in a folder per shard: written by block, joined by keys, read when
-compared.
-"""
+"""The features of rows on disk, in a folder per shard: written by block, joined by keys, read to compare."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,8 +60,9 @@ class Sketches:
 
 
 class Sketched:
-    """Features of all rows in `folders`. `bases` is the index of each folder's first row, then the number of
-    rows.
+    """Features of all rows in `folders`.
+
+    `bases` is the index of each folder's first row, then the number of rows.
     """
 
     def __init__(self, folders: Sequence[Path], bases: Sequence[int]) -> None:
@@ -128,9 +127,7 @@ def _column(folder: Path, name: str) -> Path:
 
 
 def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
-    """Yield pairs of rows that share a key: each with the `NEIGHBORS` before it, and with the first of its
-    group.
-    """
+    """Yield pairs of rows with a shared key: each with the `NEIGHBORS` before it and its group's first."""
     for distance in range(1, NEIGHBORS + 1):
         same = np.flatnonzero(keys[distance:] == keys[:-distance])
         yield rows[same], rows[same + distance]

@@ -103,9 +103,7 @@ def groups_of(
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:
-    """Return the begin of each of neighboring groups of these sizes, and the end of the last: `counts` + 1
-    entries.
-    """
+    """Return where each of neighboring groups begins and the last ends: `counts` + 1 entries."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
@@ -139,8 +137,6 @@ def pieces(values: NDArray, keys: NDArray) -> list[NDArray]:
 
 
 def _repeated(keys: Keys) -> NDArray[np.intp]:
-    """Return indices of all keys that occur twice or more, and of few others, so that there is less
-    to sort.
-    """
+    """Return indices of all keys that occur twice or more and of few others, to leave less to sort."""
     slot = ((keys >> np.uint64(24)) & _SLOTS).astype(np.int64)
     return np.flatnonzero(np.bincount(slot, minlength=1)[slot] > 1)

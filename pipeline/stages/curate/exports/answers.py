@@ -1,6 +1,4 @@
-"""Turns of an answer, built from a program's successive blocks: thoughts, text, tool calls and their
-results.
-"""
+"""Turns of an answer, built from a program's blocks in order: thoughts, text, tool calls and results."""
 
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,8 +11,9 @@ IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".svg", ".t
 
 
 class Answer:
-    """Turns of one answer. A new turn begins after the result of a call, because the model spoke
-    again there.
+    """Turns of one answer.
+
+    A new turn begins after the result of a call, because the model spoke again there.
     """
 
     def __init__(self, notes: Notes) -> None:

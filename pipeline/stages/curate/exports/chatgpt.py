@@ -1,9 +1,9 @@
-"""ChatGPT's export: conversations.json, or conversations-000.json and so on since 2026, next to
-message_feedback.json.
+"""ChatGPT's export: conversations.json next to message_feedback.json.
 
-OpenAI publishes no schema. The one read here is the one that public readers of real exports describe from
-2023 to September 2026: a conversation has a `mapping` of nodes (`id`, `parent`, `children`, `message`) and
-the id of its `current_node` (github.com/mitkury/chatgpt-export-parser, docs/chatgpt-data-export-format.md;
+Since 2026 it may be conversations-000.json and so on instead. OpenAI publishes no schema. The one read here
+is the one that public readers of real exports describe from 2023 to September 2026: a conversation has a
+`mapping` of nodes (`id`, `parent`, `children`, `message`) and the id of its `current_node`
+(github.com/mitkury/chatgpt-export-parser, docs/chatgpt-data-export-format.md;
 github.com/danny-avila/LibreChat, importers.js; mohamed-chs/convoviz#49 for the files with numbers).
 """
 

@@ -206,9 +206,7 @@ def _taken_back(events: list[Event], notes: Notes) -> set[Any]:
 
 
 def _message_before(uuid: Any, parents: dict[Any, Any], messages: set[Any]) -> Any:
-    """Return the nearest message among an event and those before it; None if there is none (or in a
-    circle).
-    """
+    """Return the nearest message among an event and those before it; None without one or in a circle."""
     passed = set()
     while uuid in parents and uuid not in messages and uuid not in passed:
         passed.add(uuid)
@@ -231,8 +229,9 @@ def _row(chain: list[Event], notes: Notes) -> Iterator[Conversation]:
 
 
 def _with_answers_together(chain: list[Event]) -> list[Event]:
-    """Return the events with those of one answer next to each other. In the file, results may be between
-    them.
+    """Return the events with those of one answer next to each other.
+
+    In the file, results may be between them.
     """
     ordered: list[Event] = []
     place = -1  # index of the last event of an answer

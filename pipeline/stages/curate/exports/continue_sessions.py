@@ -79,8 +79,9 @@ def _call(draft: Draft, call: dict[str, Any]) -> None:
 
 
 def _add_outputs(draft: Draft, item: dict[str, Any], answered: set[Any], notes: Notes) -> None:
-    """Add the outputs of tools, if no message of their own contains them. Older sessions have them
-    only here.
+    """Add the outputs of tools, if no message of their own contains them.
+
+    Older sessions have them only here.
     """
     for state in objects(item.get("toolCallStates")):
         identity = state.get("toolCallId")

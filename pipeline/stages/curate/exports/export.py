@@ -1,5 +1,4 @@
-"""The interface to a program's export: it is recognized by the beginning of a file, and its records become
-rows.
+"""The interface to a program's export, which is recognized by its beginning and whose records become rows.
 
 A record is the unit of the file's container: a line of JSONL, an element of an array, or the one object of a
 file. A row is an object in one of the formats of `reading.formats`, mostly `messages`. One record may give

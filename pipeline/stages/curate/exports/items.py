@@ -1,5 +1,6 @@
-"""Items of OpenAI's Responses API in the logs of programs. Items that no row can contain are left out and
-counted.
+"""Items of OpenAI's Responses API in the logs of programs.
+
+Items that no row can contain are left out and counted.
 """
 
 from typing import Any

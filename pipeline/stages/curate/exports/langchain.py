@@ -65,9 +65,7 @@ def _type_of(value: Mapping[str, Any]) -> str:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Yield a row for each conversation, and one for all messages that are records themselves, if each can be
-    read.
-    """
+    """Yield a row per conversation, and one for all messages that are records, if each can be read."""
     alone = Alone()
     for number, offset, value in records:
         listed = _messages(value) if isinstance(value, dict) else None
@@ -195,9 +193,7 @@ def _call_of(function: Any, place: Any) -> dict[str, Any]:
 
 
 def _call_of_part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call from the form of Anthropic, LangChain 1.0 or OpenAI's Responses among a
-    content's parts.
-    """
+    """Return a call that Anthropic, LangChain 1.0 or OpenAI's Responses put among a content's parts."""
     given = next((part[key] for key in ("input", "args", "arguments") if part.get(key) is not None), None)
     return call_of(part.get("name"), given, part.get("call_id") or part.get("id"))
 

@@ -1,5 +1,6 @@
-"""Conversion of an answer's HTML to Markdown, the form that models write: paragraphs, lists, headings, code,
-tables, emphasis.
+"""Conversion of an answer's HTML to Markdown, the form that models write.
+
+It keeps paragraphs, lists, headings, code, tables and emphasis.
 """
 
 import re

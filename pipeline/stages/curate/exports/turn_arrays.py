@@ -33,9 +33,7 @@ CLINE = frozenset(
 
 
 def is_head(head: Head) -> bool:
-    """Return True if an array begins with a turn, and most of its first elements are turns, all of one
-    conversation.
-    """
+    """Return True if an array begins with a turn and its first elements are mostly turns of one chat."""
     turns = sum(map(_is_turn, head.values))
     is_array = head.layout == "array" and bool(head.values) and _is_turn(head.values[0])
     return is_array and 2 * turns > len(head.values) and all(map(_is_alone, head.objects()))

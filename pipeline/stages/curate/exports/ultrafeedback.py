@@ -49,8 +49,9 @@ def _completions(value: Mapping[str, Any]) -> list[Any]:
 
 
 def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
-    """Yield the pair of a record. Raises `BadLine` if the scores determine no best and no worst
-    completion.
+    """Yield the pair of a record.
+
+    Raises `BadLine` if the scores determine no best and no worst completion.
     """
     listed = _completions(value)
     if not listed:

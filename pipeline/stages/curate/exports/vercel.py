@@ -46,9 +46,7 @@ def _is_message(value: Mapping[str, Any]) -> bool:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Yield a row for each chat, and one for all messages that are records themselves, if each can
-    be read.
-    """
+    """Yield a row per chat, and one for all messages that are records, if each can be read."""
     alone = Alone()
     for number, offset, value in records:
         try:

@@ -70,8 +70,9 @@ class Plan:
 
 
 def raw_folder(root: Path) -> Path:
-    """Return data/raw. In a sub-project it is a link, and the user's own folder is returned: sentences name
-    that.
+    """Return data/raw.
+
+    In a sub-project it is a link, and the user's own folder is returned: sentences name that.
     """
     raw = root / "data/raw"
     return raw.resolve() if raw.is_symlink() else raw
@@ -150,8 +151,7 @@ def _targets(
 
 
 def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
-    """Return the file's SHA-256, and the first line that begins at or after each of `targets`, which are in
-    order.
+    """Return the file's SHA-256 and the first line that begins at or after each of the ordered `targets`.
 
     Raises `DataError` for a bad disk.
     """
@@ -193,8 +193,9 @@ def _shards(sizes: dict[str, int], cuts: dict[str, list[Cut]], number: int) -> S
 
 
 def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool: Workers) -> None:
-    """Read and clean the parts that the plan gives this shard (from 0). `pool` has a `Cleaner` in each
-    process.
+    """Read and clean the parts that the plan gives this shard (from 0).
+
+    `pool` has a `Cleaner` in each process.
     """
     paths = dict(files_below(raw_folder(root)))
     parts = plan.shards[shard]

@@ -183,8 +183,7 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
 
 
 def count_tokens(base: Path, rows: Rows, kept: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return quantiles and a histogram of the lengths in tokens of at most `TOKEN_ROWS` kept rows, spread
-    evenly.
+    """Return quantiles and a histogram of the token counts of at most `TOKEN_ROWS` kept rows, spread evenly.
 
     They are missing if there is no tokenizer.
     """

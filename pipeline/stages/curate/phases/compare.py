@@ -44,9 +44,7 @@ ANSWERS_COMPARED = 16  # rows of one request
 
 
 class Answers(NamedTuple):
-    """Number of requests that have different answers, and the rows of the first of them, one for
-    each answer.
-    """
+    """Number of requests with different answers, and the rows of the first few, one for each answer."""
 
     requests: int
     shown: list[list[int]]

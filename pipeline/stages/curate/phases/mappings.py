@@ -50,9 +50,7 @@ def check_fields(root: Path, settings: Curate, work: Work) -> None:
 
 
 def _problems(stated: dict[str, Any], files: dict[str, FileStats]) -> dict[str, list[str]]:
-    """Return the files that no row fits, each with the targets, and the first file for the targets that all
-    lack.
-    """
+    """Return the files that no row fits with the targets, and the first file for targets that all lack."""
     lacks = {name: lacking(stated, file.mapped) for name, file in files.items()}
     unfit = {name: targets for name, targets in lacks.items() if targets and not files[name].mapped[MAPPED]}
     fitting = [name for name in lacks if name not in unfit]

@@ -157,8 +157,7 @@ def _sources(raw: Path, report: CurationReport) -> dict[str, dict[str, Any]]:
 def _check_not_empty(
     report: CurationReport, rejects: Sequence[Mapping[str, Any]], raw: Path, settings: Curate
 ) -> None:
-    """Raise `DataError` if there is nothing to train on, or nothing to evaluate on although `test_fraction`
-    is set.
+    """Raise `DataError` without rows to train on, or to evaluate on although `test_fraction` is set.
 
     `rejects` has the first of each reason.
     """

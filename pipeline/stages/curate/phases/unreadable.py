@@ -1,5 +1,6 @@
-"""Check for files of which no row can be read. Such a file is not a bad row but a wrong file, and the stage
-stops.
+"""Check for files of which no row can be read.
+
+Such a file is not a bad row but a wrong file, and the stage stops.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""The authors of a chat between people, for an error message: the user has to set which of them is the
-assistant.
-"""
+"""The authors of a chat between people, for an error: the user has to set which one is the assistant."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,6 @@
-"""The choices of a question in columns of their own, with names that are a series: `A`, `B`, `C`, or `opa`,
-`opb`, `opc`.
+"""The choices of a question in columns of their own.
+
+The names of the columns are a series: `A`, `B`, `C`, or `opa`, `opb`, `opc`.
 """
 
 import re

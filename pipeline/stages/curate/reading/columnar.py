@@ -121,8 +121,9 @@ def _rows(batches: Iterator[Any], limit: int, max_bytes: int, kind: str) -> Iter
 
 
 def _batch_rows(batch: Any, written_otherwise: Mapping[str, Any], max_bytes: int) -> Iterator[Row]:
-    """Yield each row of a record batch. `written_otherwise` has the columns of types that need a conversion
-    to JSON.
+    """Yield each row of a record batch.
+
+    `written_otherwise` has the columns of types that need a conversion to JSON.
     """
     try:
         rows = batch.to_pylist()
@@ -149,9 +150,7 @@ def _batch_rows(batch: Any, written_otherwise: Mapping[str, Any], max_bytes: int
 
 
 def _is_written_otherwise(kind: Any) -> bool:
-    """Return True for a type that contains a map, or JSON as text, which Python does not return as
-    objects.
-    """
+    """Return True for a type with a map or JSON as text in it, which Python does not return as objects."""
     from pyarrow import types
 
     if types.is_map(kind) or _is_json(kind):

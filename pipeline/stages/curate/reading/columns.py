@@ -47,9 +47,7 @@ def _columns(value: dict[str, Any]) -> dict[str, list[Any]] | None:
 
 
 def _places(column: Any) -> Iterable[str]:
-    """Return the index of each cell; nothing if the column is neither a list nor an object with numbers as
-    keys.
-    """
+    """Return each cell's index; nothing if the column is no list and no object with numbers as keys."""
     if isinstance(column, list):
         return map(str, range(len(column)))
     if isinstance(column, dict) and all(map(str.isdigit, column)):

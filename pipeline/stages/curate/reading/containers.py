@@ -112,8 +112,9 @@ class RawLine(NamedTuple):
 
 
 def parsed(row: bytes | BadLine) -> dict[str, Any]:
-    """Return the JSON object of a row of `raw_lines`. A list of turns is put into an object. Raises
-    `BadLine`.
+    """Return the JSON object of a row of `raw_lines`.
+
+    A list of turns is put into an object. Raises `BadLine`.
     """
     if isinstance(row, BadLine):
         raise row
@@ -261,9 +262,7 @@ def _content_rows(
 def _json_rows(
     file: BufferedReader, layout: str, max_bytes: int, notes: Counter[str], part: Part = ALL
 ) -> Iterator[RawRow]:
-    """Yield the rows of a JSON file that is open at its beginning, or at the beginning of a part of its
-    lines.
-    """
+    """Yield the rows of a JSON file that is open at its beginning, or at that of a part of its lines."""
     if layout == "array":
         yield from array_rows(file, max_bytes)
     elif layout == "object":
@@ -279,9 +278,7 @@ def _json_rows(
 
 
 def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[str, Export | None]:
-    """Return a file's layout, and the export detected from its first records; None for rows in a format or a
-    table.
-    """
+    """Return a file's layout and its export, by the first records; None for rows in a format or a table."""
     if content.kind == MAILBOX:
         return mbox.MAILBOX, mbox.EXPORT
     if content.kind != ".json":
@@ -407,9 +404,7 @@ def _row_bytes(row: dict[str, Any] | BadLine) -> bytes | BadLine:
 
 
 def _values_near(path: Path, name: str) -> list[Any]:
-    """Return the values in the JSON file of this name next to a file, or next to its folder; [] if there is
-    none.
-    """
+    """Return the values of the JSON file of this name next to a file or its folder; [] without one."""
     near = next((place for place in (path.parent / name, path.parent.parent / name) if place.is_file()), None)
     return [] if near is None else _values(content_of(near, name))
 

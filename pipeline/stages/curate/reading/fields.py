@@ -284,8 +284,9 @@ def _nothing(row: Mapping[str, Any]) -> None:
 
 
 def _walk(key: str, rest: tuple[str, ...], row: Mapping[str, Any]) -> Any:
-    """Return the value at a path below a key; None if there is none. Text is parsed if it is JSON, as in
-    tables.
+    """Return the value at a path below a key; None if there is none.
+
+    Text is parsed if it is JSON, as in tables.
     """
     return _below(row[key], rest)
 

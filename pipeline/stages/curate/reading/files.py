@@ -1,5 +1,4 @@
-"""The files below data/raw: their list, the reason why `curate` does not read some of them, and how one is
-opened.
+"""The files below data/raw: their list, why `curate` does not read some of them, and how one is opened.
 
 gzip and Zstandard are unpacked with bounded growth, and UTF-16 becomes UTF-8. A file that breaks or grows too
 large raises `BadLine`.
@@ -148,8 +147,9 @@ def document_style(name: str, documents: Mapping[str, Style]) -> Style | None:
 
 
 def refusal(path: Path, style: Style | None = None) -> BadLine | None:
-    """Return the reason why a complete file isn't read, or None if it is. `style` is set if it is named as a
-    document.
+    """Return the reason why a complete file isn't read, or None if it is.
+
+    `style` is set if it is named as a document.
     """
     why = trouble(path)
     if why:
@@ -332,9 +332,7 @@ def layout_in(file: BufferedReader | BytesIO, max_bytes: int, notes: Counter[str
 
 
 def _is_row(text: bytes) -> bool:
-    """Return True if the first nonblank line is a row of its own: an object that is not an element of an
-    array.
-    """
+    """Return True if the first nonblank line is a row: an object that is not an element of an array."""
     line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
     return line.startswith(b"{") and is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
 

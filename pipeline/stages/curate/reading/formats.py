@@ -78,8 +78,9 @@ def _format_of(keys_here: frozenset[str]) -> str | None:
 
 @lru_cache(KNOWN_ROWS)
 def group_of(keys_here: frozenset[str]) -> tuple[tuple[str, ...], str] | None:
-    """Return the first keys by which a row has a format, and that format. Most rows of a file have the same
-    keys.
+    """Return the first keys by which a row has a format, and that format.
+
+    Most rows of a file have the same keys.
     """
     return next((group for group in GROUPS if keys_here.issuperset(group[0])), None)
 
@@ -183,8 +184,7 @@ def _with_row_marks(value: Value, keys: tuple[str, ...]) -> Value:
 def _check_unread(
     value: Value, keys: tuple[str, ...], content: Mapping[str, Any], offers: frozenset[str]
 ) -> None:
-    """Check that each key that is a prompt or an answer in some format was read here, or repeats content of
-    the row.
+    """Check that each key that is a prompt or answer in some format was read, or repeats the row's content.
 
     The same is required of `offers`, keys with the choices of a question or its topic. Raises `BadRow`
     (`unsupported_field`) for one that would be dropped.
@@ -331,16 +331,18 @@ def _prompt_completion(value: Value, prompt: str, answered: str) -> Content:
 
 
 def _answered(value: Value, asked: list[Turn], answered: str) -> Content:
-    """Return a chat that ends with the row's answer. If there are several, it ends with the first, which is
-    trained.
+    """Return a chat that ends with the row's answer.
+
+    If there are several, it ends with the first, which is trained.
     """
     first, *others = accepted_answers(value[answered], answered)
     return _chat(value, [*asked, turn("assistant", first, answered)], others)
 
 
 def _function_calls(value: Value, question: str, answered: str, _: str) -> Content:
-    """Return a question and the calls that answer it, as in xlam's rows. Without a call there is
-    no answer.
+    """Return a question and the calls that answer it, as in xlam's rows.
+
+    Without a call there is no answer.
     """
     calls = [
         read_call(call, f"{answered} {number}")
@@ -620,9 +622,7 @@ def _expected(value: Value, field: str) -> dict[str, Any]:
 
 
 def _others(value: Value, answer: str, others: Sequence[str]) -> dict[str, Any]:
-    """Return the accepted answers in addition to the one that is trained, including those of the row's own
-    key.
-    """
+    """Return the accepted answers besides the trained one, including those of the row's own key."""
     stated = value.get(OTHERS) or []
     if not others and not stated:  # The usual case.
         return {}

@@ -33,9 +33,7 @@ def export_with(value: dict[str, Any]) -> Export | None:
 
 
 class Recognizer:
-    """Classifier of the records in a file that is an export: the user's own rows, and conversations of
-    another program.
-    """
+    """Classifier of an export's records: the user's own rows, and another program's conversations."""
 
     def __init__(self, export: Export) -> None:
         self.export = export

@@ -35,9 +35,7 @@ def missing_files(path: Path) -> list[str]:
 
 
 def refusal_beside_state(path: Path) -> BadLine | None:
-    """Return the reason why an Arrow file is not read, according to the state.json next to it; None if it is
-    read.
-    """
+    """Return why the state.json next to an Arrow file keeps it from being read; None if it is read."""
     state = _read(path.parent / STATE)
     if "_data_files" not in state:
         return None

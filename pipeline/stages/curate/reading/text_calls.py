@@ -290,8 +290,9 @@ def _parsed(words: str) -> ast.expr:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal that JSON has too. Raises `ValueError` for others and for a
-    repeated key.
+    """Return the value of a literal that JSON has too.
+
+    Raises `ValueError` for others and for a repeated key.
     """
     match node:
         case ast.Dict(keys=keys, values=values):
@@ -312,8 +313,9 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _checked(value: Any) -> Any:
-    """Return a literal's value as the strict JSON reader returns it. Raises `ValueError` beyond
-    its limits.
+    """Return a literal's value as the strict JSON reader returns it.
+
+    Raises `ValueError` beyond its limits.
     """
     try:
         return parse_value(orjson.dumps(value))
@@ -322,9 +324,7 @@ def _checked(value: Any) -> Any:
 
 
 def _python_calls(words: str) -> list[dict[str, Any]] | None:
-    """Return the calls of a Python list such as `[look(at="sea"), count(to=3)]`; None if it is something
-    else.
-    """
+    """Return the calls of a Python list such as `[look(at="sea"), count(to=3)]`; None for anything else."""
     try:
         listed = _parsed(words)
         if not isinstance(listed, ast.List) or not listed.elts:

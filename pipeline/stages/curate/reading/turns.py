@@ -128,10 +128,10 @@ def is_list(value: Any) -> bool:
 def shared_prompt(
     prompt: list[Turn], chosen: list[Turn], rejected: list[Turn]
 ) -> tuple[list[Turn], list[Turn], list[Turn]]:
-    """Return the prompt and the two answers of a pair. The turns with which both sides begin belong to the
-    prompt.
+    """Return the prompt and the two answers of a pair.
 
-    They replace the stated prompt if they repeat it.
+    The turns with which both sides begin belong to the prompt. They replace the stated prompt if they repeat
+    it.
     """
     turn_pairs = zip(chosen[:-1], rejected[:-1], strict=False)  # Each side keeps a turn.
     common = [shared for shared, _ in takewhile(lambda pair: pair[0] == pair[1], turn_pairs)]
@@ -156,9 +156,7 @@ def system_turn(value: Mapping[str, Any]) -> list[Turn]:
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:
-    """Return the tools of a row in OpenAI's form, from a list (or its JSON text) of tools or of bare
-    functions.
-    """
+    """Return a row's tools in OpenAI's form, from a list (or its JSON text) of tools or bare functions."""
     return [_tool(tool, f"tools {number}") for number, tool in enumerate(items(value, "tools"), start=1)]
 
 

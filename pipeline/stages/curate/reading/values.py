@@ -88,8 +88,9 @@ def is_blank(value: Any) -> bool:
 
 
 def from_json(words: str, where: str, code: str, wanted: str = "strict JSON") -> Any:
-    """Return the value of `words` as strict JSON. Raises `BadRow` with `code`, which reports that they are
-    not `wanted`.
+    """Return the value of `words` as strict JSON.
+
+    Raises `BadRow` with `code`, which reports that they are not `wanted`.
     """
     try:
         return parse_value(words.encode("utf-8", "surrogatepass"))
@@ -107,8 +108,9 @@ def number_of(value: Any, field: str) -> float:
 
 
 def label_of(value: Value) -> bool | None:
-    """Return the thumb of a row of no particular format. Words other than true and false are names of
-    classes.
+    """Return the thumb of a row of no particular format.
+
+    Words other than true and false are names of classes.
     """
     if value.get("kto_tag") is not None:
         return thumb_of(value, "kto_tag")

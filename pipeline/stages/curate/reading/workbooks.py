@@ -145,8 +145,9 @@ def _row(columns: Columns, cells: Any, written: Any, max_bytes: int) -> Row:
 
 
 def _text(cell: Any) -> str:
-    """Return the text of the cell in a CSV file. Raises `BadLine` for an error (`#N/A`) and a text that was
-    cut off.
+    """Return the text of the cell in a CSV file.
+
+    Raises `BadLine` for an error (`#N/A`) and a text that was cut off.
     """
     match cell.value:
         case None:

@@ -56,14 +56,16 @@ class ReadCalls:
 
     @cached_property
     def are_shown(self) -> bool:
-        """Return True if the base's template shows calls and results. Otherwise a call can only be shown as
-        text.
+        """Return True if the base's template shows calls and results.
+
+        Otherwise a call can only be shown as text.
         """
         return self.template is None or self.template().shows_calls()
 
     def __call__(self, row: Row, changes: Changes) -> Row:
-        """Return the row with calls and results as structured fields. Raises `BadRow` (`bad_tool_call`) for a
-        broken call.
+        """Return the row with calls and results as structured fields.
+
+        Raises `BadRow` (`bad_tool_call`) for a broken call.
         """
         if not _is_candidate(row) or not self.are_shown:
             return row
@@ -95,8 +97,9 @@ def _is_candidate(row: Row) -> bool:
 def _read_turns(
     turns: Sequence[Turn], field: str, before: Sequence[Turn], offer: Offer, changes: Changes
 ) -> Iterator[Turn]:
-    """Yield the turns with calls and results as structured fields. `before` has the turn in front of them, if
-    any.
+    """Yield the turns with calls and results as structured fields.
+
+    `before` has the turn in front of them, if any.
     """
     last = next(iter(before), {})
     for number, turn in enumerate(turns, start=1):

@@ -62,8 +62,9 @@ class ControlTokens:
         self.matcher = AhoCorasick(list(words), matchkind=MatchKind.LeftmostLongest)
 
     def __call__(self, row: Row, changes: Changes) -> Row:
-        """Return the row with every control token broken up. Raises `BadRow` for a row with one if `mode` is
-        reject.
+        """Return the row with every control token broken up.
+
+        Raises `BadRow` for a row with one if `mode` is reject.
         """
         if row["kind"] == "text" and not is_one_text(row):
             return row
@@ -87,8 +88,9 @@ class ControlTokens:
         return self.spellings[matches[0][0]] if matches else None
 
     def neutralize(self, text: str) -> str:
-        """Return the text with every token written as `< |im_end| >`. Raises `BadRow` if new tokens keep
-        appearing.
+        """Return the text with every token written as `< |im_end| >`.
+
+        Raises `BadRow` if new tokens keep appearing.
         """
         for _ in range(PASSES):
             folded = self._folded(text)

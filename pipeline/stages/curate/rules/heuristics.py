@@ -45,8 +45,7 @@ NO_LANGUAGE = "zxx"  # ISO 639: no linguistic content
 
 
 def languages(wanted: tuple[str, ...]) -> Rule:
-    """Return the rule that rejects rows with an answer that is surely in none of the languages `wanted` (ISO
-    639-1 codes).
+    """Return the rule that rejects rows with an answer that is surely in no language of `wanted` (ISO 639-1).
 
     Short texts and code pass. Raises `ToolError` if py3langid is missing, `ConfigError` for a language that
     it doesn't know.
@@ -83,9 +82,7 @@ def languages(wanted: tuple[str, ...]) -> Rule:
 
 
 def answers(row: Row) -> Iterator[tuple[str, str]]:
-    """Yield (place, text) of the texts to learn: trained assistant turns, chosen answers, trained
-    segments.
-    """
+    """Yield (place, text) to learn: trained assistant turns, chosen answers, trained segments."""
     field = "chosen" if "chosen" in row else "messages"
     for number, turn in enumerate(row[field], start=1):
         if turn["role"] == "assistant" and turn.get("train", True):
@@ -163,9 +160,7 @@ def _readable(text: str) -> float:
 
 
 def _repeated(text: str) -> float:
-    """Return the share of words (of characters in long words) in runs of `RUN` that occur three times or
-    more.
-    """
+    """Return the share of words (long words: characters) in runs of `RUN` that occur three times or more."""
     units: Sequence[str] = text.split()
     if len(text) > 20 * len(units):
         units = text
@@ -184,15 +179,13 @@ def _repeated(text: str) -> float:
 
 
 class Judge(NamedTuple):
-    """Rule that judges the text of a row: a check that the settings enable it, and its constructor
-    from them.
-    """
+    """Rule that judges a row's text: a check that the settings enable it, and its constructor from them."""
 
     wanted: Callable[["Curate"], bool]
     rule: Callable[["Curate"], Rule]
 
 
-JUDGES = {  # in the order in which they are applied; the name is the rule's in every report
+JUDGES = {  # They are applied in this order. The name is the rule's in every report.
     "refusals": Judge(lambda given: "refusals" in given.reject, lambda given: refusals),
     "languages": Judge(lambda given: bool(given.languages), lambda given: languages(tuple(given.languages))),
     "garbage": Judge(lambda given: "garbage" in given.reject, lambda given: garbage),

@@ -29,10 +29,9 @@ CUT = "#cut"  # suffix of the source of a row of which something was cut off
 
 
 class Length:
-    """Rule that limits rows to `max_tokens`, by the files in `tokenizer_folder`. Without a folder all rows
-    pass.
+    """Rule that limits rows to `max_tokens`, by the files in `tokenizer_folder`.
 
-    `cut` is the end that answers and texts lose if `mode` is truncate.
+    Without a folder all rows pass. `cut` is the end that answers and texts lose if `mode` is truncate.
     """
 
     def __init__(
@@ -60,9 +59,7 @@ class Length:
         return Truncation(self.counter, self.max_tokens, self.cut)
 
     def take_counts(self) -> Counter[str]:
-        """Return the counts since the last call: `split` and `truncated` rows, their `exchanges_left_out`,
-        and `texts_cut`.
-        """
+        """Return counts since the last call: `split`, `truncated` rows, `exchanges_left_out`, `texts_cut`."""
         counts, self.counts = self.counts, Counter()
         return counts
 

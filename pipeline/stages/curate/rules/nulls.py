@@ -1,9 +1,8 @@
-"""The rule for nulls that come from tables: tables give every row the keys of all rows, with null if a row
-lacks one.
+"""The rule for nulls that come from tables, which give every row the keys of all rows.
 
-Exports of tables as JSON do the same. In a tool's schema a null is removed wherever JSON Schema does not
-allow it. In a call's arguments a null stays if the called tool's schema allows it there. It is removed if the
-schema doesn't, or if the row declares no such argument.
+A key that a row lacks is null there. Exports of tables as JSON do the same. In a tool's schema a null is
+removed wherever JSON Schema does not allow it. In a call's arguments a null stays if the called tool's schema
+allows it there. It is removed if the schema doesn't, or if the row declares no such argument.
 """
 
 import json

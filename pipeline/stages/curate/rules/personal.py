@@ -1,5 +1,4 @@
-"""Detection of personal data in a text: e-mail addresses, phone numbers, IP addresses, IBANs and payment card
-numbers.
+"""Detection of personal data: e-mail addresses, phone numbers, IP addresses, IBANs, payment card numbers.
 
 A regular expression proposes, a library decides: `phonenumbers`, `ipaddress`, and the checksums of `stdnum`.
 Values that identify no person stay: private, loopback, link-local and documentation addresses (RFC 6890),

@@ -58,8 +58,9 @@ class Redactor:
         return counts
 
     def rule(self, row: Row, changes: Changes) -> Row:
-        """Return the row with placeholders, and note a change per text and rule. Raises `BadRow` if settings
-        say reject.
+        """Return the row with placeholders, and note a change per text and rule.
+
+        Raises `BadRow` if settings say reject.
         """
         secrets = self._secrets != "keep"
         pairs = list(_argument_pairs(row)) if secrets else []
@@ -148,9 +149,7 @@ def _one_word(edge: str, beyond: str) -> bool:
 
 
 def _argument_pairs(row: Row) -> Iterator[str]:
-    """Yield `"key": "value"` of the strings in tool calls' arguments, because only the key may reveal a
-    secret.
-    """
+    """Yield `"key": "value"` of strings in tool calls' arguments; only the key may reveal a secret."""
     pending = [
         turn["tool_calls"] for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn
     ]
@@ -164,8 +163,9 @@ def _argument_pairs(row: Row) -> Iterator[str]:
 
 
 def _disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans in order. Of those that overlap, the one of higher rank is kept, then the
-    longer one.
+    """Return the spans in order.
+
+    Of those that overlap, the one of higher rank is kept, then the longer one.
     """
     kept: list[Span] = []
     for span in sorted(spans, key=lambda each: (each.start, -each.end, -each.rank)):
@@ -182,9 +182,7 @@ def _precedence(span: Span) -> tuple[bool, int, int]:
 
 
 def _namer(text: str) -> Namer:
-    """Return a function that numbers a row's values per kind, from 1 or after the highest number in
-    its text.
-    """
+    """Return a function that numbers a row's values per kind, from 1 or after the text's highest number."""
     last: Counter[str] = Counter()
     for kind, number in _NUMBERED.findall(text):
         last[kind] = max(last[kind], int(number))
@@ -208,9 +206,7 @@ def _replaced(text: str, spans: list[Span], name: Namer) -> str:
 
 
 def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[Change]:
-    """Yield the changes of one text, per rule: kinds and lengths before, placeholders after, never
-    the text.
-    """
+    """Yield a text's changes, per rule: kinds and lengths before, placeholders after, never the text."""
     for rule in ("secrets", "personal"):
         hits = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
         if hits:
@@ -221,8 +217,7 @@ def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[
 
 
 def decodings(text: str) -> Iterator[tuple[str, list[int]]]:
-    """Yield the text with JSON's escapes decoded, and with those of URLs and HTML as well; nothing if it has
-    none.
+    """Yield the text with JSON's escapes decoded, then also those of URLs and HTML; nothing if it has none.
 
     Each comes with the place in `text` at which each of its characters, and its end, began.
     """
@@ -232,9 +227,7 @@ def decodings(text: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _decoded(text: str, pattern: re.Pattern[str]) -> tuple[str, list[int]]:
-    """Return the text with one character for each escape, and the place in `text` of each character and the
-    end.
-    """
+    """Return the text with escapes decoded, and the place in `text` of each character and the end."""
     pieces: list[str] = []
     origin: list[int] = []
     end = 0

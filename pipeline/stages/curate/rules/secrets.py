@@ -194,8 +194,9 @@ def real_pem(value: str) -> bool:
 def context(
     kind: str, needles: str, pattern: str, valid: Callable[[str], bool] = random_looking, rank: int = 1
 ) -> Format:
-    """Return the format of a secret that can be recognized only by its context. The pattern begins at the
-    needle.
+    """Return the format of a secret that can be recognized only by its context.
+
+    The pattern begins at the needle.
     """
     return Format(
         kind,

@@ -74,8 +74,9 @@ def normalize(row: Row, changes: Changes) -> Row:
 
 
 def has_endless_marks(text: str) -> bool:
-    """Return True if `MOST_MARKS` combining marks follow each other. Such a run covers a multiple of that
-    number.
+    """Return True if `MOST_MARKS` combining marks follow each other.
+
+    Such a run covers a multiple of that number.
     """
     for hit in range(0, len(text), MOST_MARKS):
         if not _is_mark(text[hit]):
@@ -165,8 +166,7 @@ def _without_tags(reasoning: str) -> str:
 
 
 def turns(mode: Literal["repair", "reject"], is_shown: Callable[[Row], bool] | None = None) -> Rule:
-    """Return the rule that brings turns into the canonical order of `check_turns`, after the repairs of
-    `repair_turns`.
+    """Return the rule that brings turns into the order of `check_turns` after the repairs of `repair_turns`.
 
     With `repair`, turns in one of the orders of `LOOSE_FOLLOWERS` stay as well if `is_shown` returns True:
     the base's template shows them.
@@ -304,8 +304,9 @@ def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
 
 
 def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
-    """Return the turns with each run of one side's joined. A run gives one note, at the place of its first
-    turn.
+    """Return the turns with each run of one side's joined.
+
+    A run gives one note, at the place of its first turn.
     """
     runs: list[tuple[int, Turns]] = []
     for number, turn in enumerate(turns, start=1):

@@ -1,5 +1,4 @@
-"""A model's chat template without transformers, which takes a second and 110 MB to load in every worker
-process.
+"""A chat template without transformers, which takes a second and 110 MB to load in each worker process.
 
 `pipeline.chat.template` compiles it.
 """
@@ -34,10 +33,10 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class ChatTemplate:
-    """The template in a Hugging Face folder. Raises `ValueError`, `OSError` or jinja2's errors if it is
-    broken.
+    """The template in a Hugging Face folder.
 
-    It may be missing, because texts don't need one. Rendering then raises `DataError`.
+    Raises `ValueError`, `OSError` or jinja2's errors if it is broken. It may be missing, because texts don't
+    need one. Rendering then raises `DataError`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,8 +83,9 @@ class ChatTemplate:
             ) from error
 
     def rendered(self, row: Row) -> list[str]:
-        """Return the texts that a row is trained as: one, two for a preference, one for each segment. Raises
-        `BadRow`.
+        """Return the texts that a row is trained as: one, two for a preference, one for each segment.
+
+        Raises `BadRow`.
         """
         if row["kind"] == "text":
             return [segment["text"] for segment in row["segments"]]

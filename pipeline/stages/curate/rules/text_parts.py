@@ -42,8 +42,9 @@ class Unbreakable(Exception):
 
 
 def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
-    """Yield (start, end, tokens) of each part, in order, at most `most` tokens by `size`. Raises
-    `Unbreakable`.
+    """Yield (start, end, tokens) of each part, in order, at most `most` tokens by `size`.
+
+    Raises `Unbreakable`.
     """
     places = range(len(text) + 1)
     start = 0
@@ -86,8 +87,7 @@ def _cut(text: str, size: Size, most: int, start: int, reach: int, rate: float) 
 def farthest(
     weights: Sequence[int], size: Size, most: int, first: int, rate: float, enough: float
 ) -> tuple[int, int, float]:
-    """Return (end, tokens, rate) of the longest range from item `first` with no more than `most` tokens by
-    `size`.
+    """Return (end, tokens, rate) of the longest range from item `first` of `most` tokens at most, by `size`.
 
     The range is the longest, or has at least `enough` tokens. `size` is slow, so the end is guessed from the
     running sum of the items' `weights` (one more than there are items) and the weight of a token so far,
@@ -114,8 +114,7 @@ def farthest(
 
 
 def spans(weights: Sequence[int], size: Size, most: int) -> Iterator[Span]:
-    """Yield (first, one past the last, tokens) of neighboring items, as many as fit in `most` tokens by
-    `size`.
+    """Yield (first, one past the last, tokens) of neighboring items, as many as `most` tokens by `size` hold.
 
     An item that doesn't fit comes by itself. `weights` is their running sum (see `farthest`).
     """
@@ -179,9 +178,7 @@ def _tidy_place(text: str, start: int, reach: int, *, last: bool) -> int:
 
 
 def _characters(text: str, place: int) -> Iterator[int]:
-    """Yield the ends of characters with all their marks, from one before `place` to the first at or
-    after it.
-    """
+    """Yield ends of characters with all marks, from one before `place` to the first at or after it."""
     start = max(place - LONGEST_WORD, 0)
     start = max(start, *(text.rfind(space, start, place) for space in " \n"))
     while start > 0 and (REGIONAL[0] <= text[start - 1] <= REGIONAL[1] or text[start - 1] == "\r"):
@@ -211,8 +208,9 @@ def last_character(text: str, start: int, reach: int) -> int | None:
 
 
 def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
-    """Yield (kind, place) of ends of paragraphs, sentences and lines from `start` to `reach`, after line
-    breaks.
+    """Yield (kind, place) of ends of paragraphs, sentences and lines from `start` to `reach`.
+
+    The place is after line breaks.
     """
     stretch = text[start : reach + BEYOND]
     first = len(stretch) - len(stretch.lstrip())  # Before that there is only white space.
@@ -232,8 +230,9 @@ def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
 
 
 def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
-    """Yield the places after `start` up to `reach` at which a word ends (UAX 29); any character in scripts
-    without spaces.
+    """Yield the places after `start` up to `reach` at which a word ends (UAX 29).
+
+    In scripts without spaces these are the ends of any character.
     """
     stretch = text[start : reach + BEYOND]
     first = len(stretch) - len(stretch.lstrip())

@@ -67,8 +67,9 @@ class TokenCounter:
         self.overhead = lru_cache(CACHED_SHAPES)(self._overhead)
 
     def count(self, text: str, most: int | None = None) -> int:
-        """Return the number of tokens. For a text with more than `most`, return some number above it, at less
-        cost.
+        """Return the number of tokens.
+
+        For a text with more than `most`, return some number above it, at less cost.
         """
         if most is not None and (least := self.at_least(text)) > most:
             return least
@@ -111,8 +112,7 @@ class TokenCounter:
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def count_row(self, row: Row, most: int | None = None) -> int:
-        """Return the tokens of the row as it is trained; for a preference, those of the prompt with its
-        longer answer.
+        """Return the tokens of the row as it is trained; of a preference, the prompt and its longer answer.
 
         With `most`, as in `count`. Raises `BadRow` as the template does.
         """
@@ -164,9 +164,7 @@ class TokenCounter:
         return size + overhead(tuple(shape))
 
     def _overhead(self, shape: Shape) -> int:
-        """Return the most tokens that the template can add: one for each added token, otherwise one for each
-        byte.
-        """
+        """Return the most tokens that the template can add: one per added token, otherwise one per byte."""
         rendered = self.template.render([{"role": role, "content": content} for role, content in shape])
         markup, marks = self.marks.subn("", rendered)
         return marks + len(markup.encode())
@@ -178,9 +176,7 @@ class TokenCounter:
         return len(text.encode()) * (NFC_GROWTH if grows else 1)
 
     def _is_bounded(self) -> bool:
-        """Return True if no byte can become two tokens: byte-level BPE on text that is at most normalized to
-        NFC.
-        """
+        """Return True if no byte can become two tokens: byte-level BPE on text normalized by NFC at most."""
         from tokenizers.models import BPE
 
         byte_level = any(
@@ -207,8 +203,9 @@ class TokenCounter:
         return max(map(len, words)) if words.keys() >= set(ByteLevel.alphabet()) else None
 
     def _cuts_at_spaces(self) -> bool:
-        """Return True if a space between other characters always starts a piece, so that counts of pieces add
-        up.
+        """Return True if a space between other characters always starts a piece.
+
+        Counts of pieces then add up.
         """
         if not self.bounded or any(
             token.lstrip

@@ -51,8 +51,9 @@ class Draft:
         self.turns.append(turn | ({"name": name} if isinstance(name, str) else {}))
 
     def interrupt(self) -> bool:
-        """Keep the last answer out of training, because the user interrupted it. Return False if there is
-        none.
+        """Keep the last answer out of training, because the user interrupted it.
+
+        Return False if there is none.
         """
         for turn in reversed(self.turns):
             if turn["role"] == "assistant":

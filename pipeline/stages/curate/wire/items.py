@@ -17,9 +17,7 @@ PARTS = ("input_text", "output_text", "text")
 
 
 def is_items(value: Any) -> bool:
-    """Return True for a list with an item that is not a chat message: of another type, or with
-    other parts.
-    """
+    """Return True for a list with an item that is no chat message: another type, or other parts."""
     for item in value if isinstance(value, list) else ():
         if isinstance(item, dict) and ("type" in item or _is_part(item.get("content"))):
             return True
@@ -71,8 +69,9 @@ def reasoning_of_item(item: dict[str, Any]) -> str:
 
 
 def turns_of_items(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return the turns of `input` and `output` of the Responses API. Raises `BadRow` for an item that no row
-    can contain.
+    """Return the turns of `input` and `output` of the Responses API.
+
+    Raises `BadRow` for an item that no row can contain.
     """
     draft = Draft()
     for number, item in enumerate(need(list, value, where, "bad_shape"), start=1):

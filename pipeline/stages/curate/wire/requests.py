@@ -150,8 +150,6 @@ def _only(values: Any, where: str) -> dict[str, Any]:
 
 
 def _check_end(reason: Any) -> None:
-    """Raise `BadRow` for an answer that did not finish by itself: training on it teaches to stop in the
-    middle.
-    """
+    """Raise `BadRow` for an answer that did not finish by itself: it would teach to stop in the middle."""
     if isinstance(reason, str) and reason.lower() not in FINISHED:
         raise BadRow("unsupported_field", f"the answer did not end by itself ({reason[:40]})")

@@ -36,9 +36,7 @@ class Answers:
     logs: Numbers  # (P, k + 1)
 
     def of(self, row: int) -> tuple[Numbers, Numbers]:
-        """Return ids (p, k) and log-probabilities (p, k + 1) of a packed row's p positions: views of the
-        files.
-        """
+        """Return ids (p, k) and log-probabilities (p, k + 1) of a packed row's p positions, as file views."""
         piece = slice(int(self.starts[row]), int(self.starts[row + 1]))
         return self.ids[piece], self.logs[piece]
 
@@ -55,8 +53,9 @@ class Teacher:
 
 
 def key_of(record: dict[str, Any], top_k: int) -> Key:
-    """Return what the answers depend on, from the run's record (`train.run.describe`), and tokens per
-    position.
+    """Return what the answers depend on, from the run's record (`train.run.describe`) and `top_k`.
+
+    `top_k` is the number of tokens per position.
     """
     return {
         "format": FORMAT,

@@ -165,8 +165,9 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
 
 
 def take(values: Any, count: int) -> tuple[Any, Any]:
-    """Return the `count` largest of each row of `values` (P, n), and their places. `values` is set to −∞
-    there.
+    """Return the `count` largest of each row of `values` (P, n), and their places.
+
+    `values` is set to −∞ there.
     """
     largest, places = values.topk(min(count, values.shape[1]), 1)
     values.scatter_(1, places, -torch.inf)

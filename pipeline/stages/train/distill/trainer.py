@@ -25,8 +25,9 @@ class DistillCollator:
         self.answers = answers
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
-        """Return `plain`'s batch with teacher_ids (P, k) and teacher_logs (P, k + 1). Raises `DataError` for
-        other rows.
+        """Return `plain`'s batch with teacher_ids (P, k) and teacher_logs (P, k + 1).
+
+        Raises `DataError` for other rows.
         """
         batch = self.plain(examples)
         answers = [self.answers.of(example["row"]) for example in examples]
@@ -46,8 +47,9 @@ class DistillCollator:
 
 
 class DistillTrainer(Trainer):
-    """Trainer with the loss (1 − w) · KL + w · cross entropy, means over the step; w is
-    `train.sft_weight`.
+    """Trainer with the loss (1 − w) · KL + w · cross entropy, means over the step.
+
+    The weight w is `train.sft_weight`.
     """
 
     answered = 1  # the assistant's tokens in the optimizer step

@@ -1,3 +1,1 @@
-"""Distributed training: the processes' rendezvous, their micro-batches, and the checks that they stay
-equal.
-"""
+"""Distributed training: the processes' rendezvous, their micro-batches, and checks that they stay equal."""

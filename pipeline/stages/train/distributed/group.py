@@ -1,5 +1,4 @@
-"""Group of the processes of one training, seen from one of them: a store of notes for the start, then
-all-gathers.
+"""Group of one training's processes, seen from one of them: a store of notes for the start, all-gathers then.
 
 Rank 0 leads: only it writes. The others wait for its notes before they load anything, because it may find
 that there is nothing to do. Numbers are exchanged over Gloo, gradients of a GPU over NCCL.
@@ -142,8 +141,9 @@ class Group:
             raise Lost(self.rank, error) from error
 
     def _await(self, *keys: str) -> None:
-        """Wait for one of the notes. Signals are handled meanwhile. Raises `Lost` if another process has
-        failed.
+        """Wait for one of the notes.
+
+        Signals are handled meanwhile. Raises `Lost` if another process has failed.
         """
         try:
             while True:

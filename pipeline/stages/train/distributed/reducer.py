@@ -85,9 +85,7 @@ class GroupReducer:
 
     @contextmanager
     def saving_if_lost(self, loop: Loop) -> Iterator[None]:
-        """Save the newest optimizer step if another process is gone while the body runs. Raises `Lost`
-        then.
-        """
+        """Save the newest optimizer step and raise `Lost` if another process goes while the body runs."""
         try:
             with self.group.raising_lost():
                 yield
@@ -114,8 +112,9 @@ class GroupReducer:
         return self.round_losses.pop(0)
 
     def round(self, loop: Loop, start: int, items: Any) -> list[torch.Tensor]:
-        """Return the losses of the micro-batches from `start`, one a process. Their gradients are added
-        up.
+        """Return the losses of the micro-batches from `start`, one a process.
+
+        Their gradients are added up.
         """
         batches = loop.step_batches[start : start + self.group.count]
         rank = self.group.rank.number

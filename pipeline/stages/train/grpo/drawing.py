@@ -30,9 +30,7 @@ Measure = Callable[[Batch, Sequence[Group], bool], list[list[float]]]
 
 
 class Rounds:
-    """Source of each step's round: the one on the disk if it belongs to that step, otherwise one that is
-    drawn now.
-    """
+    """Source of each step's round: the one on the disk if it is that step's, otherwise one drawn now."""
 
     def __init__(
         self,

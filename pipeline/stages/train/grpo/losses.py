@@ -46,8 +46,9 @@ class Terms(NamedTuple):
 def policy_terms(
     logps: Any, old: Any, advantages: Any, weights: Any, settings: Grpo, reference: Any = None
 ) -> Terms:
-    """Return the loss of each token. All are float32 (N,), `logps` with a gradient. For `weights` see
-    `correction`.
+    """Return the loss of each token.
+
+    All are float32 (N,), `logps` with a gradient. For `weights` see `correction`.
     """
     lowest, highest = 1 - settings.clip_low, 1 + settings.clip_high
     ratio = torch.exp(logps - old)

@@ -127,8 +127,9 @@ def scorer_of(spelling: str, tokens: Path) -> Scorer:
 
 
 def by_scorer(scorer: Scorer) -> Measure:
-    """Return the measure of one of evaluate's scorers. It is called for each answer with the row that it
-    gets there.
+    """Return the measure of one of evaluate's scorers.
+
+    It is called for each answer with the row that it gets there.
     """
 
     def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
@@ -199,15 +200,14 @@ def deviation(rewards: Sequence[float]) -> float:
 
 
 def teaches(rewards: Sequence[float]) -> bool:
-    """Return True if a group's rewards differ. If not, each advantage is 0, and nothing is learned from
-    it.
+    """Return True if a group's rewards differ.
+
+    If not, each advantage is 0, and nothing is learned from it.
     """
     return deviation(rewards) > SAME
 
 
 def seed_of(seed: int, step: int, row: int, member: int) -> int:
-    """Return the sampler's seed, 31 bits, of completion `member` of `row`'s group in the round before
-    `step`.
-    """
+    """Return the sampler's 31-bit seed of completion `member` of `row`'s group in the round before `step`."""
     digest = hashlib.sha256(f"{seed} {step} {row} {member}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

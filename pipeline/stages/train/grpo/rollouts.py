@@ -216,8 +216,7 @@ def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
 
 
 def aligned(tokens: Sequence[int], entries: Sequence[tuple[int, float]]) -> list[float | None]:
-    """Return the log-probability of each of `tokens` from `entries`, (id, log-probability) of some of them
-    in order.
+    """Return the log-probability of each of `tokens` from `entries`, (id, log-probability) of some in order.
 
     llama-server's list of probabilities leaves out tokens that end inside a UTF-8 character (`process_token`
     adds none until the character is whole); its entries contain ids and keep their order. A value is None if

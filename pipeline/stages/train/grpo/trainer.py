@@ -70,9 +70,7 @@ class GrpoTrainer(Trainer):
         return [training_batch(batch, groups, self.grpo) for batch, groups in shared(batches, rollouts)]
 
     def measure(self, prompts: Batch, groups: Sequence[Group], reference: bool) -> list[list[float]]:
-        """Return the log-probabilities of each trained completion, by the model or (`reference`) by its
-        initial state.
-        """
+        """Return log-probabilities of trained completions by the model or its initial state (`reference`)."""
         lengths = [len(completion.ids) for group in groups for completion in trained(group, self.grpo)]
         if not lengths:
             return []

@@ -39,9 +39,7 @@ class Run:
         self.newest: dict[str, Any] = {}
 
     def measured(self, name: str) -> list[float]:
-        """Return the method's measures of this name in addition to its loss, by step, without steps that had
-        none.
-        """
+        """Return the method's measures of this name besides its loss, by step, for steps that had some."""
         return [step[name] for step in self.measures if name in step]
 
     def add(self, row: dict[str, Any]) -> None:
@@ -57,8 +55,9 @@ class Run:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of the finite values, or NaN if there are none. NaN would make the sorted order
-    arbitrary.
+    """Return the median of the finite values, or NaN if there are none.
+
+    NaN would make the sorted order arbitrary.
     """
     finite = [value for value in values if math.isfinite(value)]
     return statistics.median(finite) if finite else math.nan
@@ -85,8 +84,9 @@ class Monitor:
         self._found: dict[str, Check] = {}
 
     def see(self, row: dict[str, Any]) -> list[Check]:
-        """Add a row of the metrics log. Return its new warnings and failures, repeated only if they got
-        worse.
+        """Add a row of the metrics log.
+
+        Return its new warnings and failures, repeated only if they got worse.
         """
         self._run.add(row)
         rules = self._step_rules if row["kind"] == "step" else self._eval_rules

@@ -250,9 +250,7 @@ def finite_eval_loss(run: Run) -> Check:
 
 
 def overfitting(run: Run) -> Check:
-    """Check for an eval loss 2 % above its lowest twice in a row while the training loss is lower than it
-    was then.
-    """
+    """Check for an eval loss 2 % above its lowest twice in a row, with a training loss lower than then."""
     if len(run.evaluations) < 2:
         return unknown("fewer than two evaluations")
     best_step, best, trained_then = min(run.evaluations, key=lambda row: row[1])

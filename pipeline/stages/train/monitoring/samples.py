@@ -1,6 +1,4 @@
-"""Sample answers in mid-training: a model's greedy answers to held-out questions, without a trace in the
-run.
-"""
+"""Sample a model's greedy answers to held-out questions in mid-training, without a trace in the run."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -49,9 +49,7 @@ class PreferenceCollator:
         return forward_parts(self.plain(rows)) | _shapes(rows)
 
     def with_others(self, number: int) -> PackedRow:
-        """Return a packed row whose sequences have the answers behind them, no longer than the longest
-        row.
-        """
+        """Return a packed row, no longer than the longest, whose sequences have the answers behind them."""
         originals = unpacked(self.rows[number])
         sequences = []
         for place, sequence in enumerate(originals):

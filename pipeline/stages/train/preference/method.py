@@ -32,9 +32,7 @@ FALLEN_NATS = 1.0  # nats by which a chosen answer may have become less likely
 
 
 def learning_rate(run: Run) -> Check:
-    """Check the peak learning rate: a fraction of the usual one for chats, also for a tuner without its
-    own.
-    """
+    """Check the peak learning rate: a fraction of chats' usual one, also for a tuner without its own."""
     if run.settings.tuner in SFT_RATES.keys() - RATES.keys():
         return sft_learning_rate(run)
     cause = "a higher one makes the chosen answers less likely too"
@@ -42,9 +40,7 @@ def learning_rate(run: Run) -> Check:
 
 
 def chosen(run: Run) -> Check:
-    """Check that the chosen answers have not become less likely than they were, which the loss of pairs
-    allows.
-    """
+    """Check that chosen answers did not become less likely than at first: the loss of pairs allows it."""
     gains = run.measured("chosen_gain")
     if len(gains) < WINDOW:
         return unknown(f"no reference, or fewer than {WINDOW} steps")
@@ -80,9 +76,7 @@ END = {**AT_END, "end loss": end_loss}
 
 
 class PreferenceLearner(Learner):
-    """Method that compares answers, also with those of the untrained model if the method has such a
-    reference.
-    """
+    """Method that compares answers, also with the untrained model's if it has such a reference."""
 
     rules: ClassVar[RuleSets] = RuleSets(STEP, EVERY_EVAL, END)
 

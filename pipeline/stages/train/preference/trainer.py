@@ -81,8 +81,9 @@ class Reference:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of `file`, or [] if it is missing or damaged. A damaged file is removed and made
-    again.
+    """Return the lines of `file`, or [] if it is missing or damaged.
+
+    A damaged file is removed and made again.
     """
     try:
         return MetricsLog(file).rows()
@@ -104,9 +105,7 @@ class PreferenceTrainer(Trainer):
         self.weights = weights
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
-        """Return the sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of its
-        measures.
-        """
+        """Return the summed losses of a batch's pairs or answers ÷ `items`, and its measures' sums."""
         roles = inputs["roles"]
         settings = self.settings
         # The reference runs before the forward that keeps activations. KTO's other answers run after it,
@@ -128,15 +127,11 @@ class PreferenceTrainer(Trainer):
         return losses.sum() / items, extra | measured(chosen, rejected, margins, self.reference is not None)
 
     def reference_logps(self, model: Any, batch: Batch) -> Any:
-        """Return the reference's log-probabilities (n,) of the answers in a batch, or None without a
-        reference.
-        """
+        """Return the reference's log-probabilities (n,) of a batch's answers; None without a reference."""
         return self.reference and self.reference.logps(self.model, model, batch)
 
     def divergence(self, model: Any, inputs: Batch) -> Any:
-        """Return KTO's z: the mean of log π ÷ reference over other answers to the batch's prompts, at least
-        0.
-        """
+        """Return KTO's z, at least 0: mean of log π ÷ reference over other answers to the batch's prompts."""
         others = inputs[OTHERS]
         with torch.no_grad():
             logps, _ = likelihoods(model, others, len(inputs["roles"]))
