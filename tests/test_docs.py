@@ -236,13 +236,23 @@ def test_the_pages_name_every_stage_recipe_scorer_and_tool() -> None:
     assert f".tools/llama.cpp/{VERSION}/" in gpu
 
 
-def test_the_floors_in_architecture_are_those_that_lint_checks() -> None:
+def test_the_layers_in_architecture_are_those_that_lint_checks() -> None:
     page = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    drawing = page.partition("## Floors")[2].partition("```text\n")[2].partition("```")[0]
+    drawing = page.partition("## Layers")[2].partition("```text\n")[2].partition("```")[0]
     drawn = [line.split("│")[1].split() for line in drawing.splitlines() if "│" in line]
     lint = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     layers = next(contract["layers"] for contract in lint["contracts"] if contract["id"] == "layers")
     assert drawn == [layer.split(" : ") for layer in layers]
+
+
+def test_the_sections_in_architecture_are_in_the_modules_that_it_names() -> None:
+    page = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `pipeline/config/sections/(\w+)\.py` \| ([^|]+) \|$", page, re.MULTILINE)
+    shown = {section: module for module, sections in rows for section in sections.split(", ")}
+    assert shown == {
+        name: str(getattr(field.annotation, "__module__", "")).rpartition(".")[2]
+        for name, field in Params.model_fields.items()
+    }
 
 
 def test_troubleshooting_is_made_from_the_catalog_of_errors(tmp_path: Path) -> None:
