@@ -43,7 +43,8 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
     """
     old, before = gguf_tensors(base)
     new, after = gguf_tensors(other)
-    if different := _other_tensors(old, new):
+    different = _other_tensors(old, new)
+    if different:
         raise DataError(
             "Q-GGUF-016",
             f"{different} is not the same in {base} and {other}, and a patch changes values alone: give a "
@@ -56,7 +57,8 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
             kind, values = change
             arrays[kind + name] = values
     kept, arrays[HEADER] = _header_change(_head(base, old), _head(other, new))
-    if tail := _tail(other, new):
+    tail = _tail(other, new)
+    if tail:
         arrays[TAIL] = np.frombuffer(tail, np.uint8)
     details = {
         "format": FORMAT,

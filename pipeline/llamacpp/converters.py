@@ -67,7 +67,8 @@ def lora_to_gguf(
     Raises `DataError` if an adapter's GGUF can't represent it, `ToolError` if the converter fails.
     """
     config = read_json(adapter / "adapter_config.json", "run `snakemake --force train`")
-    if problem := merged_only(config):
+    problem = merged_only(config)
+    if problem:
         raise DataError(
             "Q-LLAMACPP-021", f"{adapter} can't be a GGUF of its own ({problem}): merge it into its base"
         )

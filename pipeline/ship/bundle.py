@@ -174,7 +174,8 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         ),
     }
     for file, text in texts.items():
-        if hidden := obeyed(text):
+        hidden = obeyed(text)
+        if hidden:
             raise DataError(
                 "Q-SHIP-003",
                 f"{file} would hold {hidden}, which can hide text: take it out of models/base.json, the chat "

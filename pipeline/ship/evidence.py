@@ -70,7 +70,8 @@ def _report_faults(
     or summarizes other answers.
     """
     report, again = f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
-    if lacking := [file.name for file in files if file not in hashes]:
+    lacking = [file.name for file in files if file not in hashes]
+    if lacking:
         yield (
             f"{' and '.join(lacking)} is missing, so nothing says that {report} is about it: run "
             "`snakemake`, or pull it (`dvc pull`)."
