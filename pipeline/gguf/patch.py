@@ -29,7 +29,8 @@ COUNTS = 24  # bytes at the start of a GGUF: magic, version, number of tensors a
 HEADER, TAIL = "header", "tail"
 WHOLE, CHANGED = "tensor:", "scales:"
 MOST_DIMENSIONS = 3
-SHA256, SIZE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9]{1,15}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+SIZE = re.compile(r"[0-9]{1,15}")
 KEYS = {"base_sha256", "sha256", "bytes", "header_kept"}
 Patch = dict[str, Any]  # the safetensors file's metadata, and its arrays under "arrays"
 

@@ -127,7 +127,8 @@ def compiles_amx(compiler: str) -> bool:
     this CPU.
     """
     with tempfile.TemporaryDirectory(prefix="quench-amx-") as folder:
-        source, program = Path(folder) / "check.cpp", Path(folder) / "check"
+        source = Path(folder) / "check.cpp"
+        program = Path(folder) / "check"
         source.write_text(AMX_CHECK, encoding="ascii")
         try:
             for command in (

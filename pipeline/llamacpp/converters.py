@@ -108,7 +108,8 @@ def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options:
     Raises `ConfigError` if a pattern or type is invalid, `DataError` if `source` is incomplete, `ToolError`
     if llama-quantize fails.
     """
-    imatrix, tensor_types = options.imatrix, options.tensor_types
+    imatrix = options.imatrix
+    tensor_types = options.tensor_types
     check_gguf(source)
     # An upper bound: no level is larger than 16-bit floats. Some levels are larger than a source that is
     # quantized already.

@@ -120,7 +120,9 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     """Write everything but the GGUFs, the checksums and the signature."""
     from pipeline.ship.sbom import Subject, bill  # It takes a second to import.
 
-    inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
+    inputs = shipment.inputs
+    level = shipment.level
+    serve = shipment.serve
     gguf = shipment.gguf
     lora = shipment.lora
     evaluation = inputs.evaluations[level]

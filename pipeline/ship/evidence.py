@@ -69,7 +69,8 @@ def _report_faults(
     """Yield a sentence if a model's evaluation is of other files (a GGUF, and perhaps an adapter's with it),
     or summarizes other answers.
     """
-    report, again = f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
+    report = f"reports/eval/{model}.json"
+    again = f"run `python -m pipeline evaluate@{model}` again"
     lacking = [file.name for file in files if file not in hashes]
     if lacking:
         yield (

@@ -126,7 +126,8 @@ def _check_each(model: Any, matched: Mapping[str, "LoraLayer"], train: Training)
         raise AssertionError(f"{wrong[0]} has an adapter and is no target, or the other way round")
     for name, layer in matched.items():
         (adapter,) = layer.r
-        rank, scale = layer.r[adapter], layer.scaling[adapter]
+        rank = layer.r[adapter]
+        scale = layer.scaling[adapter]
         if rank != rank_of(name, train) or not isclose(scale, scale_of(name, train)):
             raise AssertionError(f"{name} has rank {rank} and scale {scale}, by the settings it has others")
 

@@ -63,7 +63,8 @@ class Length:
         """Return the counts since the last call: `split` and `truncated` rows, their `exchanges_left_out`,
         and `texts_cut`.
         """
-        counts, self.counts = self.counts, Counter()
+        counts = self.counts
+        self.counts = Counter()
         return counts
 
     def parts(self, row: Row, changes: Changes) -> list[Row]:
