@@ -34,17 +34,21 @@ def run(
     root: Path,
     params_file: Path | None,
     *,
-    resume: bool | Path | str = True,
+    resume: bool | Path = True,
+    replay: bool = False,
     group: Any = None,
     shards: int | None = None,
 ) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
     `group`: the processes that train together.
 
-    `shards`: publish what this many jobs have written of curate (`pipeline.stages.curate.shard`). In a
-    Snakemake job the outputs come back from DVC's cache instead if nothing that they depend on has changed. A
-    job on another machine leaves a receipt for the one that records. Raises `QuenchError` for what a user can
-    fix.
+    `resume`: train from the newest checkpoint, from none (False), or from this one. `replay`: train on the
+    last run's rollouts instead, from no checkpoint. `shards`: publish what this many jobs have written of
+    curate (`pipeline.stages.curate.shard`).
+
+    In a Snakemake job the outputs come back from DVC's cache instead if nothing that they depend on has
+    changed. A job on another machine leaves a receipt for the one that records. Raises `QuenchError` for what
+    a user can fix.
     """
     from pipeline.config.params import read_params
     from pipeline.core.locks import inputs_below
@@ -62,10 +66,10 @@ def run(
     from pipeline.workflow.state.settings import need_settings
     from pipeline.workflow.state.sync_mtimes import reuse
 
-    name, item = parsed(stage, resume, shards)
+    name, item = parsed(stage, resume, shards, replay=replay)
     extra: dict[str, Any] = {"shards": shards} if shards else {}
     if name == "train":
-        extra = {"resume": resume != REPLAY and resume, "replay": resume == REPLAY, "group": group}
+        extra = {"resume": False if replay else resume, "replay": replay, "group": group}
     need_folder(root)
     need_usable_path(root)
     read = read_params(params_file or root / "params.yaml")
@@ -161,12 +165,14 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
     rank = None
     try:
         rank = take_rank()
+        replay = arguments.resume == REPLAY
         work = partial(
             run,
             arguments.stage,
             arguments.root,
             arguments.params,
-            resume=arguments.resume,
+            resume=not replay and arguments.resume,
+            replay=replay,
             shards=arguments.shards,
         )
         if arguments.stage == CODE:

@@ -9,7 +9,7 @@ import tiny
 
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import spread
-from pipeline.stages.parity.hand_overs import (
+from pipeline.stages.parity.divergence_checks import (
     Outputs,
 )
 from pipeline.stages.parity.outputs import Bench, Chain

@@ -31,7 +31,7 @@ def main(wanted: str | None, page: Path | None) -> None:
         print(*_sentences(reason), sep="\n")
         return
     name = (wanted or "").upper()
-    shown = [problem for id, problem in catalog().items() if name in ("", id, problem.area)]
+    shown = [problem for problem in catalog().values() if not name or name in (problem.id, problem.area)]
     if not shown:
         raise ConfigError(
             "Q-COMMANDS-033", f"no error, area or reason is called {wanted!r}: {_nearest(name)}"
@@ -74,18 +74,18 @@ def exit_code(problem: Problem) -> str:
 
 def troubleshooting() -> str:
     """Return docs/troubleshooting.md: the hand-written beginning, then a table per area."""
-    areas = groupby(catalog().values(), key=lambda problem: problem.area)
-    return "\n".join(
-        [HEAD.read_text(encoding="utf-8"), *(_table(area, list(problems)) for area, problems in areas)]
-    )
+    tables = [
+        _table(area, list(problems))
+        for area, problems in groupby(catalog().values(), key=lambda problem: problem.area)
+    ]
+    return "\n".join([HEAD.read_text(encoding="utf-8"), *tables])
 
 
 def _table(area: str, problems: Sequence[Problem]) -> str:
     rows = [(problem.id, exit_code(problem), problem.when, problem.remedy) for problem in problems]
     lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-    return f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n" + "".join(
-        f"| {line} |\n" for line in lines
-    )
+    head = f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n"
+    return head + "".join(f"| {line} |\n" for line in lines)
 
 
 def reasons_table() -> str:

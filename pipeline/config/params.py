@@ -168,7 +168,8 @@ class Params(sections.Section):
             )
 
     def _of_models(self) -> Iterator[str]:
-        if served := self.product.served:
+        served = self.product.served
+        if served:
             original = [sections.ORIGINAL] if self.base.level else []
             names = [sections.BASE, served, *original]
             needed = served
@@ -187,7 +188,8 @@ class Params(sections.Section):
             needed = self.convert.type
             why = "which every level is compared with"
             made_by = "(quantize.levels and quantize.distill, spelled as there)"
-        if unknown := [model for model in self.evaluate.models if model not in names]:
+        unknown = [model for model in self.evaluate.models if model not in names]
+        if unknown:
             yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(names)} {made_by}"
         if needed not in self.evaluate.models:
             yield f"evaluate.models lacks {needed}, {why}: add it"

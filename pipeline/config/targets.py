@@ -133,7 +133,8 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"take up to {layers}"
         )
     numbers = train.layers if isinstance(train.layers, list) else []
-    if beyond := [layer for layer in numbers if layer >= layers]:
+    beyond = [layer for layer in numbers if layer >= layers]
+    if beyond:
         yield (
             f"train.layers names {beyond[0]} and the model has {plural(layers, 'layer')}, counted from 0: "
             f"take numbers up to {layers - 1}"

@@ -80,7 +80,8 @@ def training_problems(
             f"compare.seeds names seeds and train.method is {train.method}, and strategies are compared by "
             "supervised training: set the seeds to []"
         )
-    if problem := merged_only(train.model_dump(include={*train.tuning.settings})):
+    problem = merged_only(train.model_dump(include={*train.tuning.settings}))
+    if problem:
         if learning.prompts and train.grpo.rollouts == "llama-server":
             yield (
                 f"train.{problem}, with which llama-server can't draw: leave it out, or set "
@@ -126,7 +127,8 @@ def _of_merged_only(why: str, graph: Graph, full_parity: bool, compared: Sequenc
             f"{why}, which parity.depth full puts on the base's levels: leave it out, or set the depth to "
             "standard"
         )
-    if beside := [name for name in compared if STRATEGIES[name].beside]:
+    beside = [name for name in compared if STRATEGIES[name].beside]
+    if beside:
         yield (
             f"{why}, which compare.strategies {' and '.join(beside)} put on a level: leave it out, or name "
             "other strategies"

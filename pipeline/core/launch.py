@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from operator import itemgetter
+from math import inf
 from types import FrameType
 
 from pipeline.core.child import bound
@@ -39,7 +39,8 @@ def launch(words: Sequence[str], count: int) -> int:
         store.bind((HERE, 0))
         store.listen()
         processes = [_started(words, number, count, store) for number in range(count)]
-    with _passed_on(processes) as heard:  # Now only rank 0 has the socket: if it dies, the others notice.
+    # This process has closed the socket, so only rank 0 has it: if rank 0 dies, the others notice.
+    with _passed_on(processes) as heard:
         ended = _wait(processes)
     return exit_code(ended, heard)
 
@@ -47,7 +48,8 @@ def launch(words: Sequence[str], count: int) -> int:
 def exit_code(ended: dict[int, int], heard: Sequence[int]) -> int:
     """Return the exit code after processes that exited like this, {number: exit code} in their order.
 
-    `heard` contains the signals that were passed on to them. Raises what `launch` does.
+    As in `subprocess`, a negative code is the signal that ended a process. `heard` contains the signals that
+    were passed on to them. Raises what `launch` does.
     """
     failed = [(number, code) for number, code in ended.items() if code]
     if not ended[0] or not failed:
@@ -117,19 +119,28 @@ def _passed_on(processes: "list[subprocess.Popen[bytes]]") -> Iterator[list[int]
 def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
     """Return {number: exit code} of all processes, in the order in which they exited.
 
-    Signal those that are too late.
+    After the first that failed, or rank 0, the others get SIGTERM and then SIGKILL if they are too late.
     """
     ended: dict[int, int] = {}
-    over_at = None
-    last_words = [(GRACE_SECONDS, signal.SIGTERM), (LAST_SECONDS, signal.SIGKILL)]
+    over = False
+    terminate_at = inf
+    kill_at = inf
     while len(ended) < len(processes):
         codes = {number: process.poll() for number, process in enumerate(processes) if number not in ended}
-        # A killed process comes before those that noticed it at once.
-        ended |= sorted(((n, code) for n, code in codes.items() if code is not None), key=itemgetter(1))
-        if over_at is None and (0 in ended or any(ended.values())):
-            over_at = time.monotonic()
-        if over_at is not None and last_words and time.monotonic() - over_at > last_words[0][0]:
-            _send_signal(processes, last_words.pop(0)[1])
+        exited = [(number, code) for number, code in codes.items() if code is not None]
+        # The code of a killed process is negative, so it comes before those that noticed it at once.
+        ended |= sorted(exited, key=lambda process: process[1])
+        now = time.monotonic()
+        if not over and (0 in ended or any(ended.values())):
+            over = True
+            terminate_at = now + GRACE_SECONDS
+            kill_at = now + LAST_SECONDS
+        if now > terminate_at:
+            _send_signal(processes, signal.SIGTERM)
+            terminate_at = inf
+        elif now > kill_at:
+            _send_signal(processes, signal.SIGKILL)
+            kill_at = inf
         time.sleep(LOOK_SECONDS)
     return ended
 

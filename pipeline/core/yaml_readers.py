@@ -163,7 +163,8 @@ def _text(path: Path) -> str:
         raise Fault(
             f"line {line}: not UTF-8 text (byte {error.start} of the file): save it as UTF-8"
         ) from None
-    if control := UNPRINTABLE.search(text.removeprefix("\ufeff")):
+    control = UNPRINTABLE.search(text.removeprefix("\ufeff"))
+    if control:
         line = text.count("\n", 0, control.start()) + 1
         raise Fault(f"line {line}: the control character {quoted(control[0])} can't stand in YAML: remove it")
     return text
@@ -283,7 +284,8 @@ def _scalar(event: Any) -> Any:
         raise Fault(
             f"a text of {len(text):,} characters, more than {MAX_TEXT:,}: shorten it", event.start_mark
         )
-    if control := UNPRINTABLE.search(text):
+    control = UNPRINTABLE.search(text)
+    if control:
         raise Fault(f"the text holds the control character {quoted(control[0])}: remove it", event.start_mark)
     if not event.implicit[0]:
         return text

@@ -154,7 +154,8 @@ def _level(
         tops = {model: evaluations[model].same_top for model in memory}
         quality = {model: -math.inf if top is None else top for model, top in tops.items()}
         good = [model for model in memory if model in REFERENCES or quality[model] >= MIN_SAME_TOP]
-    warnings = resolution(sixteen, evaluations[sixteen], room.max_task_drop)
+    coarse = resolution(sixteen, evaluations[sixteen], room.max_task_drop)
+    warnings = [] if coarse is None else [coarse]
     if good:
         chosen = min(good, key=lambda model: (*size_and_loss(model, evaluations), model))
         fits = f"{_fits(memory[chosen])} in {room}"
@@ -204,7 +205,7 @@ def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: floa
     if compared:
         score = (
             f"; on the task it has {compared.score:.1f} points, {BASE} alone {compared.other:.1f} "
-            f"({compared.words})"
+            f"({compared.reason})"
         )
     elif evidence.evaluations[model].score is None:
         score = "; there is no task score to judge by"

@@ -122,7 +122,8 @@ def task_drop(model: str, against: str, evidence: Evidence, limit: float | None)
     if model == against:
         return rule.check("pass", f"{model} is the model that the levels are compared with.", 0.0)
     unknown = f"The task drop of {model} was not measured"
-    task, reference = evidence.task(model), evidence.task(against)
+    task = evidence.task(model)
+    reference = evidence.task(against)
     if task is None and reference is None:
         return rule.check("not measured", f"{unknown}: {_unasked(model, evidence.evaluations)}.")
     if task is None or reference is None:

@@ -6,6 +6,7 @@ could not mark, or that took too long, counts for neither. A difference is only 
 it: by the paired test, without answers if the 95 % intervals of both scores do not overlap.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -20,20 +21,29 @@ TOLERANCE = 1e-9  # points; 75.0 - 70.0 may give 5.000000000000004
 
 @dataclass(frozen=True)
 class Standing:
-    """Mean scores of two models, in points of 100; if they differ beyond noise, and the words for that."""
+    """Mean scores of two models, in points of 100; whether they differ beyond noise, and the reason.
+
+    `finding` is the reason in a sentence that already says whether they differ.
+    """
 
     score: float
     other: float
-    apart: bool
-    words: str
+    significant: bool
+    reason: str
+    finding: str
 
     @property
     def points(self) -> float:
         """Difference of the scores in points."""
         return self.score - self.other
 
+    @property
+    def figures(self) -> str:
+        """Both scores and the finding, for a sentence that already says whether they differ."""
+        return f"{self.score:.1f} against {self.other:.1f} points; {self.finding}"
+
     def __str__(self) -> str:
-        return f"{self.score:.1f} against {self.other:.1f} points; {self.words}"
+        return f"{self.score:.1f} against {self.other:.1f} points; {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,8 @@ class Evidence:
         """Return both models' scores, from 0 to 1, on the questions that both have a score for, in order;
         None if they answered other questions.
         """
-        rows, others = self.answers.get(first) or (), self.answers.get(second) or ()
+        rows = self.answers.get(first) or ()
+        others = self.answers.get(second) or ()
         if [row.id for row in rows] != [row.id for row in others]:
             return None
         pairs = [
@@ -70,29 +81,46 @@ class Evidence:
         """Compare `model` with `other`; None if one has no score or was not evaluated, or no question has a
         score of both.
         """
-        task, against = self.task(model), self.task(other)
-        if task is None or against is None or task.score is None or against.score is None:
+        task = self.task(model)
+        other_task = self.task(other)
+        if task is None or other_task is None or task.score is None or other_task.score is None:
             return None
-        scores = (task.score, against.score)
-        rows = task.scored_rows
         if model in self.answers and other in self.answers:
             pairs = self.paired_scores(model, other)
             if not pairs or not pairs[0]:
                 return None
-            from pipeline.metrics.statistics import CHANCE, compare_scores
+            return _compare_paired(*pairs)
+        return _compare_intervals(task, task.score, other_task, other_task.score)
 
-            scores = (fmean(pairs[0]), fmean(pairs[1]))
-            rows = len(pairs[0])
-            p = compare_scores(*pairs).p_value
-            is_significant = p < CHANCE
-            proof = f"more than noise, {p_value(p)} on the same {rows} questions"
-        else:
-            low, high = task.interval
-            other_low, other_high = against.interval
-            is_significant = low > other_high or other_low > high
-            proof = "the intervals lie apart, so it is more than noise"
-        words = proof if is_significant else f"the difference is within the noise of {rows} rows"
-        return Standing(scores[0] * 100, scores[1] * 100, is_significant, words)
+
+def _compare_paired(scores: Sequence[float], others: Sequence[float]) -> Standing:
+    """Compare two models' scores (0 to 1) on the same questions, by the paired test."""
+    # This avoids NumPy, unless there are answers to compare.
+    from pipeline.metrics.statistics import CHANCE, compare_scores
+
+    p = compare_scores(scores, others).p_value
+    significant = p < CHANCE
+    reason = _within_noise(len(scores))
+    if significant:
+        reason = f"more than noise, {p_value(p)} on the same {len(scores)} questions"
+    return Standing(fmean(scores) * 100, fmean(others) * 100, significant, reason, finding=reason)
+
+
+def _compare_intervals(task: Task, score: float, other: Task, other_score: float) -> Standing:
+    """Compare the `score` of `task` with the `other_score` of `other` (0 to 1) by their 95 % intervals."""
+    low, high = task.interval
+    other_low, other_high = other.interval
+    significant = low > other_high or other_low > high
+    finding = _within_noise(task.scored_rows)
+    reason = finding
+    if significant:
+        finding = "the intervals lie apart"
+        reason = f"{finding}, so it is more than noise"
+    return Standing(score * 100, other_score * 100, significant, reason, finding)
+
+
+def _within_noise(rows: int) -> str:
+    return f"the difference is within the noise of {rows} rows"
 
 
 @dataclass(frozen=True)
@@ -117,7 +145,8 @@ def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
         return Gain(model, None, None, f"Not measured: evaluate.models does not name {untuned}.")
     compared = evidence.compare(model, untuned)
     if compared is None:
-        before, after = evaluations[untuned].perplexity, evaluations[model].perplexity
+        before = evaluations[untuned].perplexity
+        after = evaluations[model].perplexity
         if before is None or after is None:
             return Gain(model, None, None, "Not measured: there is neither a task score nor a perplexity.")
         place = "below" if after < before else "not below"
@@ -129,8 +158,8 @@ def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
             f"{model}'s held-out perplexity is {place} the untuned base's ({figures}).",
         )
     points = round(compared.points, 1)
-    figures = str(compared).removesuffix(", so it is more than noise")
-    if not compared.apart:
+    figures = compared.figures
+    if not compared.significant:
         recovers = model == product_of(evaluations).served and evidence.recovered is not None
         return Gain(
             model,
@@ -150,24 +179,24 @@ def could_fall(score: float | None, max_task_drop: float) -> bool:
     return score is not None and 100 * score > max_task_drop + TOLERANCE
 
 
-def resolution(sixteen: str, reference: Evaluation, max_task_drop: float) -> list[str]:
+def resolution(reference_name: str, reference: Evaluation, max_task_drop: float) -> str | None:
     """Return a warning if scores can't distinguish levels: all of the 16-bit model's may be lost, or its
     interval is wider than the allowed drop.
     """
     task = reference.task
     if task is None or task.score is None:
-        return []
+        return None
     if not could_fall(task.score, max_task_drop):
-        useless = (
-            f"{sixteen} scores {100 * task.score:.1f} points, and {max_task_drop:g} may be lost: such scores "
-            "can't tell levels apart, so their first choices of a token do. Train longer, or give "
+        return (
+            f"{reference_name} scores {100 * task.score:.1f} points, and {max_task_drop:g} may be lost: such "
+            "scores can't tell levels apart, so their first choices of a token do. Train longer, or give "
             "evaluate.scorers one that fits the task."
         )
-        return [useless]
     low, high = task.interval
-    half = (high - low) / 2 * 100
-    coarse = (
-        f"{task.scored_rows} rows measure a score to ± {half:.0f} points, coarser than the "
+    half_width = (high - low) / 2 * 100
+    if half_width <= max_task_drop:
+        return None
+    return (
+        f"{task.scored_rows} rows measure a score to ± {half_width:.0f} points, coarser than the "
         f"{max_task_drop:g} allowed: raise evaluate.task_rows for a firmer choice."
     )
-    return [coarse] if half > max_task_drop else []

@@ -94,7 +94,8 @@ class _Cursor:
             return self.texts(1)[0]
         if value_type != ARRAY:
             raise NotGguf(f"value type {value_type} at byte {self.at:,} is not one that llama.cpp writes")
-        element, count = *self.scalars("I", 1), *self.scalars("Q", 1)
+        element = self.scalars("I", 1)[0]
+        count = self.scalars("Q", 1)[0]
         if element in SCALARS:
             return list(self.scalars(SCALARS[element], count))
         if element != STRING:

@@ -29,7 +29,8 @@ COUNTS = 24  # bytes at the start of a GGUF: magic, version, number of tensors a
 HEADER, TAIL = "header", "tail"
 WHOLE, CHANGED = "tensor:", "scales:"
 MOST_DIMENSIONS = 3
-SHA256, SIZE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9]{1,15}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+SIZE = re.compile(r"[0-9]{1,15}")
 KEYS = {"base_sha256", "sha256", "bytes", "header_kept"}
 Patch = dict[str, Any]  # the safetensors file's metadata, and its arrays under "arrays"
 
@@ -43,7 +44,8 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
     """
     old, before = gguf_tensors(base)
     new, after = gguf_tensors(other)
-    if different := _other_tensors(old, new):
+    different = _other_tensors(old, new)
+    if different:
         raise DataError(
             "Q-GGUF-016",
             f"{different} is not the same in {base} and {other}, and a patch changes values alone: give a "
@@ -56,7 +58,8 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
             kind, values = change
             arrays[kind + name] = values
     kept, arrays[HEADER] = _header_change(_head(base, old), _head(other, new))
-    if tail := _tail(other, new):
+    tail = _tail(other, new)
+    if tail:
         arrays[TAIL] = np.frombuffer(tail, np.uint8)
     details = {
         "format": FORMAT,

@@ -69,7 +69,8 @@ def folder_fields(folder: Path) -> Fields:
     the figures, which arithmetic may change).
     """
     fields: Fields = {}
-    template, merge = folder / "chat_template.jinja", folder / "merge.json"
+    template = folder / "chat_template.jinja"
+    merge = folder / "merge.json"
     if template.exists():
         fields["quench.template.sha256"] = file_hash(template)
     if merge.exists():

@@ -163,7 +163,8 @@ def read_header(file: Path) -> list[Entry]:
     except (SafetensorError, ValueError) as error:
         raise DataError("Q-GGUF-006", f"{file} can't be read as safetensors ({error}): {REMEDY}") from None
     header.pop("__metadata__", None)
-    if odd := next((name for name, details in header.items() if details["dtype"] not in DTYPES), None):
+    odd = next((name for name, details in header.items() if details["dtype"] not in DTYPES), None)
+    if odd:
         raise DataError(
             "Q-GGUF-009",
             f"{odd} in {file} has the type {header[odd]['dtype']}, which can't be merged: take a base in 16 "

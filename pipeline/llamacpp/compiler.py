@@ -124,7 +124,8 @@ def amx_flags(compiler: str) -> list[str]:
 def compiles_amx(compiler: str) -> bool:
     """Return True if `AMX_CHECK` by `compiler`, with llama.cpp's optimization, runs correctly on this CPU."""
     with tempfile.TemporaryDirectory(prefix="quench-amx-") as folder:
-        source, program = Path(folder) / "check.cpp", Path(folder) / "check"
+        source = Path(folder) / "check.cpp"
+        program = Path(folder) / "check"
         source.write_text(AMX_CHECK, encoding="ascii")
         try:
             for command in (

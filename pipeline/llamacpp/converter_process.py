@@ -18,7 +18,8 @@ from typing import Any
 
 def main(argv: list[str]) -> None:
     """Set the name and the fields where the converter looks for them, then run it."""
-    settings, script, *arguments = json.loads(argv[0]), *argv[1:]
+    settings = json.loads(argv[0])
+    script, *arguments = argv[1:]
     if settings["pre"]:
         from conversion.base import TextModel  # type: ignore[import-not-found]  # llama.cpp's package
 
@@ -117,7 +118,8 @@ def stack_experts_of(kind: Any) -> None:
     import torch
 
     held: dict[tuple[str, str], dict[int, Any]] = {}
-    modify, prepare_tensors = kind.modify_tensors, kind.prepare_tensors
+    modify = kind.modify_tensors
+    prepare_tensors = kind.prepare_tensors
 
     def with_experts(self: Any, data: Any, name: str, bid: int | None) -> Any:
         match = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight", name)

@@ -67,7 +67,8 @@ def lora_to_gguf(
     Raises `DataError` if an adapter's GGUF can't represent it, `ToolError` if the converter fails.
     """
     config = read_json(adapter / "adapter_config.json", "run `snakemake --force train`")
-    if problem := merged_only(config):
+    problem = merged_only(config)
+    if problem:
         raise DataError(
             "Q-LLAMACPP-021", f"{adapter} can't be a GGUF of its own ({problem}): merge it into its base"
         )
@@ -107,7 +108,8 @@ def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options:
     Raises `ConfigError` if a pattern or type is invalid, `DataError` if `source` is incomplete, `ToolError`
     if llama-quantize fails.
     """
-    imatrix, tensor_types = options.imatrix, options.tensor_types
+    imatrix = options.imatrix
+    tensor_types = options.tensor_types
     check_gguf(source)
     # An upper bound: no level is larger than 16-bit floats. Some levels are larger than a source that is
     # quantized already.

@@ -76,7 +76,8 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
     tokenizer = plain_tokenizer(folder)
     text, names = known_hashes(tools)
     ids = tokenizer.encode(text).ids
-    if name := names.get(hashlib.sha256(str(ids).encode()).hexdigest()):
+    name = names.get(hashlib.sha256(str(ids).encode()).hexdigest())
+    if name:
         return PreTokenizer(name, "hash")
     structure = read_structure(content, adds_bos=bool(tokenizer.encode("").ids))
     if isinstance(structure, Structure) and structure in KNOWN:

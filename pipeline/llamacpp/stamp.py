@@ -192,7 +192,8 @@ def _is_complete(entry: Path) -> bool:
 
 
 def _need_safe(folder: Path) -> None:
-    if path := changed_by_others(folder):
+    path = changed_by_others(folder)
+    if path:
         raise OSError(f"another user can change {path}")
 
 

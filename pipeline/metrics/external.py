@@ -146,7 +146,8 @@ class ExternalScorer:
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
         for line in _lines(self.process.stderr):
-            if words := line.decode(errors="replace").strip():
+            words = line.decode(errors="replace").strip()
+            if words:
                 self.last_words = one_line(words, SHOWN)
 
     def _read(self) -> None:

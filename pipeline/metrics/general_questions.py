@@ -69,7 +69,8 @@ def _question(file: str, number: int, line: bytes | None) -> Question:
     for key in ("subject", "question"):
         if not isinstance(row[key], str) or not row[key].strip():
             raise BadLine(key, f"{key} must be a text")
-    choices, answer = row["choices"], row["answer"]
+    choices = row["choices"]
+    answer = row["answer"]
     if (
         not isinstance(choices, list)
         or len(choices) < 2

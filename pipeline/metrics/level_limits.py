@@ -44,7 +44,9 @@ UNPUBLISHED_SAME_TOP = 0.7
 MOST_OVER = 1.5
 # Most that llama.cpp's 8-bit activations may cost a GGUF (measured: 0.008 nats and 94.9 % on a Q4_K_M of
 # 135M). Beyond, one of the two sides computes another model. An adapter may add its share to that.
-MOST_SERVED_KLD, LEAST_SERVED_SAME_TOP, ADDED_BY_ADAPTER = 0.05, 0.85, 0.2
+MOST_SERVED_KLD = 0.05
+LEAST_SERVED_SAME_TOP = 0.85
+ADDED_BY_ADAPTER = 0.2
 
 
 @dataclass(frozen=True)

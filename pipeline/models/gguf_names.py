@@ -133,14 +133,16 @@ def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> 
                 f"{names.file}: {place.tensor} filled both {used[place]} and {parameter}: take another base",
             )
         used[place] = parameter
-    if left := left_over(tensors, used):
+    left = left_over(tensors, used)
+    if left:
         more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
         raise DataError(
             "Q-MODELS-029",
             f"{names.file} holds {', '.join(left[:LISTED])}{more}, which config.json has no place for: run "
             "`snakemake --force base`",
         )
-    if empty := next((name for name, values in model.named_buffers() if values.is_meta), None):
+    empty = next((name for name, values in model.named_buffers() if values.is_meta), None)
+    if empty:
         raise DataError(
             "Q-MODELS-032",
             f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take "

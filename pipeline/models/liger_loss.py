@@ -45,7 +45,8 @@ def apply_liger(folder: Path) -> None:
 
     Raises `ToolError` if Liger doesn't have them for the architecture.
     """
-    if lacking := try_liger(folder):
+    lacking = try_liger(folder)
+    if lacking:
         raise ToolError("Q-MODELS-014", f"{lacking}: set train.loss to auto or chunked")
 
 
@@ -68,7 +69,8 @@ def lacking_kernels(config: Any, *, swap: bool) -> str:
     if apply is None or not set(inspect.signature(apply).parameters) >= SWITCHES:
         return f"Liger has no kernels for RMSNorm, RoPE and SwiGLU of {model_type}"
     plain = empty(config)
-    if missing := [name for name, part in swapped_parts(plain).items() if part is None]:
+    missing = [name for name, part in swapped_parts(plain).items() if part is None]
+    if missing:
         return f"{model_type} has no {missing[0]}, whose place Liger's kernel would take"
     code = sys.modules[type(plain).__module__]
     before = dict(vars(code))

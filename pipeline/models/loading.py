@@ -25,7 +25,8 @@ def load_model(folder: Path, **settings: Any) -> Any:
         key_mapping=KEY_MAPPING if config.model_type == "mixtral" else None,
         **settings,
     )
-    if missing := sorted(loaded["missing_keys"]):
+    missing = sorted(loaded["missing_keys"])
+    if missing:
         raise DataError(
             "Q-MODELS-035",
             f"{folder} has no {missing[0]} ({len(missing)} weights so), which would be made up: take a "

@@ -6,7 +6,7 @@ The softmax is summed up block by block, with the largest logit so far subtracte
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -102,20 +102,28 @@ def sums_outside(
     return id_logits, id_slopes, highest, others, pulled
 
 
+class BlockLogits(NamedTuple):
+    """Float32 logits (N, c), their slopes by the head's output (None: the factor everywhere), and the head's
+    rows (c, H) in its compute type.
+    """
+
+    logits: Any
+    slopes: Any
+    rows: Any
+
+
 def block_logits(
     x: Any, head: Any, first: int, last: int, factor: float, softcap: float | None
-) -> tuple[Any, Any, Any]:
-    """Return float32 logits (N, c) of states x (N, H) by rows [first, last) of a head, quantized or dense,
-    their slopes by the head's output (None: `factor` everywhere), and the rows (c, H) in its compute type.
-    """
+) -> BlockLogits:
+    """Return the logits of states x (N, H) by rows [first, last) of a head, quantized or dense."""
     rows = head.rows(first, last) if isinstance(head, QuantizedLinear) else head.weight[first:last]
     logits = torch.nn.functional.linear(x, rows, None if head.bias is None else head.bias[first:last])
     if factor != 1.0:
         logits *= factor
     if softcap is None:
-        return logits.float(), None, rows
+        return BlockLogits(logits.float(), None, rows)
     bent = (logits / softcap).tanh()
-    return (bent * softcap).float(), (1 - bent.float().square()) * factor, rows
+    return BlockLogits((bent * softcap).float(), (1 - bent.float().square()) * factor, rows)
 
 
 def vocabulary_blocks(head: Any, count: int) -> Iterator[tuple[int, int]]:

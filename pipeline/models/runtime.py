@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 from pipeline.core.hardware import usable_cores
 from pipeline.core.usage import peak_of_process
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # constants of glibc's malloc.h
+# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
 HEAP_BLOCK = 32 << 20  # bytes; the largest threshold that glibc sets by itself
 
 Item = TypeVar("Item")
@@ -124,7 +126,8 @@ def give_back_holes() -> None:
     library than glibc. It takes 0.15 s of a training on the CPU, and the next use of these pages takes as
     long again.
     """
-    if trim := _of_glibc("malloc_trim"):
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
         trim(0)
 
 
@@ -138,9 +141,9 @@ def memory_used() -> int:
     import psutil
     import torch
 
-    return int(
-        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss
-    )
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_memory() -> int:

@@ -75,7 +75,8 @@ def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
     passed = verdicts["pass"]
     unmeasured = verdicts["not measured"]
     total = sum(verdicts.values())
-    if failed := first(checks, "fail"):
+    failed = first(checks, "fail")
+    if failed:
         return (
             f"Something was lost: {verdicts['fail']} of {total} parity checks failed",
             f"The first that failed is “{failed['title']}”: do not serve these files before its cause is "

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-LETTER, HEIGHT = 5.9, 11.0  # width of a label's letter and height of its line, in points
+LETTER = 5.9  # width of a label's letter, in points
+HEIGHT = 11.0  # height of a label's line, in points
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 

@@ -269,7 +269,8 @@ def plan_disk(setup: Setup) -> dict[str, int]:
         before = 2 * shape.parameters
         base_copy = before
     copies = sum(sizes.values()) - sizes["checkpoints"] + base_copy
-    if rollouts := made_file(setup):
+    rollouts = made_file(setup)
+    if rollouts:
         sizes["GGUF for rollouts"] = rollouts  # stored among the checkpoints
     return sizes | {BASE: before, CACHE: copies}
 

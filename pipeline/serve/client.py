@@ -139,7 +139,8 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
     """
     adapters = loaded_adapters(client)
     names = [adapter.name for adapter in adapters]
-    if unknown := [name for name in wanted if name not in names]:
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
         available = ", ".join(names) or "none, start it with `quench serve --adapter FILE`"
         raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: it has {available}")
     # All adapters are listed because llama-server turns those off that are not named.

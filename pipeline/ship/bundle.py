@@ -119,7 +119,9 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     """Write everything but the GGUFs, the checksums and the signature."""
     from pipeline.ship.sbom import Subject, bill  # It takes a second to import.
 
-    inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
+    inputs = shipment.inputs
+    level = shipment.level
+    serve = shipment.serve
     gguf = shipment.gguf
     lora = shipment.lora
     evaluation = inputs.evaluations[level]
@@ -173,7 +175,8 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         ),
     }
     for file, text in texts.items():
-        if hidden := obeyed(text):
+        hidden = obeyed(text)
+        if hidden:
             raise DataError(
                 "Q-SHIP-003",
                 f"{file} would hold {hidden}, which can hide text: take it out of models/base.json, the chat "

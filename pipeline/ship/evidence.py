@@ -70,8 +70,10 @@ def _report_faults(
     """Yield a sentence if a model's evaluation is of other files (a GGUF, and perhaps an adapter's with it),
     or summarizes other answers.
     """
-    report, again = f"reports/eval/{model}.json", f"run `python -m pipeline evaluate@{model}` again"
-    if lacking := [file.name for file in files if file not in hashes]:
+    report = f"reports/eval/{model}.json"
+    again = f"run `python -m pipeline evaluate@{model}` again"
+    lacking = [file.name for file in files if file not in hashes]
+    if lacking:
         yield (
             f"{' and '.join(lacking)} is missing, so nothing says that {report} is about it: run "
             "`snakemake`, or pull it (`dvc pull`)."

@@ -25,7 +25,8 @@ ADAPTER = "models/adapter"
 BASE = "models/base.json"
 MERGED = "models/merged"
 TOKENS = "data/tokens"
-AUGMENT, AUGMENTED = "augment", "data/augmented"  # rows that a model wrote, in addition to those of curation
+AUGMENT = "augment"
+AUGMENTED = "data/augmented"  # rows that a model wrote, in addition to those of curation
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
 # Prefixes of a provenance's keys about the project's own records. Others are about llama.cpp, the importance
 # matrix and the tokenizer.

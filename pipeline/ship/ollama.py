@@ -78,7 +78,8 @@ def chat_template(model: Path) -> str | None:
     """Return the Jinja chat template of a Hugging Face folder; None if it has none or more than one. Raises
     `DataError` if it can't be read.
     """
-    file, config = model / "chat_template.jinja", model / "tokenizer_config.json"
+    file = model / "chat_template.jinja"
+    config = model / "tokenizer_config.json"
     again = "run `python -m pipeline train` again"
     if file.is_file():
         try:

@@ -57,7 +57,8 @@ def _faults(folder: Path, key: Path | None) -> list[str]:
     """Return the faults of the first step that finds any: files, texts, claims, large files, signature."""
     sizes = plain_files(folder)
     need_modes(folder, sizes)
-    if lacking := [name for name in NEEDED if name not in sizes]:
+    lacking = [name for name in NEEDED if name not in sizes]
+    if lacking:
         raise Hostile(f"These files are missing: {', '.join(lacking)}.")
     if key and SIGNATURE not in sizes:
         raise Hostile(f"It is not signed, though a key was given: there is no {SIGNATURE}.")
@@ -103,7 +104,8 @@ def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
     something else than the text.
     """
     for name in texts:
-        if hidden := obeyed(read_small(folder / name)):
+        hidden = obeyed(read_small(folder / name))
+        if hidden:
             yield (
                 f"{name} holds {hidden}, a control character that can hide what stands there: no bundle "
                 "of `quench ship` does."
@@ -174,7 +176,8 @@ def _provenance_faults(
             trained_on = str(fields.get(BASE_FILE))[:12]
             yield f"{first} was trained on another file than {file} (sha256 {trained_on!a}…)."
     yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, fields))
-    if differ := _differing(fields, on_card):
+    differ = _differing(fields, on_card)
+    if differ:
         yield f"{CARD} says otherwise than the provenance in {first}: {', '.join(differ[:10])}."
 
 
@@ -212,7 +215,8 @@ def bill_faults(
     components = bill.get("components", [])
     listed = {entry["name"]: entry.get("value") for entry in subject.get("properties", [])}
     texts = {key: None if value is None else str(value) for key, value in fields.items()}
-    if differ := _differing(texts, listed):
+    differ = _differing(texts, listed)
+    if differ:
         yield f"says otherwise than the provenance in {next(iter(hashes))}: {', '.join(differ[:10])}"
     parts = [part for component in (subject, *components) for part in component.get("components", [])]
     known = [part for part in parts if part["name"] in hashes]

@@ -89,7 +89,8 @@ def run_module(module: str, *words: str, what: str) -> None:
     """
     with started(module, *words) as process:
         code = process.wait()
-    if stopped := signal_of(code):
+    stopped = signal_of(code)
+    if stopped:
         raise Stopped(stopped)
     if code:
         raise ERRORS.get(code, ToolError)(

@@ -51,7 +51,8 @@ def refresh_keys(root: Path) -> list[str]:
     """
     if not is_project(root):
         return write_keys(root, code_of_stages())
-    if changed := changed_code(root):
+    changed = changed_code(root)
+    if changed:
         raise ConfigError(
             "Q-WORKFLOW-023",
             f"{root.resolve()} is of Quench {version_of(root)}, and the installed {installed_version()} has "

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from pipeline.config.params import Params
 
 FIRST = "base"  # the stage that every graph begins with
-REPLAY = "replay"  # value of `resume` for --replay
+REPLAY = "replay"  # what the parser sets `resume` to for --replay, so that the last of these options counts
 
 
-def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[str, str]:
+def parsed(stage: str, resume: bool | Path, shards: int | None, *, replay: bool) -> tuple[str, str]:
     """Return the stage's name, and the level or model after its "@" ("" without).
 
-    Raises `ConfigError` if it is not a stage, or can't be resumed.
+    `resume` is True for the newest checkpoint, False for none, or the checkpoint's path. Raises `ConfigError`
+    if it is not a stage, or can't be resumed.
     """
     from pipeline.workflow.stages import table
 
@@ -39,9 +40,9 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
             "Q-WORKFLOW-019",
             f"{safe(item, 80)} is not the name of a level or a model: write {name}@F16 for example",
         )
-    if resume is not True and name != "train":
-        if resume == REPLAY:
-            option = f"--{REPLAY}"
+    if (replay or resume is not True) and name != "train":
+        if replay:
+            option = "--replay"
         elif resume:
             option = f"--resume {resume}"
         else:
@@ -100,7 +101,8 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
     stages = stages_in(params)
     for setting in idle(params):
         section = setting.key.partition(".")[0]
-        if stage == (section if section in stages else FIRST):
+        reporting_stage = section if section in stages else FIRST
+        if stage == reporting_stage:
             yield str(setting)
 
 

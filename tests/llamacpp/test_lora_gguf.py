@@ -12,7 +12,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.converters import lora_to_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.unmerged_chain import lora_weights
+from pipeline.stages.parity.served_files import lora_weights
 
 
 def changed(folder: Path, **settings: Any) -> Path:

@@ -16,7 +16,7 @@ from pipeline.config.sections import Gate
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
 from pipeline.metrics.level_limits import PUBLISHED_KLD, level_limit, served_limit
-from pipeline.stages.parity.hand_overs import level_bound, level_check
+from pipeline.stages.parity.divergence_checks import level_bound, level_check
 
 RECIPES = PROJECT / "recipes"
 AUTO = Gate(max_kld="auto", max_task_drop=None, min_stopped=None, max_forgetting=None)

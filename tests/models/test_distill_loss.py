@@ -16,7 +16,7 @@ from pipeline.models import quantized_head as head
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.distill_loss import distill_loss, followed
 from pipeline.models.loss_parts import logit_rule
-from pipeline.stages.train.distill.teacher import likeliest
+from pipeline.stages.train.distill.teacher import top_k_logprobs
 
 # two rows in each: of 24 tokens 20 are followed by one of their row
 POSITIONS = torch.tensor([[*range(7), *range(5)], [*range(3), *range(9)]])
@@ -26,7 +26,7 @@ def taught(model: Any, top_k: int, spread: float = 0.5) -> dict[str, Any]:
     """A batch with the answers of a teacher whose states are the model's and noise of `spread`."""
     noise = torch.randn(model.states.shape, generator=torch.Generator().manual_seed(1))
     states = (model.states.detach() + spread * noise)[:, :-1][followed(POSITIONS)]
-    ids, logs = likeliest(states, model, top_k)
+    ids, logs = top_k_logprobs(states, model, top_k)
     stored = torch.from_numpy(logs.numpy().astype("<f2"))
     teacher = {"teacher_ids": ids.int(), "teacher_logs": stored}
     return {"labels": all_trained(), "position_ids": POSITIONS} | teacher
@@ -136,19 +136,19 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
         monkeypatch.setattr(f"{module}.BLOCK_HEAD", 20 * HIDDEN)
     with Sizes() as seen:
         distill_loss(model, batch, 0.0, 20, 1).backward()
-        likeliest(model.states.detach()[:, :-1][followed(POSITIONS)], model, 4)
+        top_k_logprobs(model.states.detach()[:, :-1][followed(POSITIONS)], model, 4)
     assert max(seen.sizes) < VOCABULARY * HIDDEN and 20 * VOCABULARY not in seen.sizes
 
 
 @pytest.mark.parametrize("block", [1, 7, 96])
 @pytest.mark.parametrize("top_k", [1, 5, VOCABULARY])
-def test_the_likeliest_are_those_of_all_logits(
+def test_the_top_k_logprobs_are_those_of_all_logits(
     block: int, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head, "BLOCK_HEAD", block * HIDDEN)
     model = models(scale=4.0)[0]
     states = model.states.detach().flatten(0, 1)
-    ids, logs = likeliest(states, model, top_k)
+    ids, logs = top_k_logprobs(states, model, top_k)
     whole = (states.double() @ model.lm_head.rows(0, VOCABULARY).double().T).log_softmax(1)
     expected, expected_ids = whole.topk(top_k, 1)
     assert torch.equal(ids, expected_ids)
@@ -160,7 +160,7 @@ def test_the_likeliest_are_those_of_all_logits(
 def test_what_is_left_is_no_rounding_where_the_model_is_sure() -> None:
     model = models(scale=12.0)[0]
     states = model.states.detach().flatten(0, 1)
-    _, logs = likeliest(states, model, 40)
+    _, logs = top_k_logprobs(states, model, 40)
     whole = (states.double() @ model.lm_head.rows(0, VOCABULARY).double().T).log_softmax(1)
     left = whole.sort(1).values[:, : VOCABULARY - 40].logsumexp(1)
     assert float(left.min()) < -20  # one minus the others would be 0 or 1e-7 here

@@ -31,7 +31,8 @@ def pattern_problem(pattern: str) -> str | None:
 
 def _targets(value: Any) -> Any:
     if isinstance(value, str):
-        if problem := pattern_problem(value):
+        problem = pattern_problem(value)
+        if problem:
             raise ValueError(problem)
         return value
     if not isinstance(value, list) or not 1 <= len(value) <= MOST:
@@ -48,7 +49,8 @@ def _ranks(value: Any) -> Any:
     for pattern, number in value.items():
         if not isinstance(pattern, str):
             raise ValueError(f"{quoted(pattern)} is not a pattern of names: down_proj for example")
-        if problem := pattern_problem(pattern):
+        problem = pattern_problem(pattern)
+        if problem:
             raise ValueError(problem)
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_RANK:
             raise ValueError(f"{pattern} has {quoted(number)}: give a number from 1 to {MOST_RANK}")

@@ -67,14 +67,16 @@ class Quantize(Section):
     @classmethod
     def _types_are_known(cls, types: dict[str, str]) -> dict[str, str]:
         for pattern, kind in types.items():
-            if problem := tensor_type_problem(pattern, kind):
+            problem = tensor_type_problem(pattern, kind)
+            if problem:
                 raise ValueError(problem)
         return types
 
     def problems(self) -> Iterator[str]:
         """Yield sentences on levels that can't be distilled."""
         plain = [level for level in map(ModelName, self.levels) if not level.untuned and not level.imatrix]
-        if other := [level for level in self.distill if level not in plain]:
+        other = [level for level in self.distill if level not in plain]
+        if other:
             yield (
                 f"distill names {', '.join(other)}: it can name the tuned model's levels without an "
                 f"importance matrix ({', '.join(plain) or 'here there is none'}), spelled as in levels"
@@ -122,7 +124,8 @@ class Quantize(Section):
 
     def stage_of(self, model: str) -> str:
         """Return the stage that makes a level's file, as it is run: "quantize@Q4_K_M"."""
-        if level := ModelName(model).made_of:
+        level = ModelName(model).made_of
+        if level:
             return f"distill@{level}"
         return f"quantize@{model}"
 

@@ -182,7 +182,8 @@ def keys_of(model: type[Section], above: Key = ()) -> Iterator[tuple[Key, FieldI
     """Yield every section, group and key below `model` in order, by its place."""
     for name, field in model.model_fields.items():
         yield (*above, name), field
-        if inner := group_of(field):
+        inner = group_of(field)
+        if inner:
             yield from keys_of(inner, (*above, name))
 
 
@@ -204,7 +205,8 @@ def _check_levels(levels: list[str]) -> list[str]:
 
 def _check_model_levels(levels: list[str]) -> list[str]:
     untuned = [level.bare for level in map(ModelName, levels) if level.untuned]
-    if with_imatrix := [level for level in untuned if ModelName(level).imatrix]:
+    with_imatrix = [level for level in untuned if ModelName(level).imatrix]
+    if with_imatrix:
         raise ValueError(
             f"{', '.join(UNTUNED + level for level in with_imatrix)}: the importance matrix is the tuned "
             "model's: leave -imatrix out"
@@ -221,7 +223,8 @@ def _check_model_levels(levels: list[str]) -> list[str]:
 def _check_plain_levels(levels: list[str]) -> list[str]:
     # The matrix is measured on the merged model, which is made later or (compare) never, in half of the
     # strategies.
-    if with_imatrix := [level for level in levels if ModelName(level).imatrix]:
+    with_imatrix = [level for level in levels if ModelName(level).imatrix]
+    if with_imatrix:
         raise ValueError(
             f"{', '.join(with_imatrix)}: these levels are compared without an importance matrix: leave "
             "-imatrix out"

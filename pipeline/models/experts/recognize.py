@@ -144,7 +144,8 @@ def weighted_otherwise(config: Mapping[str, Any]) -> Iterator[str]:
 def sign_of_experts(config: Mapping[str, Any]) -> str | None:
     """Return the key and value by which a model is a mixture; None for a dense one."""
     counts = {key: value for key, value in config.items() if COUNT.fullmatch(key)}
-    if many := next((key for key, value in counts.items() if _largest(value) > 1), None):
+    many = next((key for key, value in counts.items() if _largest(value) > 1), None)
+    if many:
         return f"{many} {counts[many]}"
     if not any(value is not None for value in counts.values()):
         named = next((key for key, value in config.items() if key.startswith("moe_") and value), None)

@@ -21,7 +21,8 @@ def idle_experts(learned: Iterable[tuple[str, bool]]) -> dict[str, int]:
     """
     experts: dict[str, bool] = {}
     for name, moved in learned:
-        if match := ROUTED.search(name):
+        match = ROUTED.search(name)
+        if match:
             expert = name[: match.end()]  # "….layers.3.mlp.experts.7."
             experts[expert] = experts.get(expert, False) or moved
     idle = len(experts) - sum(experts.values())

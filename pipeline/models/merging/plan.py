@@ -170,7 +170,8 @@ def _check(
 ) -> None:
     """Raise `DataError` if a target is missing or has another shape."""
     present = base.keys() | ({model.head} if model.tied else set())
-    if missing := sorted((updates.keys() | adapter.full.keys()) - present):
+    missing = sorted((updates.keys() | adapter.full.keys()) - present)
+    if missing:
         shapes = ", ".join(f"{name} {_shape(updates, adapter, name)}" for name in missing[:3])
         raise DataError(
             "Q-MODELS-018",

@@ -106,7 +106,8 @@ def put_tuner(model: Any, settings: Training) -> Any:
 def check_targets(model: Any, train: Train) -> None:
     """Raise `ConfigError` for linears, layers or patterns of `train` not in `model` (without an adapter)."""
     linears = [name for name, module in model.named_modules() if hasattr(module, "in_features")]
-    if problem := next(misfits(train, linears, len(model.model.layers)), None):
+    problem = next(misfits(train, linears, len(model.model.layers)), None)
+    if problem:
         raise ConfigError("Q-MODELS-026", problem)
     if not isinstance(train.target_modules, str):
         return
@@ -114,7 +115,8 @@ def check_targets(model: Any, train: Train) -> None:
     apart = bypassed(model)
     inside = {name for name in linears if ".layers." in name and not is_router(name) and name not in apart}
     others = (name for name, _ in model.named_modules() if name and name not in inside)
-    if other := next((name for name in others if pattern.fullmatch(name)), None):
+    other = next((name for name in others if pattern.fullmatch(name)), None)
+    if other:
         raise ConfigError(
             "Q-MODELS-026",
             f"train.target_modules is {train.target_modules!r}, which matches {other} too, and that is not "

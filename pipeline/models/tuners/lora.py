@@ -89,7 +89,8 @@ def check_adapter(model: Any, train: Training) -> int:
     plain = [name for name in matched if not is_routed(name)]  # Routed experts are checked separately.
     named = [] if isinstance(train.target_modules, str) else plain_targets(train, linear_names(model))
     check_layers(plain, train, named, len(inside.model.layers), "adapters named {}")
-    if outside := next((name for name in matched if layer_of(name) is None), None):
+    outside = next((name for name in matched if layer_of(name) is None), None)
+    if outside:
         raise ConfigError(
             "Q-MODELS-026",
             f"base_model.model.{outside} got an adapter, and only the layers' linears can have one: take it "
@@ -99,7 +100,8 @@ def check_adapter(model: Any, train: Training) -> int:
     training = {
         name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad
     }
-    if other := next((name for name in training if ".lora_" not in name and COPY not in name), None):
+    other = next((name for name in training if ".lora_" not in name and COPY not in name), None)
+    if other:
         raise AssertionError(f"{other} is trainable, and only the adapter should be")
     trainable = sum(training.values())
     expected = sum(
@@ -119,11 +121,13 @@ def _check_each(model: Any, matched: Mapping[str, "LoraLayer"], train: Training)
     )
     of_an_adapter = re.compile(r".*\.(base_layer|lora_.*)")
     wanted = {name for name in linears if is_target(name, train) and not of_an_adapter.match(name)}
-    if wrong := sorted(wanted ^ matched.keys()):
+    wrong = sorted(wanted ^ matched.keys())
+    if wrong:
         raise AssertionError(f"{wrong[0]} has an adapter and is no target, or the other way round")
     for name, layer in matched.items():
         (adapter,) = layer.r
-        rank, scale = layer.r[adapter], layer.scaling[adapter]
+        rank = layer.r[adapter]
+        scale = layer.scaling[adapter]
         if rank != rank_of(name, train) or not isclose(scale, scale_of(name, train)):
             raise AssertionError(f"{name} has rank {rank} and scale {scale}, by the settings it has others")
 
@@ -141,7 +145,8 @@ def saved_paths(model: Any, train: Training) -> list[str]:
         if name.rpartition(".")[2] in wanted and _is_saved(name, train)
     ]
     ends = {name.rpartition(".")[2] for name in paths}
-    if unknown := [name for name in train.modules_to_save if name not in ends]:
+    unknown = [name for name in train.modules_to_save if name not in ends]
+    if unknown:
         raise ConfigError(
             "Q-MODELS-037",
             f"train.modules_to_save names {unknown[0]}, which this base has not: take it out",
@@ -221,7 +226,8 @@ def check_saved(model: Any, train: Training) -> int:
     import torch
 
     copies = saved_modules(model)
-    if wrong := sorted(copies.keys() ^ set(saved_paths(model.get_base_model(), train))):
+    wrong = sorted(copies.keys() ^ set(saved_paths(model.get_base_model(), train)))
+    if wrong:
         raise AssertionError(f"{wrong[0]} trains whole and should not, or the other way round")
     # Tied weights are counted once.
     weights = {id(weight): weight for copy in copies.values() for weight in copy.parameters()}

@@ -72,7 +72,8 @@ def fill_scales(model: Any, folder: Path) -> None:
                 raise _of_another_model(folder, name)
             wanted[name].copy_(change)
             filled.add(name)
-    if missing := sorted(wanted.keys() - filled):
+    missing = sorted(wanted.keys() - filled)
+    if missing:
         raise _of_another_model(folder, missing[0])
 
 
@@ -151,13 +152,15 @@ def check_scales(model: Any, settings: Training) -> int:
     trains and no others. See `Tuner`.
     """
     changes = trained_changes(model)
-    if wrong := sorted(name for name in changes if not is_target(name, settings)):
+    wrong = sorted(name for name in changes if not is_target(name, settings))
+    if wrong:
         raise AssertionError(f"{wrong[0]} trains, and is no target")
     named = [] if isinstance(settings.target_modules, str) else settings.target_modules
     what = "linears named {} whose scales could train"
     check_layers(changes, settings, named, len(model.model.layers), what)
     training = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if other := sorted(training ^ {f"{name}.change" for name in changes}):
+    other = sorted(training ^ {f"{name}.change" for name in changes})
+    if other:
         raise AssertionError(f"{other[0]} is trainable, and only the scales should be, or is not")
     return sum(change.numel() for change in changes.values())
 

@@ -111,7 +111,8 @@ def _targets(shape: Shape, settings: str) -> tuple[Linears, ...] | str:
     ]
     if not shape.mixture:
         train = with_own_targets(train, paths)
-    if problem := next(misfits(train, paths, shape.layers), None):
+    problem = next(misfits(train, paths, shape.layers), None)
+    if problem:
         return problem
     return tuple(
         tuple(linear for linear in linears if is_target(linear.path(layer), train))

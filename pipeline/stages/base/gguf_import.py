@@ -90,7 +90,8 @@ def unpack_gguf(
 
 def tie_head(model: Any, matrix: OneMatrix) -> None:
     """Tie the model's head and embeddings, with the values of the finer copy."""
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
     if matrix.finer.name == HEAD:
         embeddings.weight = head.weight
     model.config.tie_word_embeddings = True

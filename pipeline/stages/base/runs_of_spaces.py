@@ -31,16 +31,16 @@ def keep_runs_of_spaces(tokenizer: Any, header: Header) -> None:
     """Let `tokenizer`, which was read from a GGUF, split the file's runs of spaces off a text first."""
     from tokenizers import Tokenizer
 
-    words = header.fields["tokenizer.ggml.tokens"]
+    tokens = header.fields["tokenizer.ggml.tokens"]
     types = header.fields.get("tokenizer.ggml.token_type") or []
     runs = {
-        number: len(word)
-        for number, (word, kind) in enumerate(zip(words, types, strict=False))
-        if kind == USER_DEFINED and word and not word.strip(" ")
+        token_id: len(token)
+        for token_id, (token, token_type) in enumerate(zip(tokens, types, strict=False))
+        if token_type == USER_DEFINED and token and not token.strip(" ")
     }
     if runs:
         state = json.loads(tokenizer.backend_tokenizer.to_str())
-        take_out(state, runs)
+        make_added_tokens(state, runs)
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
 
 
@@ -54,6 +54,7 @@ def settle_runs_of_spaces(folder: Path) -> bool:
     settings_file = folder / SETTINGS_FILE
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        # The shortest run has two spaces. A file without one is neither tried nor parsed.
         if SPACE * 2 not in text:
             return False
         try_tokenizer(folder)
@@ -65,12 +66,13 @@ def settle_runs_of_spaces(folder: Path) -> bool:
         }
         if not runs:
             return False
-        take_out(state, runs)
+        make_added_tokens(state, runs)
         settings = json.loads(settings_file.read_text(encoding="utf-8"))
-        for number, token in settings.get("added_tokens_decoder", {}).items():
-            if int(number) in runs:
-                token["content"] = " " * runs[int(number)]
-    # untrusted files: any part may have another type
+        # transformers adds those tokens of these settings that tokenizer.json does not have.
+        for token_id, token in settings.get("added_tokens_decoder", {}).items():
+            if int(token_id) in runs:
+                token["content"] = " " * runs[int(token_id)]
+    # The files are untrusted: any part may have another type.
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise unreadable(folder, error) from error
     write_text(file, json.dumps(state, indent=2, ensure_ascii=False) + "\n")
@@ -78,21 +80,27 @@ def settle_runs_of_spaces(folder: Path) -> bool:
     return True
 
 
-def take_out(state: dict[str, Any], runs: Mapping[int, int]) -> None:
-    """Turn the `runs` {id: number of spaces} of a tokenizer.json into added tokens that no merge makes."""
+def make_added_tokens(state: dict[str, Any], runs: Mapping[int, int]) -> None:
+    """Turn the `runs` {id: number of spaces} of a tokenizer.json into added tokens that no merge makes.
+
+    Changes `state` in place: its vocabulary, its merges and its added tokens.
+    """
     vocabulary = state["model"]["vocab"]
-    pieces = {SPACE * length: number for number, length in runs.items()}
-    for piece, number in pieces.items():
-        if vocabulary.get(piece) == number:
+    ids = {SPACE * length: token_id for token_id, length in runs.items()}
+    # Added tokens are found in a text that is not normalized yet, where a space is a space.
+    for piece, token_id in ids.items():
+        if vocabulary.get(piece) == token_id:
             del vocabulary[piece]
-            vocabulary[" " * len(piece)] = number
+            vocabulary[" " * len(piece)] = token_id
+    # The tokenizers library refuses merges of pieces that the vocabulary no longer has.
     state["model"]["merges"] = [
-        merge for merge in state["model"]["merges"] if pieces.keys().isdisjoint(made_of(merge))
+        merge for merge in state["model"]["merges"] if ids.keys().isdisjoint(made_of(merge))
     ]
+    # Added tokens are split off before the model sees a text, the longest first.
     others = [token for token in state["added_tokens"] if token["id"] not in runs]
     added = [
-        {"id": number, "content": " " * length, **dict.fromkeys(RULES, False)}
-        for number, length in runs.items()
+        {"id": token_id, "content": " " * length, **dict.fromkeys(RULES, False)}
+        for token_id, length in runs.items()
     ]
     state["added_tokens"] = sorted([*others, *added], key=itemgetter("id"))
 

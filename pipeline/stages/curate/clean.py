@@ -346,7 +346,8 @@ class Cleaner:
             text = text[: -SCRUBBED // 8]  # A key that was cut in two may not be recognized as one.
         if len(text) > TEXT_SHOWN or len(line.raw) > SCRUBBED:
             text = f"{text[:TEXT_SHOWN]}… ({len(line.raw)} bytes)"
-        rule, why = rejected.rule, rejected.why
+        rule = rejected.rule
+        why = rejected.why
         detail = self.scrubbed(str(why)) if why.code in NAMES_KEYS else str(why)
         reject = Reject(file, line.number, line.offset, rule, why.code, detail, text)
         return asdict(reject) | several(file, line.number, source)

@@ -137,7 +137,8 @@ def _repeats(domain: tuple[str, Mapping[str, int]]) -> str:
 def length_sentences(length: Mapping[str, int]) -> list[str]:
     """Return sentences on the rows above the token budget, and on what they lost."""
     sentences = []
-    left_out, texts = length["exchanges_left_out"], length["texts_cut"]
+    left_out = length["exchanges_left_out"]
+    texts = length["texts_cut"]
     rows = length["split"]
     if rows:
         lost = ""

@@ -1,8 +1,8 @@
 """Outputs of the models along the chain: trained → merged → 16-bit GGUF → levels, and the base's GGUF with
 the adapter's GGUF.
 
-Each hand-over is one parity check (`pipeline.stages.parity.hand_overs`), so that the check names the stage
-that lost something. One model is in memory at a time; its logits go into a temporary file.
+Each hand-over is one parity check (`pipeline.stages.parity.divergence_checks`), so that the check names the
+stage that lost something. One model is in memory at a time; its logits go into a temporary file.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ from pipeline.llamacpp.tools import Llama
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, gguf_speaker, kept_logits
 from pipeline.metrics.forward import plain_model, quantized_base, trained_model
 from pipeline.models.nf4_weights import nf4_check
-from pipeline.stages.parity.hand_overs import (
+from pipeline.stages.parity.divergence_checks import (
     Outputs,
     gguf_check,
     level_bound,

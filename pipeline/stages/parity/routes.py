@@ -25,15 +25,15 @@ from pipeline.llamacpp.server import serving
 from pipeline.pages import parity_summary as places
 from pipeline.stages.parity import behavior, rendering, special_tokens, tokens, tool_calls
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, Probe
+from pipeline.stages.parity.divergence_checks import FROM_NF4, FROM_SIXTEEN
 from pipeline.stages.parity.gguf_weights import gguf_weights
-from pipeline.stages.parity.hand_overs import FROM_NF4, FROM_SIXTEEN
 from pipeline.stages.parity.level_weights import level_weights
 from pipeline.stages.parity.merged_weights import merged_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_checks
 from pipeline.stages.parity.probe_inputs import chosen, strings
 from pipeline.stages.parity.scales_weights import distilled_weights, scales_weights
+from pipeline.stages.parity.served_files import BARE_TITLE, ServedFiles, base_file, lora_weights
 from pipeline.stages.parity.served_outputs import outputs
-from pipeline.stages.parity.unmerged_chain import BARE_TITLE, UnmergedChain, base_file, lora_weights
 
 NO_BASE = "no setting needs a GGUF of the untuned base: set parity.depth to full in params.yaml"
 NO_CHATS = "no held-out row is a chat, so nothing can be asked"
@@ -96,13 +96,13 @@ def unmerged(params: Params, root: Path, measure: Measure) -> Route:
     name = params.convert.name
     lora = models / f"gguf/{name}-lora.gguf" if params.graph == "adapter" else None
     served = models / "base" / MODEL_FILE if lora else models / f"gguf/{name}-{TUNED}.gguf"
-    chain = UnmergedChain(models / "base", models / "base.json", models / "adapter", served, lora)
+    files = ServedFiles(models / "base", models / "base.json", models / "adapter", served, lora)
     place = places.SERVED if lora else places.TUNED
     judged = {
         **dict.fromkeys(("weights_file", "outputs_bare"), places.BASE),
         **dict.fromkeys(("weights_lora", "weights_scales", "outputs_served"), place),
     }
-    return Route(unmerged_probes(chain, measure), judged, [chain.bare, lora or served])
+    return Route(served_probes(files, measure), judged, [files.bare, lora or served])
 
 
 ROUTES: dict[Graph, Callable[[Params, Path, Measure], Route]] = {
@@ -173,24 +173,24 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
     ]
 
 
-def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
+def served_probes(files: ServedFiles, measure: Measure) -> list[Probe]:
     """Return the probes of the base's file with the adapter's GGUF, or with trained scales."""
-    tokenizer = load_tokenizer(chain.adapter)
+    tokenizer = load_tokenizer(files.adapter)
 
     def weights(checks: ParityChecks) -> ParityChecks:
-        results = {"weights_file": base_file(chain)}
-        if chain.lora:
-            return results | {"weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
-        return results | {"weights_scales": scales_weights(chain.base, chain.adapter, chain.served)}
+        results = {"weights_file": base_file(files)}
+        if files.lora:
+            return results | {"weights_lora": lora_weights(files.base, files.adapter, files.lora)}
+        return results | {"weights_scales": scales_weights(files.base, files.adapter, files.served)}
 
-    titles = {"outputs_bare": BARE_TITLE, "outputs_served": chain.artifact.title}
+    titles = {"outputs_bare": BARE_TITLE, "outputs_served": files.artifact.title}
     return [
         Probe("weights", {}, weights),
-        Probe("special tokens", SPECIAL, lambda _: _special(tokenizer, chain.base, chain.served, measure)),
-        _text(chain.served, tokenizer, measure),
-        *_tool_calls(chain.served, tokenizer, measure),
-        Probe("outputs", titles, lambda _: outputs(chain, tokenizer, measure), "standard"),
-        _behavior([chain.served], tokenizer, measure, chain.lora),
+        Probe("special tokens", SPECIAL, lambda _: _special(tokenizer, files.base, files.served, measure)),
+        _text(files.served, tokenizer, measure),
+        *_tool_calls(files.served, tokenizer, measure),
+        Probe("outputs", titles, lambda _: outputs(files, tokenizer, measure), "standard"),
+        _behavior([files.served], tokenizer, measure, files.lora),
     ]
 
 

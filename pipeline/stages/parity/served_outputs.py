@@ -24,7 +24,7 @@ from pipeline.stages.parity.check import (
     incomparable,
 )
 from pipeline.stages.parity.outputs import Bench
-from pipeline.stages.parity.unmerged_chain import BARE_TITLE, Artifact, UnmergedChain
+from pipeline.stages.parity.served_files import BARE_TITLE, Artifact, ServedFiles
 
 # Rows on which training's own arithmetic (usually bfloat16) is compared with float32. The result is a figure
 # in addition to the parity check, not a parity check.
@@ -35,31 +35,31 @@ MIN_SAME_TOP = 0.99
 SERVED_OVER_BARE = 2.0  # largest ratio of the served model's divergence to that of the bare base
 
 
-def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChecks:
+def outputs(files: ServedFiles, tokenizer: Any, measure: Measure) -> ParityChecks:
     """Return the checks of training's float32 forward against llama.cpp's, bare and trained.
 
     All use the same held-out tokens.
     """
     bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.llama)
     limits = measure.limits
-    with ExitStack() as files:
+    with ExitStack() as stack:
 
         def logits_of(model: AbstractContextManager[Speaker]) -> Reference:
-            return files.enter_context(bench.logits_of(model))
+            return stack.enter_context(bench.logits_of(model))
 
-        before = logits_of(trained_model(chain.base, None, float32=True, settings_of=chain.adapter))
-        bare = compare(before, files.enter_context(bench.gguf(chain.bare)))
-        trained = logits_of(trained_model(chain.base, chain.adapter, float32=True))
-        answers = files.enter_context(bench.gguf(chain.served, chain.lora))
+        before = logits_of(trained_model(files.base, None, float32=True, settings_of=files.adapter))
+        bare = compare(before, stack.enter_context(bench.gguf(files.bare)))
+        trained = logits_of(trained_model(files.base, files.adapter, float32=True))
+        answers = stack.enter_context(bench.gguf(files.served, files.lora))
         served = compare(trained, answers)
         moved = compare(before, trained)
         few = replace(bench, prompts=bench.prompts[:OWN_ROWS])
-        with few.logits_of(trained_model(chain.base, chain.adapter)) as in_training:
+        with few.logits_of(trained_model(files.base, files.adapter)) as in_training:
             rounding = compare(in_training, islice(trained, len(few.prompts)))
     measured = Divergences(served, bare, moved, rounding)
     return {
         "outputs_bare": bare_check(bare, bench.where),
-        "outputs_served": served_check(measured, limits, bench.where, chain.artifact),
+        "outputs_served": served_check(measured, limits, bench.where, files.artifact),
     }
 
 

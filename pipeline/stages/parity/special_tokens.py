@@ -4,6 +4,7 @@ model and GGUFs.
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,28 @@ TOKENS = "Special tokens"
 TEMPLATE = "Chat template"
 RECORDS = "Vocabularies, settings and provenance records"
 KINDS = ("eos", "bos", "pad")
+GGUF = "GGUF"  # place of an id that is not in the merged folder
 GGUF_NAMES = {"eos": "eos", "bos": "bos", "pad": "padding"}
 PROBE = "a"  # text to which only BOS and EOS can be added
 Difference = tuple[str, str]  # a difference, and its likely cause with the remedy
+
+
+@dataclass(frozen=True)
+class SpecialId:
+    """Id of one kind of special token in one place. `fault` is how it disagrees with the tokenizer, "" if it
+    agrees.
+    """
+
+    kind: str
+    place: str
+    fault: str
 
 
 def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) -> Check:
     """Check end of turn, beginning of text and padding in tokenizer, config, generation config and GGUF; the
     tokens that end an answer; the tokens that are added to a text.
     """
-    checks = [*same_ids(tokenizer, merged, f16)]
+    checks = [stored.fault for stored in special_ids(tokenizer, merged, f16)]
     with open_vocabulary(tools, f16) as vocabulary:
         checks += [*ends(tokenizer, merged, f16, vocabulary), *added(tokenizer, f16, vocabulary)]
     wrong = [check for check in checks if check]
@@ -53,20 +66,22 @@ def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) ->
     )
 
 
-def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
-    """Yield one text per place and kind: how it disagrees with the tokenizer, empty if it agrees."""
+def special_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[SpecialId]:
+    """Yield the id of each kind in each place, compared with the tokenizer's."""
     expected = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in KINDS}
     fields = check_gguf(f16).fields
     places = settings(merged) | {
-        "GGUF": {
+        GGUF: {
             f"{kind}_token_id": fields.get(f"tokenizer.ggml.{name}_token_id")
             for kind, name in GGUF_NAMES.items()
         }
     }
     for place, kind in product(places, KINDS):
         value = places[place].get(f"{kind}_token_id")
-        same = agrees(kind, expected[kind], value)
-        yield "" if same else f"{kind} is {value} in {place} and {expected[kind]} in the tokenizer"
+        fault = ""
+        if not agrees(kind, expected[kind], value):
+            fault = f"{kind} is {value} in {place} and {expected[kind]} in the tokenizer"
+        yield SpecialId(kind, place, fault)
 
 
 def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
@@ -175,7 +190,8 @@ def of_another_merge(record: Mapping[str, Any], name: str, header: Header) -> It
 
 def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference]:
     """Yield the fields of a level that differ from the 16-bit GGUF that it should be made from."""
-    expected, stored = kept_fields(f16), kept_fields(level)
+    expected = kept_fields(f16)
+    stored = kept_fields(level)
     for key in sorted(expected.keys() | stored.keys()):
         if stored.get(key) != expected.get(key):
             cause = (

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.core.checks import Check
 from pipeline.core.text import common_start
@@ -57,6 +57,14 @@ class GgufVocabulary:
         """Return True for control and user-defined tokens: llama.cpp finds them before it splits a text."""
         special = self._llama.LLAMA_TOKEN_ATTR_CONTROL | self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         return bool(self._llama.llama_vocab_get_attr(self._vocab, number) & special)
+
+
+@dataclass(frozen=True)
+class TokenCause:
+    """Likely cause of different token ids: what differs, and a sentence with the remedy."""
+
+    kind: Literal["added_token", "other_vocabulary", "pre_tokenizer"]
+    sentence: str
 
 
 @contextmanager
@@ -111,7 +119,8 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
     Control tokens are recognized on both sides.
 
     Some strings contain a token that llama.cpp treats as a control token although the GGUF does not: `</s>`,
-    an ordinary token of Qwen's, is one. They are left out and counted.
+    an ordinary token of Qwen's, is one. They are left out and counted. The `key` of a failed check is the
+    kind of its `TokenCause`.
     """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -156,16 +165,17 @@ def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
     ]
 
 
-def token_cause(tokenizer: Any, f16: Path, trained: list[int], served: list[int]) -> str:
-    """Return a sentence on the cause: an added begin or end of text, another vocabulary or pre-tokenizer."""
+def token_cause(tokenizer: Any, f16: Path, trained: list[int], served: list[int]) -> TokenCause:
+    """Return the cause: an added beginning or end of text, another vocabulary, or another pre-tokenizer."""
     fields = check_gguf(f16).fields
     if len(served) > len(trained) and trained in (served[1:], served[:-1]):
         name, number = ("bos", served[0]) if served[1:] == trained else ("eos", served[-1])
         field = f"tokenizer.ggml.add_{name}_token"
-        return (
+        return TokenCause(
+            "added_token",
             f"llama.cpp adds token {number}, which training does not have ({field} of {f16.name}): set "
-            f"add_{name}_token to false in "
-            "models/base/tokenizer_config.json and run the stages merge and convert again."
+            f"add_{name}_token to false in models/base/tokenizer_config.json and run the stages merge and "
+            "convert again.",
         )
     tokens = fields.get("tokenizer.ggml.tokens", [])
     wrong = next(
@@ -178,14 +188,16 @@ def token_cause(tokenizer: Any, f16: Path, trained: list[int], served: list[int]
     )
     if wrong is not None:
         spelling = repr(tokens[wrong]) if wrong < len(tokens) else "missing"
-        return (
+        return TokenCause(
+            "other_vocabulary",
             f"The vocabulary of {f16.name} is another tokenizer's (token {wrong} is {spelling} there, "
-            f"{_spelled(tokenizer, wrong)!r} in training): run the stages merge and convert again."
+            f"{_spelled(tokenizer, wrong)!r} in training): run the stages merge and convert again.",
         )
     rule = f"tokenizer.ggml.pre is {fields.get('tokenizer.ggml.pre')!r}"
-    return (
+    return TokenCause(
+        "pre_tokenizer",
         f"The vocabularies are equal, but {f16.name} splits or merges text by another rule than training "
-        f"({rule}): run stage convert again."
+        f"({rule}): run stage convert again.",
     )
 
 
@@ -199,8 +211,7 @@ def _check(title: str, what: str, tokenizer: Any, f16: Path, ids: Comparison, no
         detail += f"; {note}"
     if not ids.compared:
         return Check(title, "not measured", detail, what=what)
-    figures = {"compared": float(ids.compared)}
-    cause = ""
+    cause = None
     if ids.different:
         text, trained, served = ids.first
         start = max(0, common_start(trained, served) - 2)
@@ -210,4 +221,6 @@ def _check(title: str, what: str, tokenizer: Any, f16: Path, ids: Comparison, no
             f"llama.cpp {served[start : start + SHOWN]}"
         )
         cause = token_cause(tokenizer, f16, trained, served)
-    return replace(exact(title, ids.different, "differences", detail, cause, what), figures=figures)
+    remedy = cause.sentence if cause else ""
+    check = exact(title, ids.different, "differences", detail, remedy, what)
+    return replace(check, figures={"compared": float(ids.compared)}, key=cause.kind if cause else "")

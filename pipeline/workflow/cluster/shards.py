@@ -96,7 +96,8 @@ def parse_item(phase: str, item: str) -> tuple[int | None, int]:
     """
     scattered = PHASES[phase][0]
     match = ITEM.fullmatch(item)
-    shard, shards = (0, 0)
+    shard = 0
+    shards = 0
     if match:
         shard, shards = (int(part or 0) for part in match.groups())
     if not match or bool(shard) != scattered or not shard <= shards <= MOST:

@@ -103,7 +103,8 @@ def damage_sentences(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[s
 
 
 def _refuse_damage(repo: Any, hashes: Hashes, paths: Iterable[Path] = ()) -> None:
-    if sentences := damage_sentences(repo, hashes, paths):
+    sentences = damage_sentences(repo, hashes, paths)
+    if sentences:
         raise DataError("Q-WORKFLOW-007", "; ".join(sentences))
 
 

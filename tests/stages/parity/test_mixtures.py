@@ -23,7 +23,7 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
-from pipeline.stages.parity.unmerged_chain import lora_weights
+from pipeline.stages.parity.served_files import lora_weights
 
 EXPERTS = 4
 STACKS = [

@@ -23,7 +23,13 @@ from pipeline.core.hashing import json_hash
 from pipeline.metrics.divergence import compare
 from pipeline.metrics.level_limits import level_limit
 from pipeline.stages.parity.check import Measure, Probe, count_check, measured
-from pipeline.stages.parity.hand_overs import gguf_check, level_bound, level_check, lora_check, merge_checks
+from pipeline.stages.parity.divergence_checks import (
+    gguf_check,
+    level_bound,
+    level_check,
+    lora_check,
+    merge_checks,
+)
 from pipeline.stages.parity.probe_inputs import Conversation, chosen, strings, synthetic, unicode_runs
 from pipeline.stages.parity.rendering import Rewrites
 

@@ -76,6 +76,7 @@ def test_planted_faults_are_caught_and_named(
     check = measure(**{f"tokenizer__ggml__{field}": value})
     assert check.verdict == "fail"
     assert cause in check.remedy
+    assert check.key == ("other_vocabulary" if field == "tokens" else "pre_tokenizer")
     assert "first difference: " in check.sentence
 
 

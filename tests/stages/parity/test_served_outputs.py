@@ -8,8 +8,8 @@ import pytest
 from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
 from pipeline.metrics.divergence import Divergence
+from pipeline.stages.parity.served_files import LORA, TUNED
 from pipeline.stages.parity.served_outputs import Divergences, bare_check, served_check
-from pipeline.stages.parity.unmerged_chain import LORA, TUNED
 
 LIMITS = load_params(PROJECT / "recipes/demo-gguf.yaml").parity
 

@@ -24,7 +24,7 @@ from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.forward import trained_model
 from pipeline.models.quantized_model import load_gguf
 from pipeline.stages.parity.scales_weights import scales_weights
-from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file
+from pipeline.stages.parity.served_files import ServedFiles, base_file
 
 # one scale a block, two, and a tensor of floats, which can't train
 TYPES = {"attn": GgmlType.Q8_0, "ffn_gate": GgmlType.Q4_1, "ffn_up": GgmlType.Q5_0}
@@ -45,35 +45,35 @@ def quantized(tensors: Tensors) -> Tensors:
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> UnmergedChain:
+def files(tmp_path: Path) -> ServedFiles:
     """A one-layer Llama, whose rows of q and k are in llama.cpp's order, with scales trained by chance."""
     base = write_config(tmp_path / "base")
     change_tensors(tiny_gguf(base / "model.gguf"), quantized)
-    made = UnmergedChain(base, tmp_path / "base.json", tmp_path / "adapter", tmp_path / "tiny-tuned.gguf")
+    made = ServedFiles(base, tmp_path / "base.json", tmp_path / "adapter", tmp_path / "tiny-tuned.gguf")
     made.lineage.write_text(json.dumps({"files": {"model.gguf": file_hash(made.bare)}}))
     train_by_chance(base, made.adapter)
     tune_by_hand(base, made.adapter, made.served)
     return made
 
 
-def weights(chain: UnmergedChain) -> Any:
-    return scales_weights(chain.base, chain.adapter, chain.served)
+def weights(files: ServedFiles) -> Any:
+    return scales_weights(files.base, files.adapter, files.served)
 
 
-def test_a_sound_file_passes_with_every_byte_compared(chain: UnmergedChain) -> None:
-    records, found = base_file(chain), weights(chain)
+def test_a_sound_file_passes_with_every_byte_compared(files: ServedFiles) -> None:
+    records, found = base_file(files), weights(files)
     assert (records.verdict, found.verdict) == ("pass", "pass"), (records, found)
     # 4 matrices of 32 rows, one of 64 with two scales a block, one of 64 with one
     assert "11 tensors" in found.sentence and "320 scales of 6" in found.sentence
 
 
-def test_the_tuned_file_is_the_model_that_was_trained(chain: UnmergedChain) -> None:
-    shutil.copy(chain.served, chain.base / "tuned.gguf")
-    tuned = load_gguf(chain.base, compute_dtype=torch.float32, device="cpu", name="tuned.gguf")
+def test_the_tuned_file_is_the_model_that_was_trained(files: ServedFiles) -> None:
+    shutil.copy(files.served, files.base / "tuned.gguf")
+    tuned = load_gguf(files.base, compute_dtype=torch.float32, device="cpu", name="tuned.gguf")
     prompt = Prompt(list(range(12)), list(range(12)))
     with (
-        trained_model(chain.base, chain.adapter, float32=True) as trained,
-        trained_model(chain.base, None, float32=True, settings_of=chain.adapter) as bare,
+        trained_model(files.base, files.adapter, float32=True) as trained,
+        trained_model(files.base, None, float32=True, settings_of=files.adapter) as bare,
     ):
         answers = tuned(input_ids=torch.tensor([prompt.ids])).logits[0].numpy()
         assert np.abs(trained(prompt) - answers).max() < 1e-5 < np.abs(trained(prompt) - bare(prompt)).max()
@@ -136,55 +136,55 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("spoil", "words"), FAULTS.values(), ids=FAULTS)
-def test_what_was_changed_is_named(chain: UnmergedChain, spoil: Callable[[Path], None], words: str) -> None:
-    spoil(chain.served)
-    found = weights(chain)
+def test_what_was_changed_is_named(files: ServedFiles, spoil: Callable[[Path], None], words: str) -> None:
+    spoil(files.served)
+    found = weights(files)
     assert (found.verdict, found.figure) == ("fail", 1.0), found
     assert words in found.sentence, found.sentence
     assert "snakemake --force tuned" in found.remedy
 
 
-def test_the_first_fault_of_many_is_the_first_in_the_file(chain: UnmergedChain) -> None:
+def test_the_first_fault_of_many_is_the_first_in_the_file(files: ServedFiles) -> None:
     for name in (DOWN, GATE, QUERY, "blk.0.attn_k.weight"):
-        change_rows(chain.served, name, flipped(0, 9))
-    found = weights(chain)
+        change_rows(files.served, name, flipped(0, 9))
+    found = weights(files)
     assert found.figure == 4.0
     assert f"trained; {QUERY}" in found.sentence and found.sentence.endswith("and 1 more")
 
 
-def test_scales_of_another_run_are_found(chain: UnmergedChain) -> None:
-    train_by_chance(chain.base, chain.adapter, size=0.1)
-    assert "tuned.gguf was not" in base_file(chain).sentence
-    found = weights(chain)
+def test_scales_of_another_run_are_found(files: ServedFiles) -> None:
+    train_by_chance(files.base, files.adapter, size=0.1)
+    assert "tuned.gguf was not" in base_file(files).sentence
+    found = weights(files)
     assert found.figure == 6.0 and "ended training" in found.sentence
 
 
-def test_scales_that_are_no_numbers_are_trainings_own_fault(chain: UnmergedChain) -> None:
-    changes = load_file(chain.adapter / SCALES_FILE)
+def test_scales_that_are_no_numbers_are_trainings_own_fault(files: ServedFiles) -> None:
+    changes = load_file(files.adapter / SCALES_FILE)
     changes["model.layers.0.mlp.gate_proj"][0, 3] = float("nan")
-    save_file(changes, chain.adapter / SCALES_FILE)
+    save_file(changes, files.adapter / SCALES_FILE)
     with pytest.raises(GateError, match=f"Q-GGUF-020.*{GATE}"):
-        weights(chain)
+        weights(files)
 
 
-def test_no_scale_at_all_is_not_a_trained_file(chain: UnmergedChain) -> None:
-    save_file({}, chain.adapter / SCALES_FILE)
-    shutil.copy(chain.bare, chain.served)
-    assert "of no tensor" in weights(chain).sentence
+def test_no_scale_at_all_is_not_a_trained_file(files: ServedFiles) -> None:
+    save_file({}, files.adapter / SCALES_FILE)
+    shutil.copy(files.bare, files.served)
+    assert "of no tensor" in weights(files).sentence
 
 
-def test_the_base_of_another_run_is_found_by_all_records(chain: UnmergedChain) -> None:
-    change_rows(chain.bare, DOWN, flipped(2, 11))
-    found = base_file(chain)
+def test_the_base_of_another_run_is_found_by_all_records(files: ServedFiles) -> None:
+    change_rows(files.bare, DOWN, flipped(2, 11))
+    found = base_file(files)
     assert (found.verdict, found.figure) == ("fail", 3.0)
     for words in ("base.json names", "adapter/ was trained on another file", "tiny-tuned.gguf was made for"):
         assert words in found.sentence
-    assert DOWN in weights(chain).sentence and "row 2 " in weights(chain).sentence
+    assert DOWN in weights(files).sentence and "row 2 " in weights(files).sentence
 
 
-def test_an_adapter_in_the_place_of_scales_is_found(chain: UnmergedChain) -> None:
-    train_by_chance(chain.base, chain.adapter, tuner="lora")
-    (chain.adapter / SCALES_FILE).rename(chain.adapter / ADAPTER_FILE)
-    assert "train.tuner lora" in base_file(chain).sentence
-    found = weights(chain)
+def test_an_adapter_in_the_place_of_scales_is_found(files: ServedFiles) -> None:
+    train_by_chance(files.base, files.adapter, tuner="lora")
+    (files.adapter / SCALES_FILE).rename(files.adapter / ADAPTER_FILE)
+    assert "train.tuner lora" in base_file(files).sentence
+    found = weights(files)
     assert found.verdict == "fail" and "train.tuner" in found.remedy

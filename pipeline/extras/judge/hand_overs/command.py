@@ -149,7 +149,7 @@ def of_text(files: Files, headers: dict[Path, Header], llama: Llama, *, files_on
                 yield look(of_file, names[key])
             except QuenchError as error:
                 yield unmeasured(key, names[key], error.sentence)
-        yield from text.template_checks(of_file, (names[text.TEMPLATE], names[text.BOS]))
+        yield from text.template_checks(of_file, names[text.TEMPLATE], names[text.BOS])
         if files_only:
             yield unmeasured(outputs.OUTPUTS, names[outputs.OUTPUTS], FILES_ONLY)
             yield unmeasured(outputs.ENDS, names[outputs.ENDS], FILES_ONLY)

@@ -19,7 +19,7 @@ from pipeline.metrics.forward import plain_model
 from pipeline.metrics.level_limits import level_limit
 from pipeline.stages.parity.behavior import answer, questions
 from pipeline.stages.parity.check import CTX_SIZE
-from pipeline.stages.parity.hand_overs import MAX_KLD_EXACT, OVERFLOW
+from pipeline.stages.parity.divergence_checks import MAX_KLD_EXACT, OVERFLOW
 
 OUTPUTS = "outputs"
 ENDS = "ends"

@@ -1,10 +1,11 @@
 """Tokenizer and template → GGUF: token ids, special tokens, the end of an answer, the chat template."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import date
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from pipeline.chat.trial import QUESTION, end_of_turn
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
-from pipeline.core.text import common_start
 from pipeline.extras.judge.hand_overs.verdicts import failed, passed, plain, reworded, unmeasured, warned
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.server import Server, serving
@@ -72,31 +72,29 @@ def reason(error: ToolError) -> str:
 def tokens_check(text: Text, name: str) -> Check:
     """Compare token ids: llama.cpp's and the tokenizer's, for strings on which tokenizers differ."""
     check = corpus_ids(strings(text.tokenizer, [], STRINGS), text.tokenizer, text.gguf, text.llama.tools)
-    pre = text.header.fields.get("tokenizer.ggml.pre")
     if check.verdict != "fail":
         return reworded(check, TOKENS, name)
-    key = "other_ids"
-    if "another tokenizer's" in check.remedy:
-        key = "other_vocabulary"
-    elif text.header.fields.get("tokenizer.ggml.model") == "gpt2":
-        key = "pre_tokenizer"
-    remedy = plain(check.remedy)
-    if key == "pre_tokenizer":
-        how = "no pre-tokenizer" if pre in GUESSED else f"the pre-tokenizer {pre}"
-        remedy = (
-            f"The GGUF names {how}, and text is split otherwise than in training: convert again with a "
-            "llama.cpp that knows this tokenizer, or serve with --override-kv tokenizer.ggml.pre=str:NAME"
-        )
-    return failed(f"{TOKENS}.{key}", name, check.found, remedy)
+    if check.key == "other_vocabulary":
+        return failed(f"{TOKENS}.other_vocabulary", name, check.found, plain(check.remedy))
+    if text.header.fields.get("tokenizer.ggml.model") != "gpt2":
+        return failed(f"{TOKENS}.other_ids", name, check.found, plain(check.remedy))
+    pre = text.header.fields.get("tokenizer.ggml.pre")
+    how = "no pre-tokenizer" if pre in GUESSED else f"the pre-tokenizer {pre}"
+    return failed(
+        f"{TOKENS}.pre_tokenizer",
+        name,
+        check.found,
+        f"The GGUF names {how}, and text is split otherwise than in training: convert again with a "
+        "llama.cpp that knows this tokenizer, or serve with --override-kv tokenizer.ggml.pre=str:NAME",
+    )
 
 
 def special_check(text: Text, name: str) -> Check:
     """Check the ends of text and turn, the beginning of text, and the tokens that are added to a text."""
     with open_vocabulary(text.llama.tools, text.gguf) as vocabulary:
         faults = list(special_faults(text, vocabulary, name))
-    worst = next((check for check in faults if check.verdict == "fail"), None)
-    if worst or faults:
-        return worst or faults[0]
+    if faults:
+        return next((check for check in faults if check.verdict == "fail"), faults[0])
     end = end_of_answer(text.tokenizer)
     return passed(SPECIAL, name, f"beginning and end of text are the same, and llama.cpp stops at {end}")
 
@@ -108,7 +106,7 @@ def end_of_answer(tokenizer: Any) -> Any:
 
 
 def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterator[Check]:
-    """Yield the faults of special tokens, the worst first."""
+    """Yield the faults of special tokens: failed checks and warnings."""
     tokenizer = text.tokenizer
     folder = text.folder
     gguf = text.gguf
@@ -126,19 +124,20 @@ def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterato
         )
     for difference in filter(None, special_tokens.ends(tokenizer, folder, gguf, vocabulary)):
         yield failed(f"{SPECIAL}.end_of_turn", name, difference, CONVERT)
-    for difference in filter(None, special_tokens.same_ids(tokenizer, folder, gguf)):
-        kind = difference.partition(" ")[0]
-        if "in GGUF" in difference and kind != "pad":
+    for stored in special_tokens.special_ids(tokenizer, folder, gguf):
+        if not stored.fault:
+            continue
+        if stored.place == special_tokens.GGUF and stored.kind != "pad":
             # Another end at which llama.cpp stops as well is harmless. If it does not stop, this was reported
             # above.
-            stops = kind == "eos" and vocabulary.ends(tokenizer.eos_token_id)
+            stops = stored.kind == "eos" and vocabulary.ends(tokenizer.eos_token_id)
             verdict = warned if stops else failed
-            yield verdict(f"{SPECIAL}.{kind}", name, difference, CONVERT)
-        elif kind == "eos":
+            yield verdict(f"{SPECIAL}.{stored.kind}", name, stored.fault, CONVERT)
+        elif stored.kind == "eos":
             yield warned(
                 f"{SPECIAL}.folder",
                 name,
-                difference,
+                stored.fault,
                 "Write the same end into the folder's files: programs read different ones",
             )
     for difference in filter(None, special_tokens.added(tokenizer, gguf, vocabulary)):
@@ -150,67 +149,71 @@ def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterato
         )
 
 
-def template_checks(text: Text, names: tuple[str, str]) -> Iterator[Check]:
+def template_checks(text: Text, name: str, bos_name: str) -> Iterator[Check]:
     """Yield the verdicts on the GGUF's template, as llama-server renders it, and on the beginning of text."""
-    name, bos = names
     stored = in_use(named_templates(text.header.fields))
     ours = in_use(text.tokenizer.chat_template)
-    if ours is None or stored is None:
-        if ours is None:
-            where = " and in the GGUF" if stored is None else ""
-            yield unmeasured(TEMPLATE, name, f"{text.folder.name} has no chat template{where}")
-        else:
-            yield failed(
-                f"{TEMPLATE}.missing",
-                name,
-                "the GGUF has no chat template, so llama.cpp falls back to ChatML",
-                "Put chat_template.jinja, or chat_template in tokenizer_config.json, into the folder, and "
-                "convert again; or serve with --chat-template-file",
-            )
-        yield unmeasured(BOS, bos, "one side has no chat template")
+    if ours is not None and stored is not None:
+        with serving(text.llama, ModelFiles(text.gguf), ctx_size=CTX_SIZE) as server:
+            yield rendered_check(text, server, stored == ours, name)
+            yield bos_check(text, server.tokens, bos_name)
         return
-    with serving(text.llama, ModelFiles(text.gguf), ctx_size=CTX_SIZE) as server:
-        yield from rendered(text, server, stored == ours, names)
+    if ours is not None:
+        yield failed(
+            f"{TEMPLATE}.missing",
+            name,
+            "the GGUF has no chat template, so llama.cpp falls back to ChatML",
+            "Put chat_template.jinja, or chat_template in tokenizer_config.json, into the folder, and "
+            "convert again; or serve with --chat-template-file",
+        )
+    else:
+        where = " and in the GGUF" if stored is None else ""
+        yield unmeasured(TEMPLATE, name, f"{text.folder.name} has no chat template{where}")
+    yield unmeasured(BOS, bos_name, "one side has no chat template")
 
 
-def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> Iterator[Check]:
-    """Yield the verdicts on template and beginning of text, from a server that has loaded the GGUF."""
-    name, bos = names
+def rendered_check(text: Text, server: Server, same: bool, name: str) -> Check:
+    """Compare conversations as `server`, which has loaded the GGUF, renders and tokenizes them. `same` is
+    True if the GGUF's template is the folder's, letter for letter.
+    """
     texts = served_texts(text.tokenizer, server, chosen([], CONVERSATIONS))
     check = template_text(texts, text.tokenizer, text.gguf)
+    if check.verdict == "not measured":
+        return reworded(check, TEMPLATE, name)
+    if check.verdict == "fail":
+        return template_fault(text, server, check, same, name)
     ids = token_ids(texts, text.tokenizer, server, text.gguf)
-    if check.verdict == "fail" and same and prints_today(text, server):
-        yield warned(
-            f"{TEMPLATE}.date",
-            name,
-            "the template prints a date: llama-server takes today's, and training may have had another",
-            "Serve with a template that has training's date in it (--chat-template-file)",
-        )
-    elif check.verdict == "fail" and same:
-        yield reworded(check, f"{TEMPLATE}.rendered", name)
-    elif check.verdict == "fail":
-        yield failed(
-            f"{TEMPLATE}.other",
-            name,
-            check.found,
-            "Serve with the folder's template (--chat-template-file), or convert again",
-        )
-    elif check.verdict == "not measured":
-        yield reworded(check, TEMPLATE, name)
-    elif ids.verdict == "fail":
-        yield reworded(ids, f"{TEMPLATE}.ids", name)
-    elif not same:
-        yield warned(
+    if ids.verdict == "fail":
+        return reworded(ids, f"{TEMPLATE}.ids", name)
+    if not same:
+        return warned(
             f"{TEMPLATE}.words",
             name,
             f"the GGUF's template is written otherwise, and {len(texts.compared)} texts came out alike",
             "Nothing, or serve with the folder's template (--chat-template-file)",
         )
-    else:
-        yield passed(
-            TEMPLATE, name, f"the same, and {len(texts.compared)} conversations have the same text and ids"
+    return passed(
+        TEMPLATE, name, f"the same, and {len(texts.compared)} conversations have the same text and ids"
+    )
+
+
+def template_fault(text: Text, server: Server, check: Check, same: bool, name: str) -> Check:
+    """Return the verdict on conversations that llama-server renders otherwise, as `check` found."""
+    if not same:
+        return failed(
+            f"{TEMPLATE}.other",
+            name,
+            check.found,
+            "Serve with the folder's template (--chat-template-file), or convert again",
         )
-    yield bos_check(text, server.tokens, bos)
+    if prints_today(text, server):
+        return warned(
+            f"{TEMPLATE}.date",
+            name,
+            "the template prints a date: llama-server takes today's, and training may have had another",
+            "Serve with a template that has training's date in it (--chat-template-file)",
+        )
+    return reworded(check, f"{TEMPLATE}.rendered", name)
 
 
 def prints_today(text: Text, server: Server) -> bool:
@@ -241,10 +244,10 @@ def bos_check(text: Text, tokens: Callable[[str], list[int]], name: str) -> Chec
     begin = tokenizer.bos_token_id
     trained = tokenizer(written, add_special_tokens=False)["input_ids"]
     raw = tokens(written)
-    once = common_start(trained, [begin] * len(trained))
-    twice = common_start(raw, [begin] * len(raw))
-    if twice <= max(once, 1):
-        return passed(BOS, name, f"{twice} before a rendered conversation")
+    in_training = leading_count(trained, begin)
+    in_llamacpp = leading_count(raw, begin)
+    if in_llamacpp <= max(in_training, 1):
+        return passed(BOS, name, f"{in_llamacpp} before a rendered conversation")
     return warned(
         f"{BOS}.doubled",
         name,
@@ -252,3 +255,8 @@ def bos_check(text: Text, tokens: Callable[[str], list[int]], name: str) -> Chec
         "off, programs that send rendered text (completions, llama-cpp-python) do not",
         "Send messages, not rendered text; or convert with add_bos_token false",
     )
+
+
+def leading_count(ids: Sequence[int], token: int) -> int:
+    """Count how often `token` stands at the beginning of `ids`."""
+    return sum(1 for _ in takewhile(lambda number: number == token, ids))

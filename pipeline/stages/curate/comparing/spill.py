@@ -62,7 +62,8 @@ class Spill:
 
     def read(self, first: int, last: int) -> tuple[Keys, Rows]:
         """Return the records whose keys have a first byte from `first` to `last` - 1, run by run."""
-        keys, rows = list[Keys](), list[Rows]()
+        keys = list[Keys]()
+        rows = list[Rows]()
         with self.keys_path.open("rb") as key_file, self.rows_path.open("rb") as row_file:
             for begins in np.load(self.runs_path)[:, [first, last]].tolist():
                 for file, kind, arrays in ((key_file, KEY, keys), (row_file, ROW, rows)):

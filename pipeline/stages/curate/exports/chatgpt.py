@@ -25,7 +25,8 @@ from pipeline.stages.curate.exports.trees import Reader, Tree, parents_of, tree_
 from pipeline.stages.curate.wire.draft import Turn
 
 FEEDBACK = "message_feedback.json"
-UP, DOWN = ("thumbs_up", "thumbsUp"), ("thumbs_down", "thumbsDown")
+UP = ("thumbs_up", "thumbsUp")
+DOWN = ("thumbs_down", "thumbsDown")
 # Marks of sources in an answer: 【12†source】, and since 2024 words between private-use characters.
 CITATION = re.compile("【\\d[^【】]*†[^【】]*】|\ue200(?!entity)[^\ue200\ue201]*\ue201")
 ENTITY = re.compile("\ue200entity\ue202(\\[[^\ue200\ue201]*\\])\ue201")

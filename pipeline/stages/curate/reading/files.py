@@ -226,9 +226,11 @@ def suffixes(name: str) -> tuple[str, str]:
     if last in SHORT_ARCHIVES:
         return ARCHIVE, SHORT_ARCHIVES[last]
     if last in PACKED_SUFFIXES:
-        kind, packing = first, PACKED_SUFFIXES[last]
+        kind = first
+        packing = PACKED_SUFFIXES[last]
     else:
-        kind, packing = last, ""
+        kind = last
+        packing = ""
     if kind in JSON_SUFFIXES:
         return ".json", packing
     if kind in DOCUMENTS:

@@ -20,7 +20,9 @@ MEANINGS = dict.fromkeys(TRAINED, True) | dict.fromkeys(SKIPPED, False)
 REQUESTS = ("train", "training", "trainable")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 SPEAKS = re.compile(r"(no|un)?(loss(?!less|y)|train(?!s\b)|weight|mask|ignor)")
-SET, UNSET = (True, "true", "1"), (False, "false", "0")  # 1 and 1.0 equal true.
+# 1 and 1.0 equal true.
+SET = (True, "true", "1")
+UNSET = (False, "false", "0")
 KNOWN_KEYS = 4096
 
 

@@ -60,7 +60,8 @@ class Length:
 
     def take_counts(self) -> Counter[str]:
         """Return counts since the last call: `split`, `truncated` rows, `exchanges_left_out`, `texts_cut`."""
-        counts, self.counts = self.counts, Counter()
+        counts = self.counts
+        self.counts = Counter()
         return counts
 
     def parts(self, row: Row, changes: Changes) -> list[Row]:

@@ -54,7 +54,8 @@ class Redactor:
 
     def take_counts(self) -> Counter[str]:
         """Return the occurrences replaced per kind since the last call."""
-        counts, self.counts = self.counts, Counter()
+        counts = self.counts
+        self.counts = Counter()
         return counts
 
     def rule(self, row: Row, changes: Changes) -> Row:

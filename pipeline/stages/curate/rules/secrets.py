@@ -26,7 +26,8 @@ from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
 from detect_secrets.plugins.twilio import TwilioKeyDetector
 
 # Two scanners whose tables of formats are public and maintained: gitleaks.toml, and pkg/detectors.
-GITLEAKS, TRUFFLEHOG = "github.com/gitleaks/gitleaks", "github.com/trufflesecurity/trufflehog"
+GITLEAKS = "github.com/gitleaks/gitleaks"
+TRUFFLEHOG = "github.com/trufflesecurity/trufflehog"
 PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*\]")  # Placeholders of redaction are not part of a secret.
 _SWITCH = re.compile(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])")
 

@@ -81,7 +81,8 @@ def has_endless_marks(text: str) -> bool:
     for hit in range(0, len(text), MOST_MARKS):
         if not _is_mark(text[hit]):
             continue
-        first, end = hit, hit + 1
+        first = hit
+        end = hit + 1
         while first > 0 and end - first < MOST_MARKS and _is_mark(text[first - 1]):
             first -= 1
         while end < len(text) and end - first < MOST_MARKS and _is_mark(text[end]):

@@ -54,13 +54,15 @@ def ask_teacher(run: Run) -> Teacher:
     teacher = open_teacher(folder, key, counts)
     if teacher is not None:
         return teacher
-    make(folder, key, rows, counts, run)
+    publish_answers(folder, key, rows, counts, run)
     teacher = open_teacher(folder, key, counts)
     assert teacher is not None, f"{folder} does not read back as it was written"
     return teacher
 
 
-def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], run: Run) -> None:
+def publish_answers(
+    folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], run: Run
+) -> None:
     """Compute the answers to every row and publish them in `folder`. The model is freed when this returns."""
     top_k = key["top_k"]
     positions = sum(map(sum, counts.values()))
@@ -77,7 +79,7 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
         device=roomy_device(run.base / SOURCE_FILE),
         name=SOURCE_FILE,
     )
-    rest = 0.0
+    probability_left_out = 0.0  # of the tokens that are not kept, summed over the positions
     with (
         publishing(folder) as aside,
         torch.no_grad(),
@@ -85,15 +87,16 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
     ):
         aside.mkdir()
         for split, dataset in rows.items():
-            split_answers = (answers(model, batch, top_k, advance) for batch in batches(dataset))
-            rest += write_answers(aside, split, sum(counts[split]), top_k, split_answers)
+            answers = (compute_teacher_logprobs(model, batch, top_k, advance) for batch in batches(dataset))
+            probability_left_out += write_answers(aside, split, sum(counts[split]), top_k, answers)
         figures = {
             "file": SOURCE_FILE,
             "sha256": key["file_sha256"],
             "top_k": top_k,
             "positions": positions,
             "bytes": size,
-            "covered": 1 - rest / positions if positions else 1.0,  # mean probability of the kept tokens
+            # mean probability of the kept tokens
+            "covered": 1 - probability_left_out / positions if positions else 1.0,
         }
         write_json(aside / RECORD, {"key": key, "figures": figures})
     del model
@@ -120,24 +123,26 @@ def batches(rows: Any) -> Iterator[dict[str, Any]]:
         yield collate(waiting)
 
 
-def answers(model: Any, batch: dict[str, Any], top_k: int, advance: Callable[[int], None]) -> tuple[Any, Any]:
+def compute_teacher_logprobs(
+    model: Any, batch: dict[str, Any], top_k: int, advance: Callable[[int], None]
+) -> tuple[Any, Any]:
     """Return ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions. `advance` gets P.
     Raises `GateError` for NaN.
     """
-    ids = batch["input_ids"].to(model.device)
-    places = batch["position_ids"].to(model.device)
-    hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]
-    best, logs = likeliest(hidden[followed(places)], model, top_k)
-    if logs.isnan().any():
+    input_ids = batch["input_ids"].to(model.device)
+    position_ids = batch["position_ids"].to(model.device)
+    hidden = model.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)[0][:, :-1]
+    top_ids, logprobs = top_k_logprobs(hidden[followed(position_ids)], model, top_k)
+    if logprobs.isnan().any():
         raise GateError(
             "Q-TRAIN-020",
             f"{SOURCE_FILE}'s answers are not numbers: run stage base again, for its weights are damaged",
         )
-    advance(len(best))
-    return best.int().cpu().numpy(), logs.cpu().numpy()
+    advance(len(top_ids))
+    return top_ids.int().cpu().numpy(), logprobs.cpu().numpy()
 
 
-def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
+def top_k_logprobs(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
     """Return the `top_k` likeliest tokens (P, k) for states (P, H), the likeliest first, and
     log-probabilities (P, k + 1): theirs and that of all others.
 
@@ -147,27 +152,27 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
     head = model.lm_head
     count = len(states)
     x = states.to(compute_type(head))
-    rule = logit_rule(model.config)
-    best = torch.empty(count, 0, device=x.device)
-    ids = torch.empty(count, 0, dtype=torch.long, device=x.device)
+    factor, softcap = logit_rule(model.config)
+    top_logits = torch.empty(count, 0, device=x.device)
+    top_ids = torch.empty(count, 0, dtype=torch.long, device=x.device)
     # log of the sum of exp(logit) over what is not kept
     others = torch.full((count,), -torch.inf, device=x.device)
     for first, last in vocabulary_blocks(head, count):
-        logits, _, _ = block_logits(x, head, first, last, *rule)
-        top, places = take(logits, top_k)
+        logits = block_logits(x, head, first, last, factor, softcap).logits
+        block_top, block_places = take_largest(logits, top_k)
         others = others.logaddexp(logits.logsumexp(1))
-        merged = torch.cat([best, top], 1)
-        merged_ids = torch.cat([ids, places + first], 1)
-        best, kept = take(merged, top_k)
-        ids = merged_ids.gather(1, kept)
-        others = others.logaddexp(merged.logsumexp(1))
-    return ids, torch.cat([best, others[:, None]], 1).log_softmax(1)
+        merged_logits = torch.cat([top_logits, block_top], 1)
+        merged_ids = torch.cat([top_ids, block_places + first], 1)
+        top_logits, kept = take_largest(merged_logits, top_k)
+        top_ids = merged_ids.gather(1, kept)
+        others = others.logaddexp(merged_logits.logsumexp(1))
+    return top_ids, torch.cat([top_logits, others[:, None]], 1).log_softmax(1)
 
 
-def take(values: Any, count: int) -> tuple[Any, Any]:
+def take_largest(values: Any, count: int) -> tuple[Any, Any]:
     """Return the `count` largest of each row of `values` (P, n), and their places.
 
-    `values` is set to −∞ there.
+    `values` is set to −∞ there, in place.
     """
     largest, places = values.topk(min(count, values.shape[1]), 1)
     values.scatter_(1, places, -torch.inf)

@@ -47,7 +47,7 @@ TUNED = Artifact("Trained model → tuned GGUF", "the tuned file", "run `snakema
 
 
 @dataclass(frozen=True)
-class UnmergedChain:
+class ServedFiles:
     """Files of a project without a merge: the base's folder (with `model.gguf`) and record, the folder that
     was trained, the GGUF that is served, and the adapter's GGUF. `lora` is None if the scales in the served
     file itself were trained.
@@ -70,29 +70,29 @@ class UnmergedChain:
         return LORA if self.lora else TUNED
 
 
-def base_file(chain: UnmergedChain) -> Check:
+def base_file(files: ServedFiles) -> Check:
     """Check that the base's file is the one that was trained on and the one that the served file names, and
     that the served file was made from the training result.
     """
-    digest = file_hash(chain.bare)
-    trained_with = run_settings(chain.adapter)
-    recorded = read_json(chain.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
-    run = read_json(chain.adapter / "run.json", "run `snakemake --force train`")
-    gguf = chain.lora or chain.served
+    digest = file_hash(files.bare)
+    trained_with = run_settings(files.adapter)
+    recorded = read_json(files.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
+    run = read_json(files.adapter / "run.json", "run `snakemake --force train`")
+    gguf = files.lora or files.served
     fields = check_gguf(gguf).fields
-    weights = file_hash(trained_file(chain.adapter))
+    weights = file_hash(trained_file(files.adapter))
     claims = {
-        f"{chain.lineage.name} names {str(recorded)[:12]}…, the file is {digest[:12]}…": recorded == digest,
-        f"{chain.adapter.name}/ was trained on another file than {chain.bare.name}": (
+        f"{files.lineage.name} names {str(recorded)[:12]}…, the file is {digest[:12]}…": recorded == digest,
+        f"{files.adapter.name}/ was trained on another file than {files.bare.name}": (
             run["base"]["weights_sha256"] == json_hash({MODEL_FILE: digest})
         ),
         f"{gguf.name} was made for {str(fields.get(BASE_FILE))[:12]}…, the file is {digest[:12]}…": (
             fields.get(BASE_FILE) == digest
         ),
-        f"{gguf.name} was not made of what {chain.adapter.name}/ holds": fields.get(ADAPTER) == weights,
-        f"{chain.adapter.name}/ was not trained on a GGUF's blocks": trained_with.quantization == "gguf",
-        f"{chain.adapter.name}/ was trained with train.tuner {trained_with.tuner}": (
-            PRODUCTS[trained_with.gguf_graph].with_lora == bool(chain.lora)
+        f"{gguf.name} was not made of what {files.adapter.name}/ holds": fields.get(ADAPTER) == weights,
+        f"{files.adapter.name}/ was not trained on a GGUF's blocks": trained_with.quantization == "gguf",
+        f"{files.adapter.name}/ was trained with train.tuner {trained_with.tuner}": (
+            PRODUCTS[trained_with.gguf_graph].with_lora == bool(files.lora)
         ),
     }
     wrong = [fault for fault, holds in claims.items() if not holds]

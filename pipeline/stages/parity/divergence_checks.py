@@ -175,11 +175,16 @@ def merge_cause(outputs: Outputs, merge_base: str) -> str:
         return (
             "The merged model is the untuned base, the adapter was not merged: run `snakemake --force merge`."
         )
-    base, expected = "16-bit", outputs.sixteen
-    other_base, other = "NF4", outputs.trained
-    if merge_base != "16-bit":
-        base, other_base = other_base, base
-        expected, other = other, expected
+    if merge_base == "16-bit":
+        base = "16-bit"
+        expected = outputs.sixteen
+        other_base = "NF4"
+        other = outputs.trained
+    else:
+        base = "NF4"
+        expected = outputs.trained
+        other_base = "16-bit"
+        other = outputs.sixteen
     if same(expected, outputs.merged):
         loss = compare(outputs.trained, outputs.sixteen).kld
         return (
