@@ -16,7 +16,7 @@ from preferences import ANSWERS, says, settings, user
 from torch.nn.utils.rnn import pad_sequence
 from train_runs import train_in, trainer_in
 
-from pipeline.chat.answers import CHOSEN, REJECTED
+from pipeline.chat.sequences import CHOSEN, REJECTED
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError

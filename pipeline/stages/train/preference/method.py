@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
-from pipeline.chat.answers import CHOSEN, REJECTED
+from pipeline.chat.sequences import CHOSEN, REJECTED
 from pipeline.config.methods import METHODS, SFT_WEIGHT
 from pipeline.config.tuners import RATES as SFT_RATES
 from pipeline.config.tuners import Rate, TunerName
