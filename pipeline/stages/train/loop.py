@@ -12,8 +12,10 @@ resume, a stop that saves.
 - Evaluation is a mean over tokens (a mean over rows would give more weight to packed rows with fewer tokens).
   It draws no random number. If a signal cut it short, the resumed run repeats it.
 
-The module is longer than others, because a reader follows a run from `train` to its end in one file. What
-depends on the number of processes is in the `Reducer` that the loop is given.
+The module is longer than others, because a reader follows a run from `train` to its end in it. One step:
+`epoch`, `optimizer_step`, `training_step`, `Reducer.training_step` (what depends on the number of processes;
+it calls back), `forward_backward`, `compute_loss`, `loss_over`, `losses`. Methods override `losses`,
+`next_batches`, `items_of` and `held_out_metrics`; distill also `optimizer_step`.
 """
 
 import math
@@ -175,7 +177,7 @@ class Trainer:
         number, done = divmod(self.step, self.epoch_steps)
         batches = self.batches(number, done)
         for position in range(done, self.epoch_steps):
-            figures = self.optimize(self.next_batches(batches))
+            figures = self.optimizer_step(self.next_batches(batches))
             self.progress.global_step += 1
             passed = min((position + 1) * self.settings.gradient_accumulation_steps, self.epoch_batches)
             self.stepped({"epoch": number + passed / self.epoch_batches, **figures})
@@ -234,7 +236,7 @@ class Trainer:
 
     # --- an optimizer step ----------------------------------------------------------------------------------
 
-    def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
+    def optimizer_step(self, micro_batches: list[Batch]) -> dict[str, float]:
         """Run one optimizer step. Return its loss, learning_rate, and grad_norm, the gradient's norm before
         clipping.
         """
