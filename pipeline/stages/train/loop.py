@@ -82,6 +82,9 @@ class Trainer:
     It trains with `loss` (liger or chunked; `loss_reason` is why auto did not choose liger), and evaluates on
     the batches `held_out`. `answer` returns sample answers of the current model. `journal` gets every step
     and evaluation; it is None if this process does not write.
+
+    In all methods `items` is the number that the loss is a mean over: the tokens, positions, pairs or answers
+    of an optimizer step, or of the held-out rows.
     """
 
     def __init__(
@@ -289,8 +292,8 @@ class Trainer:
     # --- the loss -------------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Return the cross entropy of the micro-batch's trained tokens ÷ the step's trained tokens, a
-        scalar.
+        """Return the method's loss of a micro-batch ÷ `items`, a scalar, and count it in the step's
+        statistics.
         """
         # With a GPU a step's tensors are there, and a search of main memory for holes would only cost time.
         if self.forwards % TRIMMED_EVERY == 0 and self.device.type == "cpu":
