@@ -266,12 +266,12 @@ class Trainer:
         """
         return self.reducer.training_step(self, batch, items)
 
-    def forward_backward(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Run forward and backward of a micro-batch of an optimizer step over `items`. Return its share of
-        the loss.
+    def forward_backward(self, batch: Batch, items: Any, number: int) -> torch.Tensor:
+        """Run forward and backward of micro-batch `number` of an optimizer step over `items`. Return its
+        share of the loss.
         """
         self.model.train()
-        with drawn_for(self.settings.seed, self.step, self.stats.batches):
+        with drawn_for(self.settings.seed, self.step, number):
             loss = self.compute_loss(batch, items)
             torch.autograd.backward(self.scaler.scale(loss))
         return loss.detach()

@@ -29,8 +29,8 @@ class Loop(Protocol):
         """The number of finished optimizer steps."""
         ...
 
-    def forward_backward(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Run forward and backward of a micro-batch of an optimizer step over `items`."""
+    def forward_backward(self, batch: Batch, items: Any, number: int) -> torch.Tensor:
+        """Run forward and backward of micro-batch `number` of an optimizer step over `items`."""
         ...
 
     def save_newest(self) -> None:
@@ -86,7 +86,7 @@ class Alone:
 
     def training_step(self, loop: Loop, batch: Batch, items: Any) -> torch.Tensor:
         """Run one forward and backward; then a pending signal is handled."""
-        loss = loop.forward_backward(batch, items)
+        loss = loop.forward_backward(batch, items, loop.stats.batches)
         self.heed_signal(loop)
         return loss
 

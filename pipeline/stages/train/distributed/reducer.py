@@ -120,14 +120,14 @@ class GroupReducer:
         batches = loop.step_batches[start : start + self.group.count]
         rank = self.group.rank.number
         stats = loop.stats
-        loop.stats = StepStats(start + rank)
+        loop.stats = StepStats()
         try:
             figures: list[Figures] = []
             if rank < len(batches):
-                own_loss = loop.forward_backward(batches[rank], items)
+                own_loss = loop.forward_backward(batches[rank], items, start + rank)
                 figures = [([float(own_loss), float(loop.stats.loss_sum)], loop.stats.measures.sums)]
             elif self.sharded:  # Another process's batch, for the sharded layers.
-                loop.forward_backward(batches[0], items)
+                loop.forward_backward(batches[0], items, start + rank)
                 loop.optimizer.zero_grad()
         finally:
             loop.stats = stats
