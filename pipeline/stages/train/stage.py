@@ -78,7 +78,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
             metrics_log=metrics_log,
         )
         learner = learner_of(settings.method)(run)
-        opened.enter_context(learner.prepared(replay=replay))
+        opened.enter_context(learner.ready(replay=replay))
         if group:
             alike = same_in_all(record, settings)
             group.begin({"record": record, "alike": alike, "start": start.name if start else None})
@@ -109,12 +109,12 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
     }
 
 
-def check_method(prepared: Method, method: Method) -> None:
-    """Raise `DataError` if data/tokens is `prepared` for a method that learns from other kinds of rows."""
-    if METHODS[prepared].rows != METHODS[method].rows:
+def check_method(prepared_for: Method, method: Method) -> None:
+    """Raise `DataError` if data/tokens is prepared for a method that learns from other kinds of rows."""
+    if METHODS[prepared_for].rows != METHODS[method].rows:
         raise DataError(
             "Q-TRAIN-001",
-            f"data/tokens was made for train.method {prepared}, which learns from other rows than "
+            f"data/tokens was made for train.method {prepared_for}, which learns from other rows than "
             f"{method}: run `snakemake preprocess`",
         )
 

@@ -49,7 +49,7 @@ class DistillLearner(Learner):
     before: float | None
 
     @contextmanager
-    def prepared(self, *, replay: bool = False) -> Iterator[None]:
+    def ready(self, *, replay: bool = False) -> Iterator[None]:
         """Load or compute the original's answers."""
         from pipeline.stages.train.distill.teacher import ask_teacher
 
