@@ -1,11 +1,12 @@
 """Train a QLoRA adapter or a GGUF's scales, with checkpoints from which a killed run resumes to the same
 bytes.
 
-Reads `data/tokens/` and `models/base/`. With `train.method` distill the model learns to answer like the file
-that the level was made from (`pipeline.stages.train.distill`), not the assistant's text in the rows. Writes
-`models/adapter/` (PEFT folder or scales, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the
-curves) and `reports/train.jsonl` (every step). On the way it writes TensorBoard events in
-`reports/tensorboard/` and checkpoints in `models/checkpoints/`. Command: `python -m pipeline train`
+Reads `data/tokens/` and `models/base/`. With `train.method` distill the model learns to answer like the
+original, the file that the base's GGUF was quantized from (`pipeline.stages.train.distill`), not the
+assistant's text in the rows. Writes `models/adapter/` (PEFT folder or scales, tokenizer, run.json),
+`reports/train.json`, `reports/train.csv` (the curves) and `reports/train.jsonl` (every step). On the way it
+writes TensorBoard events in `reports/tensorboard/` and checkpoints in `models/checkpoints/`. Command:
+`python -m pipeline train`
 """
 
 import sys
@@ -88,24 +89,24 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         proven = prove_beforehand(trainer)
         learner.measure_before(trainer)
         trainer.train()
-        rows = metrics_log.rows()
-        check_rows(rows, len(trainer.rows))
-        learned = check_learned(trainer.model, rows)
+        log = metrics_log.rows()
+        check_rows(log, len(trainer.rows))
+        learned = check_learned(trainer.model, log)
         publish_adapter(trainer.model, tokenizer, record, job.adapter)
         finish(checkpoints, record)
         for name in (TEACHER, REFERENCE, ROLLOUTS):
             remove(checkpoints / name)
-    evaluation = last_evaluation(trainer, rows)
-    return summary(trainer, rows) | {
+    evaluation = last_evaluation(trainer, log)
+    return summary(trainer, log) | {
         "method": settings.method,
         "eval_loss": evaluation.get("eval_loss"),
         **learned,
-        **learner.figures(rows, evaluation),
+        **learner.figures(log, evaluation),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,
         "monitoring": monitor.records(),
-        "metrics_log": rows,
+        "metrics_log": log,
     }
 
 
