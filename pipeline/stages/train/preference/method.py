@@ -16,7 +16,15 @@ from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.checkpoints import REFERENCE
 from pipeline.stages.train.method import Learner, TrainerParts
-from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown, warning
+from pipeline.stages.train.monitoring.monitor import (
+    WINDOW,
+    History,
+    RuleSets,
+    median,
+    passed,
+    unknown,
+    warning,
+)
 from pipeline.stages.train.monitoring.rules import (
     AT_END,
     EVERY_EVAL,
@@ -31,7 +39,7 @@ RATES: Mapping[TunerName, Rate] = {"lora": (5e-7, 1e-4, "2.0e-5 is a good start"
 FALLEN_NATS = 1.0  # nats by which a chosen answer may have become less likely
 
 
-def learning_rate(run: Run) -> Check:
+def learning_rate(run: History) -> Check:
     """Check the peak learning rate: a fraction of the usual one for chats, also for a tuner without its
     own.
     """
@@ -41,7 +49,7 @@ def learning_rate(run: Run) -> Check:
     return usual_rate(run, RATES, cause, run.settings.method)
 
 
-def chosen(run: Run) -> Check:
+def chosen(run: History) -> Check:
     """Check that the chosen answers have not become less likely than they were, which the loss of pairs
     allows.
     """
@@ -61,7 +69,7 @@ def chosen(run: Run) -> Check:
     )
 
 
-def end_loss(run: Run) -> Check:
+def end_loss(run: History) -> Check:
     """Report the loss at the end, for information."""
     if not run.losses:
         return unknown("no step yet")
