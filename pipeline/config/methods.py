@@ -53,16 +53,17 @@ class Learning:
 
 REWARD = "train.reward"
 SFT_WEIGHT = "train.sft_weight"
-OF_JUDGED = ("train.preference.beta", "report.gate.min_preference_accuracy")
-_judged = partial(
+ANSWER_SETTINGS = ("train.preference.beta", "report.gate.min_preference_accuracy")
+_comparing_answers = partial(
     Learning,
-    settings=OF_JUDGED,
+    settings=ANSWER_SETTINGS,
     measures=("eval_loss", "accuracy"),
     answers="compares answers to one prompt",
     module="preference.method",
 )
-_paired = partial(_judged, ("preference",), pairs=True)
-_pulled = partial(_paired, settings=(*OF_JUDGED, SFT_WEIGHT))  # These can also train on the chosen answers.
+_comparing_pairs = partial(_comparing_answers, ("preference",), pairs=True)
+# These can also train on the chosen answers.
+_with_sft_weight = partial(_comparing_pairs, settings=(*ANSWER_SETTINGS, SFT_WEIGHT))
 
 METHODS: Mapping[Method, Learning] = {
     "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards", (REWARD,)),
@@ -74,11 +75,13 @@ METHODS: Mapping[Method, Learning] = {
         keeps=(TEACHER,),
         module="distill.method",
     ),
-    "dpo": _pulled("log-sigmoid of the margin", reference=True, beta=0.1),
-    "ipo": _pulled("squared distance from a margin", reference=True, beta=0.1),
-    "kto": _judged(("feedback", "preference"), "sigmoid of the gain", reference=True, others=True, beta=0.1),
-    "orpo": _paired("cross entropy and log-odds ratio", beta=0.1),
-    "simpo": _pulled("log-sigmoid of the mean margin", beta=2.0),
+    "dpo": _with_sft_weight("log-sigmoid of the margin", reference=True, beta=0.1),
+    "ipo": _with_sft_weight("squared distance from a margin", reference=True, beta=0.1),
+    "kto": _comparing_answers(
+        ("feedback", "preference"), "sigmoid of the gain", reference=True, others=True, beta=0.1
+    ),
+    "orpo": _comparing_pairs("cross entropy and log-odds ratio", beta=0.1),
+    "simpo": _with_sft_weight("log-sigmoid of the mean margin", beta=2.0),
     "grpo": Learning(
         ("prompt", "chat"),
         "clipped policy gradient of rewards",

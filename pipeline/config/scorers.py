@@ -1,4 +1,4 @@
-"""The spelling of scorers in `evaluate.scorers`. They are implemented in `pipeline.metrics.scorers`."""
+"""The spelling of scorers in `evaluate.scorers`. `pipeline.metrics.scorers` looks up what implements each."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,14 +6,14 @@ from math import prod
 
 from pipeline.core.text import safe
 
-PLAIN = {  # These have no argument. The words appear next to the setting.
+WITHOUT_ARGUMENT = {  # The words appear next to the setting.
     "exact_match": "",
     "json_fields": "share of fields equal",
     "rouge_l": "words in the same order: for chats whose answers can be put in other words",
     "code": "a Python answer runs the row's tests, sandboxed",
     "tool_calls": "name and arguments of calls equal",
 }
-WORDS = PLAIN | {
+WORDS = WITHOUT_ARGUMENT | {
     "number:MARKER": "the number after it",
     "regex:PATTERN": "its first group, or all of it",
     "python:FILE.py:FUNCTION": "yours, below data/evaluation",
@@ -35,7 +35,7 @@ def scorer_problems(spellings: Sequence[str], has_judge: bool, has_external: boo
     """
     for spelling in spellings:
         kind, colon, argument = spelling.partition(":")
-        if kind in PLAIN and colon:
+        if kind in WITHOUT_ARGUMENT and colon:
             yield f"{spelling!r}: {kind} takes nothing after it: write {kind}"
         elif spelling == "judge" and not has_judge:
             yield (
@@ -55,7 +55,7 @@ def scorer_problems(spellings: Sequence[str], has_judge: bool, has_external: boo
                 f"python:{argument} names no function: write python:FILE.py:FUNCTION, the file below "
                 "data/evaluation"
             )
-        elif spelling not in ("judge", "external") and kind not in (*PLAIN, "number", "python"):
+        elif spelling not in ("judge", "external") and kind not in (*WITHOUT_ARGUMENT, "number", "python"):
             yield f"{spelling!r} is not a scorer: write {SPELLINGS}"
 
 

@@ -17,10 +17,10 @@ from pipeline.metrics.external import ExternalScorer
 from pipeline.metrics.score import Measure, Score, Scorer, best_score
 from pipeline.metrics.tool_calls import EXPECTED, tool_calls
 
-PLAIN = {**text_scorers.PLAIN, "code": code.passes, TOOL_CALLS: tool_calls}
+MEASURES = {**text_scorers.TEXT_MEASURES, "code": code.passes, TOOL_CALLS: tool_calls}
 SLOTS = {"code": 2, "judge": 4, "external": 4}
 # Scorers that query no model and run no code, so that trying one costs nothing.
-TEXT_ALONE = {*text_scorers.PLAIN, "number", "regex"}
+TEXT_ALONE = {*text_scorers.TEXT_MEASURES, "number", "regex"}
 
 
 def parse(
@@ -47,7 +47,7 @@ def parse(
             return Scorer(spelling, points(scorer), SLOTS["external"], scorer)
         case "judge" if judge:
             return Scorer(spelling, judging.judged_by(judge, root), SLOTS["judge"])
-    return Scorer(spelling, PLAIN[kind], SLOTS.get(kind, 1))
+    return Scorer(spelling, MEASURES[kind], SLOTS.get(kind, 1))
 
 
 def points(scorer: ExternalScorer) -> Measure:

@@ -78,7 +78,7 @@ def common_words(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
     return len(left) - row.bit_count()
 
 
-PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in params.yaml
+TEXT_MEASURES: dict[str, Measure] = {  # of scorers without an argument, by their spelling in params.yaml
     "exact_match": exact_match,
     "json_fields": json_fields,
     "rouge_l": rouge_l,

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-from pipeline.chat.answers import encode_rows
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.selection import chats_in, learned_in
+from pipeline.chat.sequences import encode_rows
 from pipeline.core.jsonl import write_rows
 
 ASK = [{"role": "user", "content": "Yes or no?"}]

@@ -13,9 +13,9 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.answers import answers_of
 from pipeline.chat.prompts import read_only
 from pipeline.chat.rows import ABOUT_TRAINING, JUDGED, OTHERS, Row, is_made_of
+from pipeline.chat.sequences import answers_of
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows

@@ -15,10 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.answers import encode_rows
 from pipeline.chat.manifest import NAME, manifest
 from pipeline.chat.prompts import QUESTIONS, REWARDS, with_prompts
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
+from pipeline.chat.sequences import encode_rows
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.chat.trial import OF_THE_BASE, USUAL, base_fault, failures
 from pipeline.config.methods import METHODS, REWARD, Method, unused_sentences

@@ -5,7 +5,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.answers import REJECTED
+from pipeline.chat.sequences import REJECTED
 from pipeline.chat.tokens import IGNORED
 
 Labelled = tuple[list[int], list[int]]  # ids and labels of a sequence

@@ -12,8 +12,10 @@ resume, a stop that saves.
 - Evaluation is a mean over tokens (a mean over rows would give more weight to packed rows with fewer tokens).
   It draws no random number. If a signal cut it short, the resumed run repeats it.
 
-The module is longer than others, because a reader follows a run from `train` to its end in one file. What
-depends on the number of processes is in the `Reducer` that the loop is given.
+The module is longer than others, because a reader follows a run from `train` to its end in it. One step:
+`epoch`, `optimizer_step`, `training_step`, `Reducer.training_step` (what depends on the number of processes;
+it calls back), `forward_backward`, `compute_loss`, `loss_over`, `losses`. Methods override `losses`,
+`next_batches`, `items_of` and `held_out_metrics`; distill also `optimizer_step`.
 """
 
 import math
@@ -80,6 +82,9 @@ class Trainer:
     It trains with `loss` (liger or chunked; `loss_reason` is why auto did not choose liger), and evaluates on
     the batches `held_out`. `answer` returns sample answers of the current model. `journal` gets every step
     and evaluation; it is None if this process does not write.
+
+    In all methods `items` is the number that the loss is a mean over: the tokens, positions, pairs or answers
+    of an optimizer step, or of the held-out rows.
     """
 
     def __init__(
@@ -173,7 +178,7 @@ class Trainer:
         number, done = divmod(self.step, self.epoch_steps)
         batches = self.batches(number, done)
         for position in range(done, self.epoch_steps):
-            figures = self.optimize(self.next_batches(batches))
+            figures = self.optimizer_step(self.next_batches(batches))
             self.progress.global_step += 1
             passed = min((position + 1) * self.settings.gradient_accumulation_steps, self.epoch_batches)
             self.stepped({"epoch": number + passed / self.epoch_batches, **figures})
@@ -231,7 +236,7 @@ class Trainer:
 
     # --- an optimizer step ----------------------------------------------------------------------------------
 
-    def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
+    def optimizer_step(self, micro_batches: list[Batch]) -> dict[str, float]:
         """Run one optimizer step.
 
         Return its loss, learning_rate, and grad_norm, the gradient's norm before clipping.
@@ -259,13 +264,13 @@ class Trainer:
         """
         return self.reducer.training_step(self, batch, items)
 
-    def forward_backward(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Run forward and backward of a micro-batch of an optimizer step over `items`.
+    def forward_backward(self, batch: Batch, items: Any, number: int) -> torch.Tensor:
+        """Run forward and backward of micro-batch `number` of an optimizer step over `items`.
 
         Return its share of the loss.
         """
         self.model.train()
-        with drawn_for(self.settings.seed, self.step, self.stats.batches):
+        with drawn_for(self.settings.seed, self.step, number):
             loss = self.compute_loss(batch, items)
             torch.autograd.backward(self.scaler.scale(loss))
         return loss.detach()
@@ -286,7 +291,10 @@ class Trainer:
     # --- the loss -------------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Return the cross entropy of the micro-batch's trained tokens ÷ those of the step, a scalar."""
+        """Return the method's loss of a micro-batch ÷ `items`, a scalar.
+
+        It is counted in the step's statistics.
+        """
         # With a GPU a step's tensors are there, and a search of main memory for holes would only cost time.
         if self.forwards % TRIMMED_EVERY == 0 and self.device.type == "cpu":
             give_back_holes()

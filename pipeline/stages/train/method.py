@@ -1,5 +1,5 @@
-"""Methods of training (`train.method`): this module for supervised training, a module `method` below
-`pipeline.stages.train` for each other kind.
+"""Methods of training (`train.method`). `Learner` here is supervised training. grpo/method.py,
+distill/method.py and preference/method.py subclass it.
 
 Only the selected one is imported, by its name in `METHODS`. So a run's key contains no other method's code
 (`pipeline.workflow.keys.code_keys`): an edit of GRPO's code trains no supervised run again.
@@ -19,7 +19,7 @@ from pipeline.stages.train.run import Run
 
 
 class TrainerParts(NamedTuple):
-    """Collators for training and held-out rows, and the class of the trainer."""
+    """Collators for training and held-out rows, and what makes the trainer: its class or a partial of it."""
 
     collate: Any
     collate_held_out: Any
@@ -35,7 +35,7 @@ class Learner:
     rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP, EVERY_EVAL, AT_END)
 
     @contextmanager
-    def prepared(self, *, replay: bool = False) -> Iterator[None]:
+    def ready(self, *, replay: bool = False) -> Iterator[None]:
         """Keep ready, during the body, what the method needs in addition to rows.
 
         With `replay` GRPO draws nothing.

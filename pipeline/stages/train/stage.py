@@ -1,10 +1,11 @@
 """Train a QLoRA adapter or a GGUF's scales; a killed run resumes from checkpoints to the same bytes.
 
-Reads `data/tokens/` and `models/base/`. With `train.method` distill the model learns to answer like the file
-that the level was made from (`pipeline.stages.train.distill`), not the assistant's text in the rows. Writes
-`models/adapter/` (PEFT folder or scales, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the
-curves) and `reports/train.jsonl` (every step). On the way it writes TensorBoard events in
-`reports/tensorboard/` and checkpoints in `models/checkpoints/`. Command: `python -m pipeline train`
+Reads `data/tokens/` and `models/base/`. With `train.method` distill the model learns to answer like the
+original, the file that the base's GGUF was quantized from (`pipeline.stages.train.distill`), not the
+assistant's text in the rows. Writes `models/adapter/` (PEFT folder or scales, tokenizer, run.json),
+`reports/train.json`, `reports/train.csv` (the curves) and `reports/train.jsonl` (every step). On the way it
+writes TensorBoard events in `reports/tensorboard/` and checkpoints in `models/checkpoints/`. Command:
+`python -m pipeline train`
 """
 
 import sys
@@ -77,7 +78,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
             metrics_log=metrics_log,
         )
         learner = learner_of(settings.method)(run)
-        opened.enter_context(learner.prepared(replay=replay))
+        opened.enter_context(learner.ready(replay=replay))
         if group:
             alike = same_in_all(record, settings)
             group.begin({"record": record, "alike": alike, "start": start.name if start else None})
@@ -87,33 +88,33 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         proven = prove_beforehand(trainer)
         learner.measure_before(trainer)
         trainer.train()
-        rows = metrics_log.rows()
-        check_rows(rows, len(trainer.rows))
-        learned = check_learned(trainer.model, rows)
+        log = metrics_log.rows()
+        check_rows(log, len(trainer.rows))
+        learned = check_learned(trainer.model, log)
         publish_adapter(trainer.model, tokenizer, record, job.adapter)
         finish(checkpoints, record)
         for name in (TEACHER, REFERENCE, ROLLOUTS):
             remove(checkpoints / name)
-    evaluation = last_evaluation(trainer, rows)
-    return summary(trainer, rows) | {
+    evaluation = last_evaluation(trainer, log)
+    return summary(trainer, log) | {
         "method": settings.method,
         "eval_loss": evaluation.get("eval_loss"),
         **learned,
-        **learner.figures(rows, evaluation),
+        **learner.figures(log, evaluation),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,
         "monitoring": monitor.records(),
-        "metrics_log": rows,
+        "metrics_log": log,
     }
 
 
-def check_method(prepared: Method, method: Method) -> None:
-    """Raise `DataError` if data/tokens is `prepared` for a method that learns from other kinds of rows."""
-    if METHODS[prepared].rows != METHODS[method].rows:
+def check_method(prepared_for: Method, method: Method) -> None:
+    """Raise `DataError` if data/tokens is prepared for a method that learns from other kinds of rows."""
+    if METHODS[prepared_for].rows != METHODS[method].rows:
         raise DataError(
             "Q-TRAIN-001",
-            f"data/tokens was made for train.method {prepared}, which learns from other rows than "
+            f"data/tokens was made for train.method {prepared_for}, which learns from other rows than "
             f"{method}: run `snakemake preprocess`",
         )
 

@@ -33,8 +33,8 @@ class Measures:
 class StepStats:
     """Statistics of one optimizer step, added up over its micro-batches."""
 
-    def __init__(self, batches: int = 0) -> None:
-        self.batches = batches  # finished micro-batches, including those of other processes
+    def __init__(self) -> None:
+        self.batches = 0  # finished micro-batches, including those of other processes
         self.rows: list[int] = []
         self.row_ids: list[str] = []
         self.tokens = self.trained_tokens = 0

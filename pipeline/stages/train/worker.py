@@ -53,7 +53,7 @@ def follow(job: Job) -> None:
         )
         learner = learner_of(settings.method)(run)
         # Rank 0 has already queried a teacher, so its answers exist.
-        opened.enter_context(learner.prepared())
+        opened.enter_context(learner.ready())
         trainer, _ = make_trainer(learner)
         group.connect()
         # A base that is shared has to be checked by all processes together.

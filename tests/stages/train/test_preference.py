@@ -16,8 +16,9 @@ from preferences import ANSWERS, says, settings, user
 from torch.nn.utils.rnn import pad_sequence
 from train_runs import train_in, trainer_in
 
-from pipeline.chat.answers import CHOSEN, REJECTED
+from pipeline.chat.sequences import CHOSEN, REJECTED
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.methods import Method
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.metrics_log import MetricsLog
@@ -325,6 +326,13 @@ def test_the_loss_of_the_chosen_answers_can_be_added() -> None:
     chosen, rejected = some_likelihoods()
     plain, mixed = (pair_losses("dpo", chosen, rejected, 0.1, weight)[0] for weight in (0.0, 0.5))
     assert torch.allclose(mixed, plain - 0.5 * chosen.logps / chosen.tokens)
+
+
+@pytest.mark.parametrize("method", ["kto", "sft"])
+def test_a_method_without_a_loss_of_pairs_is_refused(method: Method) -> None:
+    chosen, rejected = some_likelihoods()
+    with pytest.raises(ValueError, match=f"train.method {method} has no loss of pairs"):
+        pair_losses(method, chosen, rejected, 0.1, 0.0)
 
 
 def test_margin_and_weight_of_the_chosen_answers_are_those_of_the_settings(

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from pipeline.core.checks import Check
 from pipeline.stages.train.invariants import BEFORE, held_out_before
 from pipeline.stages.train.method import Learner, TrainerParts
-from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown
+from pipeline.stages.train.monitoring.monitor import WINDOW, History, RuleSets, median, passed, unknown
 from pipeline.stages.train.monitoring.rules import EVERY_EVAL, EVERY_STEP, OTHER_LOSSES, falling, zero_loss
 
 
-def end_loss(run: Run) -> Check:
+def end_loss(run: History) -> Check:
     """Report the divergence in the last steps, for information."""
     if not run.losses:
         return unknown("no step yet")
@@ -49,7 +49,7 @@ class DistillLearner(Learner):
     before: float | None
 
     @contextmanager
-    def prepared(self, *, replay: bool = False) -> Iterator[None]:
+    def ready(self, *, replay: bool = False) -> Iterator[None]:
         """Load or compute the original's answers."""
         from pipeline.stages.train.distill.teacher import ask_teacher
 

@@ -54,10 +54,10 @@ class DistillTrainer(Trainer):
 
     answered = 1  # the assistant's tokens in the optimizer step
 
-    def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
+    def optimizer_step(self, micro_batches: list[Batch]) -> dict[str, float]:
         """Run one optimizer step. The assistant's tokens of its micro-batches are counted first."""
         self.answered = answered_in(micro_batches)
-        return super().optimize(micro_batches)
+        return super().optimizer_step(micro_batches)
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """Return a batch's share of a mean over `items` positions and the step's tokens of the assistant."""

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.core.errors import GateError
 from pipeline.stages.train.distributed.group import Group, Lost
-from pipeline.stages.train.reducer import Loop
+from pipeline.stages.train.reducer import TrainerPart
 from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.step_stats import Batch, Figures, StepStats
 
@@ -38,12 +38,12 @@ class GroupReducer:
         self.trained = trained
         self.sharded = sharded
         self.gradients = GradientSum(trained, group)
-        self.round_losses: list[torch.Tensor] = []
+        self.turn_losses: list[torch.Tensor] = []
         self._told = False  # True once the others know of the signal that stops the run
 
     # --- meetings -------------------------------------------------------------------------------------------
 
-    def meet(self, loop: Loop, *numbers: int) -> list[int]:
+    def meet(self, loop: TrainerPart, *numbers: int) -> list[int]:
         """Return the maximum of each of `MET` numbers over processes. After a signal to one, all save and
         stop. Raises `GateError` if the processes are at different steps.
         """
@@ -62,7 +62,7 @@ class GroupReducer:
             )
         return [int(number) for number in rows[:, 2:].max(0).values]
 
-    def heed_signal(self, loop: Loop) -> None:
+    def heed_signal(self, loop: TrainerPart) -> None:
         """Save the state after the newest optimizer step and raise `Stopped` if a signal is pending. With a
         sharded base all processes stop together, because one that left by itself would leave the others
         within a layer.
@@ -73,7 +73,7 @@ class GroupReducer:
             loop.save_and_stop()
 
     @contextmanager
-    def stopping(self, loop: Loop, number: int) -> Iterator[None]:
+    def stopping(self, loop: TrainerPart, number: int) -> Iterator[None]:
         """Tell the others of signal `number` unless they know, save in the body, and wait for the others."""
         with suppress(Lost):  # A process that is gone needs no message.
             if not self._told:
@@ -84,7 +84,7 @@ class GroupReducer:
             self.group.all_gather(torch.zeros(1))
 
     @contextmanager
-    def saving_if_lost(self, loop: Loop) -> Iterator[None]:
+    def saving_if_lost(self, loop: TrainerPart) -> Iterator[None]:
         """Save the newest optimizer step and raise `Lost` if another process goes while the body runs."""
         try:
             with self.group.raising_lost():
@@ -93,40 +93,40 @@ class GroupReducer:
             loop.save_newest()
             raise
 
-    def _say(self, loop: Loop, *numbers: int) -> torch.Tensor:
+    def _say(self, loop: TrainerPart, *numbers: int) -> torch.Tensor:
         """Return (processes, 2 + MET) numbers of all processes: the pending signal, the step, two numbers."""
         signal, *rest = numbers
         return self.group.all_gather(torch.tensor([signal, loop.step, *rest]))
 
     # --- micro-batches --------------------------------------------------------------------------------------
 
-    def training_step(self, loop: Loop, batch: Batch, items: Any) -> torch.Tensor:
-        """Return the loss of the optimizer step's next micro-batch. The call for the first one of a round
-        runs the entire round.
+    def training_step(self, loop: TrainerPart, batch: Batch, items: Any) -> torch.Tensor:
+        """Return the loss of the optimizer step's next micro-batch. The first call of a turn computes all of
+        it, and later calls return the stored losses.
         """
-        if not self.round_losses:
+        if not self.turn_losses:
             start = loop.stats.batches
-            self.round_losses = self.round(loop, start, items)
+            self.turn_losses = self.turn(loop, start, items)
             if start + self.group.count >= len(loop.step_batches):
                 self.gradients.finish()
-        return self.round_losses.pop(0)
+        return self.turn_losses.pop(0)
 
-    def round(self, loop: Loop, start: int, items: Any) -> list[torch.Tensor]:
-        """Return the losses of the micro-batches from `start`, one a process.
+    def turn(self, loop: TrainerPart, start: int, items: Any) -> list[torch.Tensor]:
+        """Return the losses of a turn: the micro-batches from `start`, one for each process.
 
         Their gradients are added up.
         """
         batches = loop.step_batches[start : start + self.group.count]
         rank = self.group.rank.number
         stats = loop.stats
-        loop.stats = StepStats(start + rank)
+        loop.stats = StepStats()
         try:
             figures: list[Figures] = []
             if rank < len(batches):
-                own_loss = loop.forward_backward(batches[rank], items)
+                own_loss = loop.forward_backward(batches[rank], items, start + rank)
                 figures = [([float(own_loss), float(loop.stats.loss_sum)], loop.stats.measures.sums)]
             elif self.sharded:  # Another process's batch, for the sharded layers.
-                loop.forward_backward(batches[0], items)
+                loop.forward_backward(batches[0], items, start + rank)
                 loop.optimizer.zero_grad()
         finally:
             loop.stats = stats
@@ -135,13 +135,13 @@ class GroupReducer:
         for batch, ((loss, total), sums) in zip(batches, figures, strict=True):
             losses.append(torch.tensor(loss, device=loop.device))
             stats.add(batch, torch.tensor(total, device=loop.device), sums)
-        self.gradients.add_round()
+        self.gradients.add_turn()
         return losses
 
     # --- figures of all -------------------------------------------------------------------------------------
 
     def figures_of(
-        self, loop: Loop, batches: Sequence[Batch], measure: Callable[[Batch], Figures]
+        self, loop: TrainerPart, batches: Sequence[Batch], measure: Callable[[Batch], Figures]
     ) -> list[Figures]:
         """Return the figures that `measure` gives for each of `batches`. All processes have them, and each
         measures its share.
@@ -151,7 +151,7 @@ class GroupReducer:
             measure(batches[0])  # Others have one more.
         return self.of_all(loop, figures, len(batches))
 
-    def of_all(self, loop: Loop, figures: list[Figures], count: int) -> list[Figures]:
+    def of_all(self, loop: TrainerPart, figures: list[Figures], count: int) -> list[Figures]:
         """Return the figures of all `count` batches in their order, from those of each process's share.
 
         A process without a share has other names for them, but it writes nothing. Stops the run if one of the
@@ -177,7 +177,7 @@ class GroupReducer:
             all_figures.append(_figures(row_of_place.tolist(), losses, names))
         return all_figures
 
-    def check_equal(self, loop: Loop) -> None:
+    def check_equal(self, loop: TrainerPart) -> None:
         """Raise `GateError` unless all processes have trained the same weights."""
         digest = hashlib.blake2b(digest_size=7)  # 7 bytes and a sign fit in 64 bits.
         for parameter in self.trained:
@@ -208,7 +208,7 @@ class GradientSum:
         self.part: Any = None  # this process's part of the sum, (size ÷ processes,)
         self.reached = [False] * len(self.parameters)  # True for parameters with a gradient of this process
 
-    def add_round(self) -> None:
+    def add_turn(self) -> None:
         """Add the gradients that the backward of each process left in `.grad`, which is None afterwards."""
         flat = torch.full((self.size,), NOTHING, device=self.parameters[0].device)
         for place, (parameter, piece) in enumerate(self._pieces(flat)):

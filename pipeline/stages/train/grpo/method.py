@@ -20,7 +20,7 @@ class GrpoLearner(Learner):
     rounds: Any = None  # None in a worker process
 
     @contextmanager
-    def prepared(self, *, replay: bool = False) -> Iterator[None]:
+    def ready(self, *, replay: bool = False) -> Iterator[None]:
         """Open the rounds. A scorer's program runs as long as the body. Raises `ConfigError` for a scorer
         that can't be made, `ToolError` without llama.cpp.
         """

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
-from pipeline.stages.train.monitoring.monitor import WINDOW, Rules, Run, failure, passed, unknown, warning
+from pipeline.stages.train.monitoring.monitor import WINDOW, History, Rules, failure, passed, unknown, warning
 from pipeline.stages.train.monitoring.rules import (
     finite_eval_loss,
     finite_gradient,
@@ -37,7 +37,7 @@ GAP = 0.1  # nats a token
 SCATTER = 2.0, 4.0  # standard deviations of a step's reward from which a fall warns, and fails
 
 
-def constant_reward(run: Run) -> Check:
+def constant_reward(run: History) -> Check:
     """Check that a group has had variance since the start."""
     same = run.measured("zero_variance")
     if not same or min(same) < 1:
@@ -53,7 +53,7 @@ def constant_reward(run: Run) -> Check:
     )
 
 
-def zero_variance(run: Run) -> Check:
+def zero_variance(run: History) -> Check:
     """Check that most groups have variance."""
     same = run.measured("zero_variance")[-WINDOW:]
     if len(same) < WINDOW:
@@ -67,7 +67,7 @@ def zero_variance(run: Run) -> Check:
     return warning(text, "most prompts are too easy or too hard by now: stop here, or take other prompts")
 
 
-def reward_collapse(run: Run) -> Check:
+def reward_collapse(run: History) -> Check:
     """Check that the reward is not far below its best, in units of its usual scatter from step to step."""
     rewards = run.measured("reward")
     if len(rewards) < 2 * WINDOW:
@@ -86,7 +86,7 @@ def reward_collapse(run: Run) -> Check:
     return passed(text)
 
 
-def entropy_collapse(run: Run) -> Check:
+def entropy_collapse(run: History) -> Check:
     """Check that completions are not nearly certain."""
     entropy = run.measured("entropy")[-WINDOW:]
     if len(entropy) < WINDOW:
@@ -102,7 +102,7 @@ def entropy_collapse(run: Run) -> Check:
     )
 
 
-def length_explosion(run: Run) -> Check:
+def length_explosion(run: History) -> Check:
     """Check that completions are not several times as long as at the start, or cut off."""
     lengths = run.measured("completion_tokens")
     cut = run.measured("truncated")
@@ -116,7 +116,7 @@ def length_explosion(run: Run) -> Check:
     return passed(text)
 
 
-def divergence(run: Run) -> Check:
+def divergence(run: History) -> Check:
     """Check the divergence from the base."""
     values = run.measured("kl")[-WINDOW:]
     if not values:
@@ -131,7 +131,7 @@ def divergence(run: Run) -> Check:
     return warning(text, cause) if now > DIVERGENCE else passed(text)
 
 
-def rollout_gap(run: Run) -> Check:
+def rollout_gap(run: History) -> Check:
     """Check the difference between the rollouts' log-probabilities and training's."""
     values = run.measured("gap")[-WINDOW:]
     if not values:

@@ -25,7 +25,7 @@ SEVERITY = {"not measured": 0, "pass": 1, "warn": 2, "fail": 3}
 KEYS = {"level": "verdict", "rule": "name", "step": "step", "text": "sentence", "cause": "remedy"}
 
 
-class Run:
+class History:
     """History of a run: a value per step, and (step, eval loss, training loss then) per evaluation."""
 
     def __init__(self, max_steps: int, settings: Train) -> None:
@@ -63,7 +63,7 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(finite) if finite else math.nan
 
 
-Rule = Callable[[Run], Check]
+Rule = Callable[[History], Check]
 Rules = dict[str, Rule]
 
 
@@ -79,7 +79,7 @@ class Monitor:
     """Monitor of one run of `max_steps` optimizer steps by `rules`."""
 
     def __init__(self, max_steps: int, settings: Train, rules: RuleSets) -> None:
-        self._run = Run(max_steps, settings)
+        self._run = History(max_steps, settings)
         self._step_rules, self._eval_rules, self._end_rules = rules
         self._found: dict[str, Check] = {}
 

@@ -16,9 +16,9 @@ from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import (
     USUAL_LOSS,
     WINDOW,
+    History,
     Rule,
     Rules,
-    Run,
     failure,
     median,
     passed,
@@ -44,7 +44,7 @@ FEW = 4  # first steps that also count as the start
 # --- steps --------------------------------------------------------------------------------------------------
 
 
-def finite_loss(run: Run) -> Check:
+def finite_loss(run: History) -> Check:
     """Check the training loss for NaN or Inf."""
     loss = run.losses[-1]
     if math.isfinite(loss):
@@ -65,7 +65,7 @@ def finite_loss(run: Run) -> Check:
     return failure(f"the loss is {loss} {sane}", cause, "Q-TRAIN-009")
 
 
-def finite_gradient(run: Run) -> Check:
+def finite_gradient(run: History) -> Check:
     """Check the gradient for NaN or Inf while the loss is a number."""
     norm = run.gradients[-1]
     # The gradient of a NaN is NaN, which is the fault of the loss.
@@ -86,7 +86,7 @@ def finite_gradient(run: Run) -> Check:
 def zero_loss(cause: str, verdict: Callable[[str, str], Check] = FATAL) -> Rule:
     """Return a rule for a loss of exactly 0, which no text has, with its likely `cause`."""
 
-    def rule(run: Run) -> Check:
+    def rule(run: History) -> Check:
         if run.losses[-1] != 0.0:
             return passed("never exactly 0")
         if run.newest.get("weightless"):
@@ -96,7 +96,7 @@ def zero_loss(cause: str, verdict: Callable[[str, str], Check] = FATAL) -> Rule:
     return rule
 
 
-def trained_tokens(run: Run) -> Check:
+def trained_tokens(run: History) -> Check:
     """Check that at least one token was trained in the step."""
     if run.newest["trained_tokens"] > 0:
         return passed("every step trains some")
@@ -107,7 +107,7 @@ def trained_tokens(run: Run) -> Check:
     )
 
 
-def frozen(run: Run) -> Check:
+def frozen(run: History) -> Check:
     """Check for a gradient norm of exactly 0: fatal until there has been another, only odd afterwards."""
     if run.gradients[-1] != 0.0:
         return passed("never exactly 0")
@@ -126,7 +126,7 @@ def frozen(run: Run) -> Check:
     )
 
 
-def gradient_alarm(run: Run) -> Check:
+def gradient_alarm(run: History) -> Check:
     """Check for a single gradient norm above 100."""
     norm = run.gradients[-1]
     if not GRADIENT_ALARM < norm < math.inf:
@@ -137,7 +137,7 @@ def gradient_alarm(run: Run) -> Check:
     )
 
 
-def gradient_range(run: Run, *, of_chats: bool = True) -> Check:
+def gradient_range(run: History, *, of_chats: bool = True) -> Check:
     """Check that the gradient norm's running median is within 0.1 to 10. A low norm is fine if the task is
     learned, and with losses that are not `of_chats`.
     """
@@ -161,7 +161,7 @@ def gradient_range(run: Run, *, of_chats: bool = True) -> Check:
     return passed(text)
 
 
-def spike(run: Run) -> Check:
+def spike(run: History) -> Check:
     """Check for a loss of three times its running median."""
     before = [loss for loss in run.losses[-2 * WINDOW - 1 : -1] if loss]  # 0 if all its chats have weight 0
     if len(before) < WINDOW:
@@ -176,7 +176,7 @@ def spike(run: Run) -> Check:
     )
 
 
-def speed(run: Run) -> Check:
+def speed(run: History) -> Check:
     """Check that tokens per second are not below a third of the usual speed."""
     if len(run.speeds) < 2 * SLOW_STEPS:
         return unknown(f"fewer than {2 * SLOW_STEPS} steps")
@@ -191,7 +191,7 @@ def speed(run: Run) -> Check:
     )
 
 
-def _rows(run: Run) -> str:
+def _rows(run: History) -> str:
     """Return the newest step's packed rows in words, for the user to look at."""
     numbers = run.newest["rows"]
     more = " …" if len(numbers) > 4 else ""
@@ -206,7 +206,7 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule
     not the tuner's.
     """
 
-    def rule(run: Run) -> Check:
+    def rule(run: History) -> Check:
         value = getattr(run.settings, key)
         usual = whose or run.settings.tuning.called
         text = f"train.{key} is {value:g}, usual for {usual} are {low:g} to {high:g}"
@@ -215,19 +215,19 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule
     return rule
 
 
-def learning_rate(run: Run) -> Check:
+def learning_rate(run: History) -> Check:
     """Check the peak learning rate."""
     cause = "higher learns fast and forgets, lower may not learn"
     return usual_rate(run, RATES, cause)
 
 
-def usual_rate(run: Run, rates: Mapping[TunerName, Rate], cause: str, whose: str = "") -> Check:
+def usual_rate(run: History, rates: Mapping[TunerName, Rate], cause: str, whose: str = "") -> Check:
     """Return the `hint` for the learning rate. A tuner without a range in `rates` has LoRA's."""
     low, high, start = rates.get(run.settings.tuner, rates["lora"])
     return hint("learning_rate", low, high, f"{cause}: {start}", whose)(run)
 
 
-def rank(run: Run) -> Check:
+def rank(run: History) -> Check:
     """Check the adapter's rank, if the tuner has one."""
     if "r" not in run.settings.tuning.settings:
         return passed(f"{run.settings.tuning.called} have no rank")
@@ -237,7 +237,7 @@ def rank(run: Run) -> Check:
 # --- evaluations and the entire run -------------------------------------------------------------------------
 
 
-def finite_eval_loss(run: Run) -> Check:
+def finite_eval_loss(run: History) -> Check:
     """Check the loss on the held-out rows for NaN or Inf."""
     loss = run.evaluations[-1][1]
     if math.isfinite(loss):
@@ -249,7 +249,7 @@ def finite_eval_loss(run: Run) -> Check:
     )
 
 
-def overfitting(run: Run) -> Check:
+def overfitting(run: History) -> Check:
     """Check for an eval loss 2 % above its lowest twice in a row, with a training loss lower than then."""
     if len(run.evaluations) < 2:
         return unknown("fewer than two evaluations")
@@ -273,7 +273,7 @@ def falling(cause: str) -> Rule:
     because easy tasks are learned early. `cause` is the likely cause if the loss has not fallen.
     """
 
-    def rule(run: Run) -> Check:
+    def rule(run: History) -> Check:
         fifth = len(run.losses) // 5
         if fifth < FEW:
             return unknown(f"{len(run.losses)} steps are too few to tell")
@@ -285,7 +285,7 @@ def falling(cause: str) -> Rule:
     return rule
 
 
-def end_loss(run: Run) -> Check:
+def end_loss(run: History) -> Check:
     """Report the loss at the end, for information: short or uniform answers end far below the usual range."""
     if not run.losses:
         return unknown("no step yet")

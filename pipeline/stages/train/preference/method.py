@@ -9,14 +9,22 @@ from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
-from pipeline.chat.answers import CHOSEN, REJECTED
+from pipeline.chat.sequences import CHOSEN, REJECTED
 from pipeline.config.methods import METHODS, SFT_WEIGHT
 from pipeline.config.tuners import RATES as SFT_RATES
 from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.checkpoints import REFERENCE
 from pipeline.stages.train.method import Learner, TrainerParts
-from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown, warning
+from pipeline.stages.train.monitoring.monitor import (
+    WINDOW,
+    History,
+    RuleSets,
+    median,
+    passed,
+    unknown,
+    warning,
+)
 from pipeline.stages.train.monitoring.rules import (
     AT_END,
     EVERY_EVAL,
@@ -31,7 +39,7 @@ RATES: Mapping[TunerName, Rate] = {"lora": (5e-7, 1e-4, "2.0e-5 is a good start"
 FALLEN_NATS = 1.0  # nats by which a chosen answer may have become less likely
 
 
-def learning_rate(run: Run) -> Check:
+def learning_rate(run: History) -> Check:
     """Check the peak learning rate: a fraction of chats' usual one, also for a tuner without its own."""
     if run.settings.tuner in SFT_RATES.keys() - RATES.keys():
         return sft_learning_rate(run)
@@ -39,7 +47,7 @@ def learning_rate(run: Run) -> Check:
     return usual_rate(run, RATES, cause, run.settings.method)
 
 
-def chosen(run: Run) -> Check:
+def chosen(run: History) -> Check:
     """Check that chosen answers did not become less likely than at first: the loss of pairs allows it."""
     gains = run.measured("chosen_gain")
     if len(gains) < WINDOW:
@@ -57,7 +65,7 @@ def chosen(run: Run) -> Check:
     )
 
 
-def end_loss(run: Run) -> Check:
+def end_loss(run: History) -> Check:
     """Report the loss at the end, for information."""
     if not run.losses:
         return unknown("no step yet")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pipeline.chat.answers import CHOSEN, REJECTED
+from pipeline.chat.sequences import CHOSEN, REJECTED
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import json_hash
 from pipeline.core.metrics_log import MetricsLog
