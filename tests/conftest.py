@@ -241,7 +241,7 @@ def tiny_root(tiny_params: dict[str, Any], tmp_path: Path) -> Path:
 
 
 STAGES = (
-    *("base", "curate", "preprocess", "train", "merge", "convert", "compare", "imatrix"),
+    *("base", "curate", "preprocess", "train", "merge", "convert"),
     *("quantize@Q4_K_M", "quantize@Q5_K_M", "parity"),
     *("evaluate@base-F16", "evaluate@F16", "evaluate@Q4_K_M", "evaluate@Q5_K_M", "report"),
 )

@@ -13,7 +13,7 @@ from curating import sentence
 from tiny import tiny_gguf, tiny_params, write_project
 
 MERGED = (
-    *("base", "curate", "preprocess", "train", "merge", "convert", "compare", "imatrix", "quantize@Q4_K_M"),
+    *("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M"),
     *("parity", "evaluate@base-F16", "evaluate@F16", "evaluate@Q4_K_M", "report"),
 )
 ADAPTER = (

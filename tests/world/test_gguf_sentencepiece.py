@@ -19,7 +19,7 @@ from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain, run_converter
 
 PREPARED = ("base", "curate", "preprocess", "train")
-MERGED = ("merge", "convert", "imatrix", "quantize@Q4_K_M", "parity")
+MERGED = ("merge", "convert", "quantize@Q4_K_M", "parity")
 
 VOCABULARY = {
     f"tokenizer.ggml.{field}" for field in ("model", "tokens", "scores", "token_type", "add_space_prefix")

@@ -124,7 +124,7 @@ def test_with_gemmas_template_it_is_merged_quantized_and_proven(
     assert not any(split["rejected"] for split in splits.values())
     assert sum(split["trained_turns"] for split in splits.values()) >= 0.8 * ROWS  # the rest is held out
 
-    run(tmp_path, params, ("train", "merge", "convert", "imatrix", "quantize@Q4_K_M", "parity"), capfd)
+    run(tmp_path, params, ("train", "merge", "convert", "quantize@Q4_K_M", "parity"), capfd)
     fields, original = (read_header(file).fields for file in (tmp_path / "models/gguf/tiny-F16.gguf", gemma))
     assert fields["tokenizer.ggml.eos_token_id"] == 106
     assert all(fields[key] == original[key] for key in VOCABULARY)

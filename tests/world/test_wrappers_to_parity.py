@@ -15,7 +15,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.tools import Toolchain
 
-STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "imatrix", "quantize@Q4_K_M", "parity")
+STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity")
 WORDS = 8000
 THOUGHT = "I add the two numbers."
 # hidden is a multiple of 256, the block of K-quants
