@@ -13,7 +13,7 @@ from pipeline.gate.evaluations import Answer
 from pipeline.metrics.answers import score_answers
 from pipeline.stages.report import stage
 from pipeline.stages.report.answers_browser import browser_values
-from pipeline.stages.report.calls_section import said
+from pipeline.stages.report.calls_section import answer_with_calls
 
 HOSTILE = "</pre><script>alert('&')</script>"
 EXPECTED = [{"name": "find", "arguments": {"where": HOSTILE}}]
@@ -74,10 +74,13 @@ def test_a_report_without_calls_has_no_such_section(tmp_path: Path, plots_once: 
 
 def test_the_browser_shows_calls_as_answers() -> None:
     answer = Answer(id="a", score=0.0, reference="", answer="I look.", expected_calls=EXPECTED, calls=OTHER)
-    assert said(answer) == 'I look.\nfind {"where": "here"}'
-    assert said(answer.model_copy(update={"calls": None})) == "I look."
+    assert answer_with_calls(answer) == 'I look.\nfind {"where": "here"}'
+    assert answer_with_calls(answer.model_copy(update={"calls": None})) == "I look."
     found = browser_values({"F16": [answer]})
     assert found is not None
     (shown,) = found["examples"]
-    assert (shown["reference"], shown["answers"][0][0]) == (f'find {{"where": "{HOSTILE}"}}', said(answer))
+    assert (shown["reference"], shown["answers"][0][0]) == (
+        f'find {{"where": "{HOSTILE}"}}',
+        answer_with_calls(answer),
+    )
     assert "</script>" not in found["json"]
