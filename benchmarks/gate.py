@@ -151,8 +151,8 @@ class Bench:
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
         """Print what the gate says of `model` as `level`, and what parity's check of its weights does."""
         from pipeline.config.levels import ModelName
-        from pipeline.gate.judge import judge
         from pipeline.gate.records import Parity
+        from pipeline.gate.verdict import judge
         from pipeline.stages.parity.level_weights import level_weights
 
         evidence = self.evidence(level, case, model, sixteen_case, sixteen)

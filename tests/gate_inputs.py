@@ -8,10 +8,10 @@ from parity_inputs import parity_report
 from pipeline.config.sections import Gate
 from pipeline.core.checks import Check
 from pipeline.gate.evaluations import ANSWERS, Evaluation
-from pipeline.gate.judge import Judgment
-from pipeline.gate.judge import judge as judge_model
 from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import Evidence
+from pipeline.gate.verdict import Judgment
+from pipeline.gate.verdict import judge as judge_model
 
 LIMITS = Gate(max_kld=0.5, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 ROWS = 40

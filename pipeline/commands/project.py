@@ -88,8 +88,8 @@ class Project:
         reports are missing or damaged.
         """
         from pipeline.gate.inputs import load_inputs
-        from pipeline.gate.judge import judge
         from pipeline.gate.scores import Evidence
+        from pipeline.gate.verdict import judge
 
         models = self.params.evaluate.models
         if is_base(model) or model not in models:

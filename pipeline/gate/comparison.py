@@ -1,4 +1,4 @@
-"""The reference that each graph's model is compared with, and the figures for `pipeline.gate.judge`.
+"""The reference that each graph's model is compared with, and the figures for `pipeline.gate.verdict`.
 
 A level of a merged model is compared with the 16-bit model. It may lose by rounding, so its divergence is the
 one that `evaluate` measured. An adapter on the GGUF that it was trained on, or that GGUF with trained scales,

@@ -22,8 +22,8 @@ from pipeline.config.sections import AUTO, BASE, Report, Serve
 from pipeline.gate.deciding_scorer import passed_over_sentence
 from pipeline.gate.evaluations import Evaluation, Evaluations
 from pipeline.gate.inputs import Inputs
-from pipeline.gate.judge import Judgment, judge
 from pipeline.gate.scores import TOLERANCE, Evidence, Gain, could_fall, gain_over, resolution
+from pipeline.gate.verdict import Judgment, judge
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
 MIN_SAME_TOP = 0.9  # share of positions, used if no task score distinguishes levels

@@ -1,4 +1,4 @@
-"""Rules of the gate. Each returns a check for one model, or none if its limit is null. `pipeline.gate.judge`
+"""Rules of the gate. Each returns a check for a model, or none if its limit is null. `pipeline.gate.verdict`
 describes what applies to all of them.
 """
 

@@ -21,8 +21,8 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
 from pipeline.extras.table import load_extra
 from pipeline.gate.inputs import Inputs
-from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
+from pipeline.gate.verdict import Judgment
 from pipeline.gguf.provenance import provenance
 from pipeline.pages.templating import fill
 from pipeline.serve.restarts import RESTARTS

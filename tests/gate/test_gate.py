@@ -1,5 +1,5 @@
-"""pipeline.gate.judge on levels of a merged model: each rule at its limit, what was not measured, and that a
-drop within noise refuses nothing.
+"""pipeline.gate.verdict on levels of a merged model: each rule at its limit, what was not measured, and that
+a drop within noise refuses nothing.
 """
 
 from typing import Any

@@ -13,8 +13,8 @@ import yaml
 
 from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
-from pipeline.gate.judge import Judgment, judge
 from pipeline.gate.records import Parity
+from pipeline.gate.verdict import Judgment, judge
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import KEYS

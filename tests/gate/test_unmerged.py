@@ -14,8 +14,8 @@ from report_inputs import answers, change, put
 
 from pipeline.config.sections import Gate
 from pipeline.gate.inputs import load_inputs
-from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation, Room, advise, recommend
+from pipeline.gate.verdict import Judgment
 
 LIMITS = Gate(max_kld=0.01, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 OFF = Gate(max_kld=None, max_task_drop=None, min_stopped=None, max_forgetting=None)

@@ -11,8 +11,8 @@ from pipeline.config.products import REFERENCES, is_base, product_of
 from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.core.text import console, count
 from pipeline.gate.evaluations import Evaluation, Evaluations, Scored
-from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
+from pipeline.gate.verdict import Judgment
 from pipeline.metrics.answer_speed import measure_again
 from pipeline.pages.formats import number, percent, points, size
 

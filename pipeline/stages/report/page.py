@@ -17,8 +17,8 @@ from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.core.usage import Usage
 from pipeline.gate.distillation import distillation
 from pipeline.gate.inputs import Inputs
-from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
+from pipeline.gate.verdict import Judgment
 from pipeline.metrics.adapter_norms import Norms
 from pipeline.metrics.answer_speed import measure_again
 from pipeline.pages.parity_summary import code, counts, grouped

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.publish import publishing, write_json
 from pipeline.gate.evaluations import Evaluation, Evaluations
-from pipeline.gate.judge import Judgment
+from pipeline.gate.verdict import Judgment
 
 DIVERGENCE = (
     "perplexity",

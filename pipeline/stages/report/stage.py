@@ -19,8 +19,8 @@ from pipeline.core.places import PROJECT
 from pipeline.core.publish import publishing
 from pipeline.core.usage import usages
 from pipeline.gate.inputs import Inputs, load_inputs
-from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation, advise
+from pipeline.gate.verdict import Judgment
 from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.metrics.adapter_norms import adapter_norms
 from pipeline.models.merging.adapter import WEIGHTS

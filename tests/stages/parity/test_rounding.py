@@ -22,8 +22,8 @@ from kept import kept
 from pipeline.__main__ import main
 from pipeline.config.params import load_params
 from pipeline.gate.inputs import load_inputs
-from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import advise
+from pipeline.gate.verdict import Judgment
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, find_toolchain
