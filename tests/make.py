@@ -46,7 +46,7 @@ def quench(*words: object, **options: Any) -> Result:
 
 def score_all_but_unsure(answers: list[dict[str, Any]], *given: Any, **options: Any) -> dict[str, Any]:
     """`score_answers`, but that an answer of ? has no score."""
-    from pipeline.metrics.answers import score_answers
+    from pipeline.metrics.asking import score_answers
 
     figures = score_answers(answers, *given, **options)
     for answer in answers:

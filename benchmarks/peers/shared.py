@@ -240,7 +240,7 @@ def judged(gguf: Path, project: Path) -> dict[str, Any]:
     from pipeline.chat.selection import answerable_rows
     from pipeline.config.params import load_params
     from pipeline.llamacpp.tools import find_toolchain
-    from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
+    from pipeline.metrics.asking import answers_of, evaluated_server, score_answers
 
     settings = load_params(project / "params.yaml").evaluating
     rows = answerable_rows(project / "data/final/test.jsonl", settings.task_rows)

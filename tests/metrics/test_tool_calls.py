@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.sections.training import Grpo
-from pipeline.metrics.answers import score_answers
+from pipeline.metrics.asking import score_answers
 from pipeline.metrics.scorers import check_references, parse
 from pipeline.metrics.tool_calls import (
     FINDINGS,

@@ -16,7 +16,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.metrics.answers import answer_row
+from pipeline.metrics.asking import answer_row
 from pipeline.stages.parity.check import CTX_SIZE
 from pipeline.stages.parity.probe_inputs import SCHEMAS, assistant, call, system, tool, user
 

@@ -22,7 +22,7 @@ from pipeline.core.jsonl import write_rows
 from pipeline.extras.pairs.answering import Sampling, sampled_answers
 from pipeline.llamacpp.server import Server, Unparsed, connect, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.metrics.answers import answer_row, score_answers
+from pipeline.metrics.asking import answer_row, score_answers
 from pipeline.serve.smoke import judge, smoke
 from pipeline.stages.evaluate.stage import task
 from pipeline.stages.parity.behavior import Answer, answer

@@ -29,7 +29,7 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, llama_of
 from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
-from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
+from pipeline.metrics.asking import answers_of, evaluated_server, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions

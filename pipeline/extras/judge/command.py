@@ -31,7 +31,7 @@ from pipeline.extras.judge.show import render, show
 from pipeline.extras.judge.verdict import Entry, decide, pairs_of
 from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.metrics.answers import score_answers
+from pipeline.metrics.asking import score_answers
 from pipeline.metrics.scorers import check_references, parse
 
 DATA = Path("data/final/test.jsonl")

@@ -37,7 +37,7 @@ from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.answer_speed import OtherLoad, Speed, answer_speed, cpu_time, other_load, runs_of
-from pipeline.metrics.answers import answer_row, kept_answers
+from pipeline.metrics.asking import answer_row, kept_answers
 from pipeline.planning.serving import PlannedModel, plan_level
 from pipeline.stages.evaluate.speed import gpu_memory
 

@@ -28,7 +28,7 @@ from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.jsonl import read_rows
 from pipeline.llamacpp.server import Server, Unparsed
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.answers import evaluated_server, kept_answers
+from pipeline.metrics.asking import evaluated_server, kept_answers
 
 TRAINING = Path("data/final/train.jsonl")
 FOLDER = Path("reports/pairs")

@@ -10,7 +10,7 @@ from pipeline.chat.rows import other_references, untrained_turns
 from pipeline.chat.tokens import Row
 from pipeline.config.sections import Evaluate
 from pipeline.core.jsonl import can_be_read
-from pipeline.metrics.answers import score_answers
+from pipeline.metrics.asking import score_answers
 from pipeline.metrics.refusals import is_refusal
 
 

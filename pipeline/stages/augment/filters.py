@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.chat.rows import other_references
 from pipeline.config.sections import AugmentKind, Evaluate
 from pipeline.core.jsonl import can_be_read
-from pipeline.metrics.answers import score_answers
+from pipeline.metrics.asking import score_answers
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.text_scorers import rouge_l
 from pipeline.stages.augment.instructions import TEXTS, Call, asked_turns, question_of, right_answer

@@ -32,7 +32,7 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import find_llama
 from pipeline.metrics.answer_speed import is_disturbed, measure_again
-from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
+from pipeline.metrics.asking import answers_of, evaluated_server, score_answers
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions

@@ -22,7 +22,7 @@ from pipeline.core.units import MEMORY_GB
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.metrics.answers import answer_row
+from pipeline.metrics.asking import answer_row
 
 ROWS = 8  # with as many, all one way, p is 0.008
 CTX = 256
@@ -129,7 +129,7 @@ def test_the_same_bytes_are_not_distinguishable_nor_are_files_of_one_name_mixed_
 def judge_writing(root: Path, *files: Path) -> None:
     """`judge` that writes each answer as it comes."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("pipeline.metrics.answers.KEEP_SECONDS", 0.0)
+    patch.setattr("pipeline.metrics.asking.KEEP_SECONDS", 0.0)
     patch.setattr("pipeline.extras.judge.measure.TURNS", 2)
     judge(root, *files)
 

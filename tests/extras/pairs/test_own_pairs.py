@@ -91,7 +91,7 @@ def run(root: Path, name: str = "own.jsonl", **changed: object) -> tuple[bytes, 
 
 def run_writing(root: Path, name: str) -> None:
     """`run` that writes each row's answers as they come."""
-    pytest.MonkeyPatch().setattr("pipeline.metrics.answers.KEEP_SECONDS", 0.0)
+    pytest.MonkeyPatch().setattr("pipeline.metrics.asking.KEEP_SECONDS", 0.0)
     run(root, name)
 
 

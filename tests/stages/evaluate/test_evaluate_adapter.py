@@ -131,7 +131,7 @@ def test_the_whole_stage_of_base_and_adapter(
         started.append(files.lora)
         return serving(llama, files, **words)
 
-    for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.speed"):
+    for module in ("pipeline.metrics.asking", "pipeline.stages.evaluate.speed"):
         monkeypatch.setattr(f"{module}.serving", noted)
     base, adapter = tmp_path / "models/base", tmp_path / "models/adapter"
     base.mkdir(parents=True)

@@ -17,7 +17,7 @@ from tiny import tiny_params
 from pipeline.config.sections import Evaluate
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answer_speed import cpu_time, other_load
-from pipeline.metrics.answers import evaluated_server
+from pipeline.metrics.asking import evaluated_server
 from pipeline.stages.evaluate.speed import speed
 
 

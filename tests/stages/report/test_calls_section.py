@@ -10,7 +10,7 @@ from html_page import lines_of, section_of
 from report_inputs import MODELS, answers, demo_params, evaluation, write_evaluation, write_inputs
 
 from pipeline.gate.evaluations import Answer
-from pipeline.metrics.answers import score_answers
+from pipeline.metrics.asking import score_answers
 from pipeline.stages.report import stage
 from pipeline.stages.report.answers_browser import browser_values
 from pipeline.stages.report.calls_section import answer_with_calls

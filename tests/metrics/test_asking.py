@@ -12,8 +12,8 @@ import pytest
 from pipeline.config.sections import External
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.places import PROJECT
-from pipeline.metrics import answers as module
-from pipeline.metrics.answers import answer_row, score_answers
+from pipeline.metrics import asking as module
+from pipeline.metrics.asking import answer_row, score_answers
 from pipeline.metrics.external import ExternalScorer
 from pipeline.metrics.score import Score, Scorer
 from pipeline.metrics.scorers import check_references, parse
