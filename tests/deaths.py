@@ -55,7 +55,7 @@ def arm(death: Death) -> None:
         check_head = assembly.check_head
         assembly.check_head = lambda model: (term(), check_head(model))  # type: ignore[assignment,return-value]
     elif death.place == "step":
-        counted("training_step", kill, before=False)
+        counted("micro_batch", kill, before=False)
     elif death.place == "signal":
         counted("compute_loss", term, before=True)
     elif death.place == "logged":

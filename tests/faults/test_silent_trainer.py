@@ -133,7 +133,7 @@ def test_rows_that_a_resume_repeats_are_named(
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["train"] |= {"max_steps": -1, "save_steps": 1}
     (root / "params.yaml").write_text(yaml.safe_dump(params))
-    real, calls = Trainer.training_step, iter(range(99))
+    real, calls = Trainer.micro_batch, iter(range(99))
 
     def dies(self: Any, *rest: Any, **more: Any) -> Any:
         if next(calls) == 5:
@@ -141,7 +141,7 @@ def test_rows_that_a_resume_repeats_are_named(
         return real(self, *rest, **more)
 
     with monkeypatch.context() as broken:
-        broken.setattr(Trainer, "training_step", dies)
+        broken.setattr(Trainer, "micro_batch", dies)
         with pytest.raises(SystemError):
             main(["train", "--root", str(root)])
     batches = Trainer.batches

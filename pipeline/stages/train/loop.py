@@ -13,7 +13,7 @@ resume, a stop that saves.
   It draws no random number. If a signal cut it short, the resumed run repeats it.
 
 The module is longer than others, because a reader follows a run from `train` to its end in it. One step:
-`epoch`, `optimizer_step`, `training_step`, `Reducer.training_step` (what depends on the number of processes;
+`epoch`, `optimizer_step`, `micro_batch`, `Reducer.micro_batch` (what depends on the number of processes;
 it calls back), `forward_backward`, `compute_loss`, `loss_over`, `losses`. Methods override `losses`,
 `next_batches`, `items_of` and `held_out_metrics`; distill also `optimizer_step`.
 """
@@ -246,7 +246,7 @@ class Trainer:
         items = torch.tensor(self.items_of(micro_batches), device=self.device)
         total = torch.tensor(0.0, device=self.device)
         for batch in micro_batches:
-            total += self.training_step(batch, items)
+            total += self.micro_batch(batch, items)
         self.scaler.unscale_(self.optimizer)
         norm = self.clip()
         rate = self.schedule.get_last_lr()[0]
@@ -258,11 +258,11 @@ class Trainer:
         self.optimizer.zero_grad()
         return {"loss": float(total), "learning_rate": rate, "grad_norm": norm}
 
-    def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
+    def micro_batch(self, batch: Batch, items: Any) -> torch.Tensor:
         """Return the share of the loss that a micro-batch of an optimizer step over `items` has, after its
         forward and backward. Then a pending signal is handled.
         """
-        return self.reducer.training_step(self, batch, items)
+        return self.reducer.micro_batch(self, batch, items)
 
     def forward_backward(self, batch: Batch, items: Any, number: int) -> torch.Tensor:
         """Run forward and backward of micro-batch `number` of an optimizer step over `items`.

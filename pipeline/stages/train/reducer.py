@@ -51,7 +51,7 @@ class Reducer(Protocol):
 
     sharded: bool
 
-    def training_step(self, loop: TrainerPart, batch: Batch, items: Any) -> torch.Tensor:
+    def micro_batch(self, loop: TrainerPart, batch: Batch, items: Any) -> torch.Tensor:
         """Return the loss of the optimizer step's next micro-batch, after its forward and backward in one of
         the processes. A pending signal stops the run. After the step's last micro-batch every process has the
         gradients of the entire step.
@@ -86,7 +86,7 @@ class Alone:
 
     sharded = False
 
-    def training_step(self, loop: TrainerPart, batch: Batch, items: Any) -> torch.Tensor:
+    def micro_batch(self, loop: TrainerPart, batch: Batch, items: Any) -> torch.Tensor:
         """Run one forward and backward; then a pending signal is handled."""
         loss = loop.forward_backward(batch, items, loop.stats.batches)
         self.heed_signal(loop)

@@ -492,7 +492,7 @@ def test_a_patch_goes_on_no_other_file_of_the_level(
         made.with_scales(Job(name, "Q4_0", 1), made.Made(project, level_file, None, {}))
 
 
-TRAINING_STEP = "pipeline.stages.train.loop:Trainer.training_step"
+TRAINING_STEP = "pipeline.stages.train.loop:Trainer.micro_batch"
 
 
 def run_small(patch: pytest.MonkeyPatch, run: Callable[..., None] = in_this_process) -> None:

@@ -150,7 +150,7 @@ def test_parity_sees_a_byte_a_scale_and_another_level(done: Path, tmp_path: Path
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(ready: Path, done: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(ready, tmp_path / "project"))
-    kill_at("pipeline.stages.train.loop:Trainer.training_step", 4, run_alone, root)
+    kill_at("pipeline.stages.train.loop:Trainer.micro_batch", 4, run_alone, root)
     assert list((root / "models/.distill" / Q4_0 / "models/checkpoints").glob("checkpoint-*"))
     assert not distilled_of(root).exists()
     main(load_params(root / "params.yaml"), root, Q4_0)

@@ -171,7 +171,7 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
     project = merged_project("Qwen2Moe", tools)
     changed: dict[str, Any] = {"max_steps": 4, "lora_dropout": 0.1, "warmup_ratio": 0.0}
     run_in(project, tmp_path / "whole", **changed)
-    place = "pipeline.stages.train.loop:Trainer.training_step"
+    place = "pipeline.stages.train.loop:Trainer.micro_batch"
     kill_at(place, 3, run_in, project, tmp_path / "broken", resume=True, **changed)
     report = run_in(project, tmp_path / "broken", resume=True, **changed)
     assert report["resumed_from"] == "checkpoint-2"

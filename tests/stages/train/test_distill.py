@@ -304,7 +304,7 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
     changes = {"lora_dropout": 0.1, "max_steps": 6, "gradient_accumulation_steps": 2, "sft_weight": weight}
     run(project, tmp_path / "whole", **changes)
     # in step 5, of which 4 are in a checkpoint
-    place = "pipeline.stages.train.distill.trainer:DistillTrainer.training_step"
+    place = "pipeline.stages.train.distill.trainer:DistillTrainer.micro_batch"
     kill_at(place, 10, run, project, tmp_path / "broken", **changes)
     assert (tmp_path / "broken/checkpoints" / TEACHER).is_dir()
     monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_gguf", never)

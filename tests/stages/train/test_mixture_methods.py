@@ -83,7 +83,7 @@ def test_a_mixtures_run_that_was_killed_ends_in_the_same_bytes(
     learned = read_folder(tmp_path / "whole/adapter")
     routers = [name for name in learned if name.endswith("mlp.gate.lora_B.weight")]
     assert len(routers) == 2 and all(bool(read_rows(learned[name]).any()) for name in routers)
-    place = "pipeline.stages.train.loop:Trainer.training_step"
+    place = "pipeline.stages.train.loop:Trainer.micro_batch"
     kill_at(place, 3, run, project, tokens, tmp_path / "broken", method)
     assert run(project, tokens, tmp_path / "broken", method)["resumed_from"] == "checkpoint-2"
     assert result(tmp_path / "broken") == result(tmp_path / "whole")

@@ -104,7 +104,7 @@ def test_the_file_is_what_was_trained_and_the_base_but_for_its_scales(
 
 def test_a_run_that_was_killed_ends_in_the_same_bytes(project: Path, trained: Path, tmp_path: Path) -> None:
     # in step 4, of which 2 are in a checkpoint
-    kill_at("pipeline.stages.train.loop:Trainer.training_step", 4, run, project, tmp_path)
+    kill_at("pipeline.stages.train.loop:Trainer.micro_batch", 4, run, project, tmp_path)
     assert not (tmp_path / "adapter").exists()
     assert run(project, tmp_path, resume=True)["resumed_from"] == "checkpoint-2"
     ours, theirs = (root / "adapter" / SCALES_FILE for root in (tmp_path, trained))

@@ -100,7 +100,7 @@ class GroupReducer:
 
     # --- micro-batches --------------------------------------------------------------------------------------
 
-    def training_step(self, loop: TrainerPart, batch: Batch, items: Any) -> torch.Tensor:
+    def micro_batch(self, loop: TrainerPart, batch: Batch, items: Any) -> torch.Tensor:
         """Return the loss of the optimizer step's next micro-batch. The first call of a turn computes all of
         it, and later calls return the stored losses.
         """
