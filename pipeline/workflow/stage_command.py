@@ -80,14 +80,14 @@ def need_work(name: str, item: str, params: "Params") -> None:
             f"stage {name} has nothing to do if base.quantization is {params.base.quantization} and "
             f"train.tuner is {params.train.tuner}: `snakemake` runs those that have",
         )
+    if stage.when and not values_of(params).at(stage.when.setting):
+        raise ConfigError("Q-WORKFLOW-021", f"stage {name} has nothing to do: {stage.when.otherwise}")
     if name.startswith("compare_") and item not in dict(items_of(stage.each, values_of(params))):
         raise ConfigError(
             "Q-COMPARE-001",
             f"compare.seeds, levels and strategies ask for no job {name}@{item}: `snakemake -n` lists the "
             "jobs",
         )
-    if stage.when and not values_of(params).at(stage.when.setting):
-        raise ConfigError("Q-WORKFLOW-021", f"stage {name} has nothing to do: {stage.when.otherwise}")
 
 
 def idle_of(stage: str, params: "Params") -> Iterator[str]:

@@ -36,7 +36,9 @@ DATA, TRAIN, PARITY, BASE, LEVEL, ANSWERS = (list(MAKERS)[place] for place in (0
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return write_inputs(tmp_path)
+    root = write_inputs(tmp_path)
+    put(root / "reports/strategies.json", {"seeds": []})
+    return root
 
 
 def load(root: Path) -> Inputs:

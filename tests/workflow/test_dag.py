@@ -39,7 +39,7 @@ from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL
-from pipeline.workflow.stages import stages_in, table
+from pipeline.workflow.stages import optional, stages_in, table
 from pipeline.workflow.state.dvc_project import place
 from pipeline.workflow.state.lockfile import recorded_stages
 from pipeline.workflow.state.sync_mtimes import reuse, settle
@@ -218,7 +218,8 @@ def _value(sections: dict[str, Any], key: str) -> Any:
 def test_every_parameter_is_tracked(recipe: Path, dvc_stages: dict[str, Any]) -> None:
     text = dvc_text(load_params(recipe))
     sections = yaml.safe_load(recipe.read_text()) | {"derived": load_params(recipe).derived}
-    looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
+    in_graph = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
+    in_graph |= {when.setting for when in optional(load_params(recipe).graph).values()}
     for name in dvc_stages:
         # compare_nf4: what of `compare` it reads, is in its name
         stage = name.partition("@")[0].partition("_")[0]
@@ -228,8 +229,8 @@ def test_every_parameter_is_tracked(recipe: Path, dvc_stages: dict[str, Any]) ->
             continue
         keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
         assert sections[stage].keys() == {key.partition(".")[2] for key in keys}
-        assert "compare_" in name or stage in tracked or keys <= tracked | looped_over, (
-            f"{name} doesn't track {keys - tracked - looped_over}"
+        assert "compare_" in name or stage in tracked or keys <= tracked | in_graph, (
+            f"{name} doesn't track {keys - tracked - in_graph}"
         )
         unknown = {key for key in tracked if key not in sections and _value(sections, key) is None}
         assert not unknown, name
