@@ -75,7 +75,7 @@ def test_names_of_jobs_become_files(
         (["quantize@Q4_K_X"], "Q-WORKFLOW-019", "quantize@Q4_K_M"),
         (["train@F16"], "Q-WORKFLOW-019", "train"),
         (["tuned"], "Q-WORKFLOW-021", "train.tuner"),
-        (["compare_train"], "Q-WORKFLOW-021", "settings"),
+        (["compare_train"], "Q-WORKFLOW-021", "compare.seeds is"),
     ],
 )
 def test_a_name_that_no_job_has_is_refused_before_snakemake(
