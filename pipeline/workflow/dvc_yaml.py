@@ -129,8 +129,11 @@ def need_graph(root: Path, params: Params) -> None:
 
     A file of no graph is ignored.
     """
-    file = root / "dvc.yaml"
-    graph = _graph_of(file)
+    _need_graph(root / "dvc.yaml", _stages(root / "dvc.yaml"), params)
+
+
+def _need_graph(file: Path, stages: Mapping[str, Any], params: Params) -> None:
+    graph = _graph_of(stages)
     if graph is None:
         return
     remedy = "run `quench config graph`, which puts it there"
@@ -140,9 +143,8 @@ def need_graph(root: Path, params: Params) -> None:
             f"{file} is not the graph of {PRODUCTS[params.graph].plural}, which base.quantization and "
             f"train.tuner in params.yaml ask for: {remedy}",
         )
-    there = _optional_in(file, graph)
+    there = _optional_in(stages, graph)
     asked = asked_by(params)
-    wanted = optional(graph)
     lacking = [name for name in asked if name not in there]
     if lacking:
         raise ConfigError(
@@ -154,7 +156,7 @@ def need_graph(root: Path, params: Params) -> None:
         raise ConfigError(
             "Q-WORKFLOW-004",
             f"{file} has stage {needless[0]}, which has nothing to do "
-            f"({wanted[needless[0]].otherwise}): run `quench config graph`, which takes it out",
+            f"({optional(graph)[needless[0]].otherwise}): run `quench config graph`, which takes it out",
         )
 
 
@@ -165,20 +167,20 @@ def follow_settings(root: Path, params: Params, *, is_dry_run: bool) -> bool:
     `need_graph` does if the file is another one.
     """
     file = root / "dvc.yaml"
-    graph = _graph_of(file)
+    stages = _stages(file)
+    graph = _graph_of(stages)
     if graph == params.graph:
-        there = _optional_in(file, graph)
+        there = _optional_in(stages, graph)
         if set(there) != set(asked_by(params)):
-            written = _text(graph, there, of_project=is_project(root), cache_base=_keeps_base(file))
+            written = _text(graph, there, of_project=is_project(root), cache_base=_keeps_base(stages))
             if file.read_bytes() == written.encode():
                 return not is_dry_run and put_graph(root, params)
-    need_graph(root, params)
+    _need_graph(file, stages, params)
     return False
 
 
-def _optional_in(file: Path, graph: Graph) -> list[str]:
-    """Return the optional stages of a graph that a dvc.yaml has."""
-    stages = _stages(file)
+def _optional_in(stages: Mapping[str, Any], graph: Graph) -> list[str]:
+    """Return the optional stages of a graph among those of a dvc.yaml."""
     return [name for name in optional(graph) if name in stages]
 
 
@@ -193,22 +195,21 @@ def _stages(file: Path) -> dict[str, Any]:
         return {}
 
 
-def _graph_of(file: Path) -> Graph | None:
-    """Return the graph whose distinctive stage a dvc.yaml has, if only one.
+def _graph_of(stages: Mapping[str, Any]) -> Graph | None:
+    """Return the graph whose distinctive stage is among those of a dvc.yaml, if only one's is.
 
-    It may also contain user stages.
+    The user's own stages may be there too.
     """
-    stages = _stages(file)
     graphs = [graph for graph, product in PRODUCTS.items() if product.made_by in stages]
     return graphs[0] if len(graphs) == 1 else None
 
 
-def _keeps_base(file: Path) -> bool:
-    """Return True if DVC keeps the base's weights by this dvc.yaml.
+def _keeps_base(stages: Mapping[str, Any]) -> bool:
+    """Return True if DVC keeps the base's weights by these stages of a dvc.yaml.
 
     `quench config graph --cache-base` writes it like that.
     """
-    base = _stages(file).get("base")
+    base = stages.get("base")
     outs = base.get("outs") if isinstance(base, dict) else None
     weights = [path.rstrip("/") for path in table().stages["base"].uncached]
     return isinstance(outs, list) and all(path in outs for path in weights)
@@ -220,7 +221,7 @@ def wanted_text(root: Path, params: Params, *, cache_base: bool | None = None) -
     `cache_base` (DVC keeps the base's weights) stays as it is there, unless it is given.
     """
     if cache_base is None:
-        cache_base = _keeps_base(root / "dvc.yaml")
+        cache_base = _keeps_base(_stages(root / "dvc.yaml"))
     return dvc_text(params, of_project=is_project(root), cache_base=cache_base)
 
 
