@@ -1,7 +1,8 @@
 """The command line of `quench judge`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -93,27 +94,20 @@ def judge(
     """Judge any GGUF files on your own held-out chats: which is best and fits; needs no params.yaml. With
     --base, --adapter, --merged or --gguf: which hand-over between these differs.
     """
-    asked = {
-        "--data": data,
-        "--rows": rows,
-        "--scorer": scorers,
-        "--memory": memory,
-        "--ctx-size": ctx_size,
-        "--reference": reference,
-        "--threads": threads,
-        "--gpu-layers": gpu_layers,
-    }
     if base or adapter or merged or gguf:
-        if files:
-            raise typer.BadParameter(
-                "GGUFs to be compared with each other, and --base, --adapter, --merged or --gguf: give either"
-            )
-        unread = next((option for option, value in asked.items() if value not in (None, [])), None)
-        if unread:
-            raise typer.BadParameter(
-                f"{unread} is for GGUFs that answer your chats: leave it out with --base, --adapter, "
-                "--merged or --gguf"
-            )
+        _need_nothing_else(
+            files,
+            {
+                "--data": data,
+                "--rows": rows,
+                "--scorer": scorers,
+                "--memory": memory,
+                "--ctx-size": ctx_size,
+                "--reference": reference,
+                "--threads": threads,
+                "--gpu-layers": gpu_layers,
+            },
+        )
         from pipeline.extras.judge.hand_overs.command import main as name_difference
         from pipeline.extras.judge.hand_overs.inputs import need_files
 
@@ -126,3 +120,17 @@ def judge(
     options = Options(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
     with working(root):
         main(params, root, files or [], options, as_json=as_json)
+
+
+def _need_nothing_else(files: list[Path] | None, options: Mapping[str, Any]) -> None:
+    """Raise `BadParameter` if files or options are given that only a comparison of GGUFs reads."""
+    if files:
+        raise typer.BadParameter(
+            "GGUFs to be compared with each other, and --base, --adapter, --merged or --gguf: give either"
+        )
+    unread = next((option for option, value in options.items() if value not in (None, [])), None)
+    if unread:
+        raise typer.BadParameter(
+            f"{unread} is for GGUFs that answer your chats: leave it out with --base, --adapter, "
+            "--merged or --gguf"
+        )
