@@ -22,7 +22,8 @@ from pipeline.core.units import size_text
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DISK_MARGIN = 1.2  # A fifth more than the predicted bytes must be free.
 # suffixes of an artifact's temporary siblings, whose names begin with a dot
-WRITING, OLD = ".writing", ".old"
+WRITING = ".writing"
+OLD = ".old"
 SCRATCH = (".curating", ".merging", ".*.merging", ".parity")  # names of scratch folders
 SCRAPS = (f".*{WRITING}", WRITING, f".?*{OLD}", *SCRATCH)
 

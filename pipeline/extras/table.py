@@ -14,7 +14,7 @@ ROOT = __name__.rpartition(".")[0]
 
 
 class Extra(NamedTuple):
-    """Where an extra is used, and what is its own."""
+    """An extra: the places in the core that use it, and what is its own."""
 
     module: str  # module in `pipeline.extras` that the core loads
     page: str  # its page of the documentation

@@ -12,7 +12,8 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.dequantize import NAMES, dequantize, layout
 from pipeline.gguf.tensors import SCALES
 
-SMALLEST, LARGEST = 2.0**-14, 65504.0  # float16's normal numbers
+SMALLEST = 2.0**-14  # float16's smallest normal number
+LARGEST = 65504.0  # float16's largest number
 LEAST = 2.0**-24  # float16's smallest subnormal number
 
 

@@ -17,9 +17,14 @@ import sys
 import types
 from typing import Any
 
-NOSUID, NODEV = 2, 4  # flags of mount(2)
+# Flags of mount(2).
+NOSUID = 2
+NODEV = 4
 NEW_NAMESPACE = 0x7E020000  # all namespace flags of clone(2)
-SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2  # constants of prctl(2)
+# Constants of prctl(2).
+SET_NO_NEW_PRIVS = 38
+SET_SECCOMP = 22
+FILTER = 2
 OTHER_ABI = 1 << 30  # x86_64 has its calls a second time from here on.
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # System calls that are refused, with their numbers on each of these machines.

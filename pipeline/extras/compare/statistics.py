@@ -93,7 +93,8 @@ def general_change(untuned: Sequence[General], measured: Sequence[General]) -> D
 
     Raises `DataError` if they were asked different questions.
     """
-    before, after = _right(untuned), _right(measured)
+    before = _right(untuned)
+    after = _right(measured)
     if before is None or after is None:
         return None
     if len({general["sha256"] for general in (*untuned, *measured) if general}) > 1:

@@ -45,7 +45,9 @@ LIKE_EIGHT_BILLION = 1_543_714_304  # parameters (Qwen2.5-1.5B) from which on Ll
 PROMPTS_OVER_WINDOWS = 3.0
 STEPS = 2  # Adam's states exist from the first step on, and keep their final size from the second.
 TOKENS = 64  # tokens of a row in a step; the size of the tensors that stay does not depend on it
-PLAIN, NF4 = "unquantized LoRA", "NF4 QLoRA"  # names of the rows in the table
+# Names of the rows in the table.
+PLAIN = "unquantized LoRA"
+NF4 = "NF4 QLoRA"
 MODEL = "Qwen2.5-7B"
 # Training settings at 7B, with the rank of these settings. Layers, norms and name patterns belong to this
 # base and may not exist there.

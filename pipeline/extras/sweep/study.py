@@ -23,7 +23,8 @@ SWEEPS = Path("models/.sweep")  # Scratch: neither Snakemake's main workflow nor
 RESULTS = Path("reports/sweep")
 LOG = "train.log"  # output of the training, in a job's folder
 ROOT = "root"  # path of the project, in a sweep's folder
-SEARCH, SEEDS = "search", "seeds"  # studies in a journal: trials; finalists with other seeds
+SEARCH = "search"  # study in a journal: the trials
+SEEDS = "seeds"  # study in a journal: the finalists with other seeds
 
 
 class Sweep(NamedTuple):
