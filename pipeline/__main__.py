@@ -56,9 +56,9 @@ def run(
     from pipeline.core.publish import need_folder
     from pipeline.workflow.cluster.jobs import is_remote
     from pipeline.workflow.dvc_yaml import need_graph
+    from pipeline.workflow.graph_source import LAST
     from pipeline.workflow.project import need_usable_path
     from pipeline.workflow.remote import finish, inputs_read
-    from pipeline.workflow.stages import LAST
     from pipeline.workflow.state.cleanup import remove_obsolete
     from pipeline.workflow.state.integrity import verify_inputs
     from pipeline.workflow.state.lockfile import inputs_of, need_inputs

@@ -49,8 +49,8 @@ def own_verbs() -> list[str]:
 def graph_files() -> list[Path]:
     """Return the graphs of extras that are stages: `stages.yaml` next to the module."""
     folder = Path(__file__).parent
-    own = [name for name, extra in EXTRAS.items() if extra.stage == name]
-    return [folder / Path(*EXTRAS[name].module.split(".")[:-1], "stages.yaml") for name in own]
+    packages = filter(None, map(stage_package, EXTRAS))
+    return [folder / package.removeprefix(f"{ROOT}.") / "stages.yaml" for package in packages]
 
 
 def stage_package(stage: str) -> str | None:

@@ -18,10 +18,11 @@ from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.publish import write_text
+from pipeline.workflow.graph_source import TABLE
 from pipeline.workflow.keys.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
 from pipeline.workflow.keys.imports import ROOT
 from pipeline.workflow.project import is_project
-from pipeline.workflow.stages import TABLE, Plot, Stage, asked_by, optional, stages_of, table
+from pipeline.workflow.stages import Plot, Stage, asked_by, optional, stages_of, table
 from pipeline.workflow.state.lockfile import graph_stages
 
 HEADER = """\
@@ -172,9 +173,10 @@ def follow_settings(root: Path, params: Params, *, is_dry_run: bool) -> bool:
     if graph == params.graph:
         there = _optional_in(stages, graph)
         if set(there) != set(asked_by(params)):
-            written = _text(graph, there, of_project=is_project(root), cache_base=_keeps_base(stages))
+            cache_base = _keeps_base(stages)
+            written = _text(graph, there, of_project=is_project(root), cache_base=cache_base)
             if file.read_bytes() == written.encode():
-                return not is_dry_run and put_graph(root, params)
+                return not is_dry_run and put_graph(root, params, cache_base=cache_base)
     _need_graph(file, stages, params)
     return False
 

@@ -18,8 +18,8 @@ from pipeline.core.errors import QuenchError
 from pipeline.core.owner import RUN
 from pipeline.core.text import screen
 from pipeline.workflow.cluster.jobs import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
+from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.keys.code_keys import FOLDER as KEYS
-from pipeline.workflow.stages import LAST
 from pipeline.workflow.state.cleanup import remove_obsolete
 from pipeline.workflow.state.dvc_project import check_record, open_project, update_dvc_state
 from pipeline.workflow.state.hashes import Hashes

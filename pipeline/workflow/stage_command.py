@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ConfigError
-from pipeline.core.places import resource
 from pipeline.core.ranks import PROCESSES
 from pipeline.core.text import safe
-from pipeline.core.yaml_readers import read_fast
-from pipeline.extras.table import graph_files
+from pipeline.workflow.graph_source import graph_source
 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
@@ -71,7 +69,7 @@ def need_stage(name: str) -> None:
 
 def need_work(name: str, item: str, params: "Params") -> None:
     """Raise `ConfigError` if a stage has nothing to do with these settings."""
-    from pipeline.workflow.stages import items_of, table, values_of
+    from pipeline.workflow.stages import asked_by, items_of, table, values_of
 
     stage = table().stages[name]
     if stage.only not in (None, params.graph):
@@ -80,7 +78,7 @@ def need_work(name: str, item: str, params: "Params") -> None:
             f"stage {name} has nothing to do if base.quantization is {params.base.quantization} and "
             f"train.tuner is {params.train.tuner}: `snakemake` runs those that have",
         )
-    if stage.when and not values_of(params).at(stage.when.setting):
+    if stage.when and name not in asked_by(params):
         raise ConfigError("Q-WORKFLOW-021", f"stage {name} has nothing to do: {stage.when.otherwise}")
     if name.startswith("compare_") and item not in dict(items_of(stage.each, values_of(params))):
         raise ConfigError(
@@ -108,9 +106,6 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m pipeline`."""
-    # This avoids pydantic, because help has to be quick.
-    graphs = [resource("graphs/stages.yaml"), *graph_files()]
-    stages = [name for graph in graphs for name in read_fast(graph)["stages"]]
     options = argparse.ArgumentParser(
         prog="python -m pipeline",
         description="Run one stage.",
@@ -120,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
         "stage",
         metavar="STAGE",
         nargs="?",
-        help=f"{', '.join(stages)}; some take an item: quantize@Q4_K_M",
+        help=f"{', '.join(graph_source()['stages'])}; some take an item: quantize@Q4_K_M",
     )
     options.add_argument(
         "--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)"

@@ -1,5 +1,5 @@
-"""The graph of stages, from its one source: `graphs/stages.yaml`, which explains its keys, and a file of each
-extra that is a stage. The settings say which of the stages a project has.
+"""The graph of stages, from its one source (`pipeline.workflow.graph_source`). The settings say which of the
+stages a project has.
 
 The Snakefile makes its rules from `rules`; `pipeline.workflow.dvc_yaml` makes dvc.yaml from it.
 """
@@ -17,10 +17,9 @@ from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.params_text import value_at
 from pipeline.config.sections import Graph
-from pipeline.core.places import resource
-from pipeline.core.yaml_readers import read_fast
-from pipeline.extras.table import graph_files, modules_used_by
+from pipeline.extras.table import modules_used_by
 from pipeline.workflow.cluster.shards import DIVIDED, made_of, option
+from pipeline.workflow.graph_source import LAST, graph_source
 from pipeline.workflow.keys.code_keys import (
     PAGES,
     SETTINGS,
@@ -30,11 +29,8 @@ from pipeline.workflow.keys.code_keys import (
     stage_module,
 )
 
-TABLE = resource("graphs/stages.yaml")
 DERIVED = "derived"  # section of values that are derived from several settings
 ALL = "all"  # threads: every core that Snakemake has
-LAST = "report"  # the stage that every graph ends with
-READERS = ("parity", "evaluate", LAST)  # stages that read what extras make
 
 
 class Part(BaseModel):
@@ -157,13 +153,8 @@ def values_of(params: Params) -> Values:
 
 @cache
 def table() -> Table:
-    """Return the graph's source, parsed, with the stages of extras before those that read all others."""
-    core = read_fast(TABLE)
-    stages = core["stages"]
-    readers = {name: stages.pop(name) for name in READERS}
-    for file in graph_files():
-        stages |= read_fast(file)["stages"]
-    return Table.model_validate({**core, "stages": stages | readers})
+    """Return the graph's source, parsed."""
+    return Table.model_validate(graph_source())
 
 
 @cache
@@ -206,6 +197,7 @@ def stages_of(graph: Graph, asked: Collection[str]) -> dict[str, Stage]:
     }
 
 
+@cache
 def _all_of(graph: Graph) -> dict[str, Stage]:
     return {
         name: stage.within(graph) for name, stage in table().stages.items() if stage.only in (None, graph)
@@ -229,8 +221,8 @@ def code_of_stages() -> dict[str, list[str]]:
     """
     stages = {name: stage_modules(name) for name in table().stages}
     methods = {f"train.{method}": [method_module(method)] for method in METHODS}
-    report = [*stages["report"], PAGES]
-    return stages | methods | {"report": report, SETTINGS: [*SETTINGS_MODULES]}
+    last = [*stages[LAST], PAGES]
+    return stages | methods | {LAST: last, SETTINGS: [*SETTINGS_MODULES]}
 
 
 def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> Iterator[Rule]:

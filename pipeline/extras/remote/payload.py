@@ -21,9 +21,10 @@ from pipeline.extras.remote.host.files import CHECKPOINTS
 from pipeline.extras.remote.ssh import ConnectionLost, SshConnection
 from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
+from pipeline.workflow.graph_source import TABLE
 from pipeline.workflow.keys.code_keys import method_module
 from pipeline.workflow.keys.imports import Package
-from pipeline.workflow.stages import TABLE, stage_modules, stages_in, values_of
+from pipeline.workflow.stages import stage_modules, stages_in, values_of
 
 STAGE = "train"
 TENSORBOARD = "reports/tensorboard"
