@@ -18,7 +18,8 @@ from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.log_probabilities import kl_divergence, shifted
 
 POSITIONS = 64  # positions of a prompt that are compared: 39 MB of float32 logits for a vocabulary of 152k
-BLOCK = 4  # positions compared at once: 2.4 MB a side, which stay in the CPU's cache
+# Positions compared at once: 2.4 MB a side for a vocabulary of 152k, which stay in the CPU's cache.
+BLOCK = 4
 
 
 @dataclass(frozen=True)

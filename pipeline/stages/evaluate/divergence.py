@@ -15,11 +15,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
 from pipeline.core.text import common_start
 from pipeline.llamacpp.logits import Floats, GgufModel, Ids
-from pipeline.metrics.divergence import Prompt
+from pipeline.metrics.divergence import BLOCK, Prompt
 from pipeline.metrics.log_probabilities import kl_divergence, negative_log, perplexity, shifted
 
-# Positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache.
-BLOCK = 4
 SELF_ROWS = 4  # rows on which a model is compared with itself
 
 

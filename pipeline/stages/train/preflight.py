@@ -30,14 +30,13 @@ from pipeline.planning.model.config_file import load_shape
 from pipeline.planning.model.gguf_base import quantized_file
 from pipeline.planning.model.shape import Shape
 from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
-from pipeline.planning.setup import needs_gpu, setup_of
+from pipeline.planning.setup import NF4_BLOCK, needs_gpu, setup_of
 from pipeline.stages.train.run import check_shared
 
 # Refusals by the planner: settings that this base or this machine can't be trained with. A base that can't be
 # trained at all has an id of this stage.
 REFUSED = {name: name for name in ("Q-PLANNING-007", "Q-PLANNING-008", "Q-MODELS-034")}
 REFUSED |= {"Q-MODELS-010": "Q-TRAIN-003"}
-NF4_BLOCK = 64  # weights that share a scale
 # compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)
 BFLOAT16_SINCE = 8, 0
 # Share of a block's largest weight. Half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the
