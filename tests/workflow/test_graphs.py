@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from graph_settings import graph_text, settings_of
+from graph_settings import RECIPES, graph_text, settings_of
 from make import ended
 from user_project import quench
 
@@ -41,9 +41,7 @@ def do(root: Path, *words: str) -> None:
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize(
-    ("recipe", "name"), [("demo", "merged"), ("demo-gguf", "adapter"), ("demo-scales", "tuned")]
-)
+@pytest.mark.parametrize(("recipe", "name"), [(recipe, name) for name, recipe in RECIPES.items()])
 def test_a_recipe_brings_its_graph_and_a_stage_refuses_any_other(
     root: Path, recipe: str, name: Graph, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,8 +187,7 @@ def test_whether_dvc_keeps_the_base_is_written_in_the_graph_and_stays(
     assert cached["stages"]["base"].pop("outs") == ["models/base", "models/base.json"]
     assert uncached["stages"]["base"].pop("outs") == [{"models/base": {"cache": False}}, "models/base.json"]
     assert cached == uncached  # so no stage runs for it
-    graphs: dict[str, Graph] = {"demo-gguf": "adapter", "demo-scales": "tuned", "demo": "merged"}
-    for recipe, name in graphs.items():
+    for name, recipe in reversed(RECIPES.items()):  # The merged graph, which was there, comes last.
         do(root, "config", "use", recipe)
         do(root, "config", "graph")
         assert (root / "dvc.yaml").read_text() == graph_text(name, cache_base=True)

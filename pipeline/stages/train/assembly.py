@@ -116,8 +116,8 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     import torch
 
     run = learner.run
-    settings = learner.run.settings
-    tokenizer = learner.run.tokenizer
+    settings = run.settings
+    tokenizer = run.tokenizer
     rows = load_rows(run.tokens, "train")
     held_out = load_rows(run.tokens, "val")
     check_settings(settings, rows=len(rows), held_out=len(held_out), cuda=torch.cuda.is_available())

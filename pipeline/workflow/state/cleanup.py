@@ -5,10 +5,10 @@ exclusively knows that the owners of all temporary files are dead, and removes t
 run resumes stay: downloads (`models/.base.download`) and checkpoints, also those of jobs in scratch folders
 (`pipeline.core.places.scratch`).
 
-Results of compare's jobs for seeds and levels that are no longer in `params.yaml`, and of stages that the
-settings no longer ask for, are removed when the last stage is done, with the scratch of all of them. So are
-the files that other stages left for jobs that they no longer have. Results are deleted only if DVC's cache
-can restore them: those of another `--params` file, or of a project without DVC, exist nowhere else.
+Results of compare's jobs for seeds and levels that are no longer in `params.yaml`, and of one-job stages
+that the settings no longer ask for, are removed when the last stage is done, with the scratch of all of them.
+So are the files that other stages left for jobs that they no longer have. Results are deleted only if DVC's
+cache can restore them: those of another `--params` file, or of a project without DVC, exist nowhere else.
 """
 
 import fcntl
@@ -166,7 +166,7 @@ def _size(path: Path) -> int:
 def remove_obsolete(root: Path, params: Params) -> None:
     """Remove results that `params`, the project's own, do not need, and scratch.
 
-    Remove nothing while one of the jobs is at work.
+    Remove nothing while one of compare's jobs is at work.
 
     A file that can't be removed is named on stderr.
     """
