@@ -162,6 +162,7 @@ KEYS = {
     "evaluate.models": Other(["base-F16", "F16"]),
     "evaluate.perplexity_rows": Other(8),
     "evaluate.task_rows": Other(8),
+    "evaluate.base_examples": Other(1),
     "evaluate.scorers": Other(["exact_match"]),
     "evaluate.judge": Other(JUDGE, {"evaluate.scorers": ["judge"]}),
     "evaluate.external": Other({"command": ["true"]}, {"evaluate.scorers": ["external"]}),

@@ -2,18 +2,21 @@
 
 Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; the base's for `base-LEVEL`),
 `data/final/test.jsonl`, the adapter's tokenizer, and the files that `evaluate` names below
-`data/evaluation/`. If base.quantization is gguf, the models are the base's own file in `models/base/`, that
-file with `models/gguf/NAME-lora.gguf` or `models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes
-`reports/eval/MODEL.json` and `reports/eval/MODEL.answers.jsonl`.
+`data/evaluation/`; for the untuned base also `data/final/train.jsonl`. If base.quantization is gguf, the
+models are the base's own file in `models/base/`, that file with `models/gguf/NAME-lora.gguf` or
+`models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes `reports/eval/MODEL.json` and
+`reports/eval/MODEL.answers.jsonl`.
 Command: `python -m pipeline evaluate@Q4_K_M`
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.examples import example_rows, with_examples
+from pipeline.chat.rows import Row
 from pipeline.chat.selection import answerable_rows, encoded_rows, why_unanswered
 from pipeline.chat.tokens import load_tokenizer, trained_positions
 from pipeline.chat.trial import why_no_chats
@@ -41,14 +44,15 @@ from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 
 
 def evaluate(
-    params: Params, root: Path, files: ModelFiles, reference: Path
+    params: Params, root: Path, files: ModelFiles, reference: Path, *, untuned: bool
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure a model on held-out rows below `root`, with divergences from the GGUF `reference`.
 
     Return (figures, answers). An adapter is on the model everywhere; `bytes` counts both files. The model is
     loaded once in process and once in a server that answers everything, in addition to the server that is
-    measured. Without a merge, divergence is also given row by row. If the held-out rows are texts, no
-    question is asked, and `not_measured` says so. `seconds` among the figures is the time of each part.
+    measured. Without a merge, divergence is also given row by row. The `untuned` base is asked once more with
+    examples in the prompt, for `task_with_examples`. If the held-out rows are texts, no question is asked,
+    and `not_measured` says so. `seconds` among the figures is the time of each part.
     Raises `DataError` if no held-out row can be measured or a question file can't be used, `ToolError` if a
     tool fails.
     """
@@ -86,7 +90,10 @@ def evaluate(
             figures["general"] = general_ability(opened, loaded, questions) if asked else None
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, params.serving, tools, lora)
-    with evaluated_server(model, settings, tools, lora, ROOM) as server:
+    examples = examples_for(loaded, root, settings) if untuned and "task" not in not_measured else []
+    # The examples together are at most as long as a row.
+    room = max(ROOM, 2 * settings.ctx_size + settings.max_new_tokens) if examples else ROOM
+    with evaluated_server(model, settings, tools, lora, room) as server:
         with timed(seconds, "speed"):
             figures |= speed(server)
         with timed(seconds, "task"):
@@ -94,6 +101,11 @@ def evaluate(
             figures["task"] = None
             if "task" not in not_measured:
                 figures["task"], answers = task(server, rows, root, settings, (lora or model).name)
+        if examples:
+            with timed(seconds, "task_with_examples"):
+                label = f"{model.name}, {len(examples)} examples in the prompt"
+                shown, _ = task(server, rows, root, settings, label, examples)
+                figures["task_with_examples"] = {"examples": len(examples)} | shown
         with timed(seconds, "harness"):
             figures["harness"] = None if "harness" in not_measured else harness(server, root, settings)
     return figures | {"seconds": seconds}, answers
@@ -141,14 +153,27 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prom
     return [Prompt(row.ids, trained_positions(row)) for row in encoded]
 
 
+def examples_for(tokenizer: Any, root: Path, settings: Evaluate) -> list[Row]:
+    """Return the training chats that the untuned base is shown before each question; empty if nothing is
+    scored, if no example is wanted, or if there is no chat short enough.
+    """
+    if not settings.scorers or not settings.base_examples:
+        return []
+    train = root / "data/final/train.jsonl"
+    return example_rows(tokenizer, train, settings.base_examples, settings.ctx_size)
+
+
 def task(
-    server: Server, rows: Path, root: Path, settings: Evaluate, label: str
+    server: Server, rows: Path, root: Path, settings: Evaluate, label: str, examples: Sequence[Row] = ()
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return the figures of the task and every answer; None and an empty list if nothing is scored."""
+    """Return the figures of the task and every answer, asked after the `examples`; None and an empty list if
+    nothing is scored.
+    """
     if not settings.scorers:
         return None, []
     drawn = answerable_rows(rows, settings.task_rows, settings.scorers)
-    answers = answers_of(server, drawn, settings, label)
+    asked = [with_examples(row, examples) for row in drawn]
+    answers = answers_of(server, asked, settings, label)
     return score_answers(
         answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
     ), answers
@@ -180,7 +205,8 @@ def main(params: Params, root: Path, model: str) -> None:
     reference = compared_with(params, model)
     files = params.files(root, model)
     compared = params.files(root, reference)
-    figures, answers = evaluate(params, root, files, compared.gguf)
+    untuned = model == BASE or ModelName(model).untuned
+    figures, answers = evaluate(params, root, files, compared.gguf, untuned=untuned)
     answers_path = root / f"reports/eval/{model}.answers.jsonl"
     write_rows(answers_path, answers)
     hashes = {
@@ -200,6 +226,12 @@ def main(params: Params, root: Path, model: str) -> None:
         f"evaluate: {model}: {figures['bytes'] / 1e6:.0f} MB, perplexity {figures['perplexity']:.3f}, mean "
         f"KLD {figures['kld_mean']:.4f}{score}"
     )
+    shown = figures.get("task_with_examples") or {}
+    if shown.get("score") is not None:
+        print(
+            f"evaluate: {model}: task score {shown['score']:.1%} with {shown['examples']} training chats in "
+            "the prompt"
+        )
     if is_disturbed(figures):
         print(
             f"evaluate: {model}: the speeds are disturbed, something else took "
