@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.rows import Row
 from pipeline.chat.selection import SPARE, chats_in, drawn, is_answerable
-from pipeline.chat.tokens import Unrenderable, encode
+from pipeline.chat.tokens import encode
 
 
 def example_rows(tokenizer: Any, rows: Path, count: int, max_tokens: int) -> list[Row]:

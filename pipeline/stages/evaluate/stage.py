@@ -104,8 +104,8 @@ def evaluate(
         if examples:
             with timed(seconds, "task_with_examples"):
                 label = f"{model.name}, {len(examples)} examples in the prompt"
-                shown, _ = task(server, rows, root, settings, label, examples)
-                figures["task_with_examples"] = {"examples": len(examples)} | shown
+                scores, _ = task(server, rows, root, settings, label, examples)
+                figures["task_with_examples"] = {"examples": len(examples), **(scores or {})}
         with timed(seconds, "harness"):
             figures["harness"] = None if "harness" in not_measured else harness(server, root, settings)
     return figures | {"seconds": seconds}, answers
