@@ -5,12 +5,13 @@ Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; the bas
 `data/evaluation/`; for the untuned base also `data/final/train.jsonl`. If base.quantization is gguf, the
 models are the base's own file in `models/base/`, that file with `models/gguf/NAME-lora.gguf` or
 `models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes `reports/eval/MODEL.json` and
-`reports/eval/MODEL.answers.jsonl`.
+`reports/eval/MODEL.answers.jsonl`. If only the scorers changed since the last run, its answers are scored
+again.
 Command: `python -m pipeline evaluate@Q4_K_M`
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,20 +36,19 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import find_llama
 from pipeline.metrics.answer_speed import is_disturbed, measure_again
-from pipeline.metrics.asking import answers_of, evaluated_server, score_answers
+from pipeline.metrics.asking import answers_of, evaluated_server
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions
 from pipeline.stages.evaluate.divergence import divergence_of
+from pipeline.stages.evaluate.kept import Measured, identity, keep, recall
 from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 
 
-def evaluate(
-    params: Params, root: Path, files: ModelFiles, reference: Path, *, untuned: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def evaluate(params: Params, root: Path, files: ModelFiles, reference: Path, *, untuned: bool) -> Measured:
     """Measure a model on held-out rows below `root`, with divergences from the GGUF `reference`.
 
-    Return (figures, answers). An adapter is on the model everywhere; `bytes` counts both files. The model is
+    An adapter is on the model everywhere; `bytes` counts both files. The model is
     loaded once in process and once in a server that answers everything, in addition to the server that is
     measured. Without a merge, divergence is also given row by row. The `untuned` base is asked once more with
     examples in the prompt, for `task_with_examples`. If the held-out rows are texts, no question is asked,
@@ -66,11 +66,13 @@ def evaluate(
     if lora:
         figures["lora"] = {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
         figures["bytes"] += figures["lora"]["bytes"]
+    figures["seconds"] = seconds
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     loaded = load_tokenizer(root / "models/adapter")
     not_measured = why_not_measured(loaded, rows, settings)
     if not_measured:
         figures["not_measured"] = not_measured
+    task_is_measured = bool(settings.scorers) and "task" not in not_measured
     with open_gguf(llama, files, ctx_size=settings.ctx_size, rows=ROWS) as opened:
         with timed(seconds, "divergence"):
             measured = divergence_rows(loaded, rows, settings)
@@ -86,29 +88,30 @@ def evaluate(
                 )
         with timed(seconds, "general"):
             questions = load_questions(settings.general, root)
-            asked = bool(questions) and "general" not in not_measured
-            figures["general"] = general_ability(opened, loaded, questions) if asked else None
+            general_is_measured = bool(questions) and "general" not in not_measured
+            figures["general"] = general_ability(opened, loaded, questions) if general_is_measured else None
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, params.serving, tools, lora)
-    examples = examples_for(loaded, root, settings) if untuned and "task" not in not_measured else []
+    asked = answerable_rows(rows, settings.task_rows, settings.scorers) if task_is_measured else []
+    examples = examples_for(loaded, root, settings) if untuned and asked else []
     # The examples together are at most as long as a row.
     room = max(ROOM, 2 * settings.ctx_size + settings.max_new_tokens) if examples else ROOM
+    result = Measured(figures)
     with evaluated_server(model, settings, tools, lora, room) as server:
         with timed(seconds, "speed"):
             figures |= speed(server)
         with timed(seconds, "task"):
-            answers = list[dict[str, Any]]()
-            figures["task"] = None
-            if "task" not in not_measured:
-                figures["task"], answers = task(server, rows, root, settings, (lora or model).name)
-        if examples:
-            with timed(seconds, "task_with_examples"):
-                label = f"{model.name}, {len(examples)} examples in the prompt"
-                scores, _ = task(server, rows, root, settings, label, examples)
-                figures["task_with_examples"] = {"examples": len(examples), **(scores or {})}
+            label = (lora or model).name
+            result.answers = answers_of(server, asked, settings, label)
+            if examples:
+                shown = [with_examples(row, examples) for row in asked]
+                label = f"{label}, {len(examples)} examples in the prompt"
+                result.answers_with_examples = answers_of(server, shown, settings, label)
+                result.examples = len(examples)
+            result.score(settings, root)
         with timed(seconds, "harness"):
             figures["harness"] = None if "harness" in not_measured else harness(server, root, settings)
-    return figures | {"seconds": seconds}, answers
+    return result
 
 
 def why_not_measured(tokenizer: Any, rows: Path, settings: Evaluate) -> dict[str, str]:
@@ -154,29 +157,13 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prom
 
 
 def examples_for(tokenizer: Any, root: Path, settings: Evaluate) -> list[Row]:
-    """Return the training chats that the untuned base is shown before each question; empty if nothing is
-    scored, if no example is wanted, or if there is no chat short enough.
+    """Return the training chats that the untuned base is shown before each question; empty if none is wanted
+    or short enough.
     """
-    if not settings.scorers or not settings.base_examples:
+    if not settings.base_examples:
         return []
     train = root / "data/final/train.jsonl"
     return example_rows(tokenizer, train, settings.base_examples, settings.ctx_size)
-
-
-def task(
-    server: Server, rows: Path, root: Path, settings: Evaluate, label: str, examples: Sequence[Row] = ()
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return the figures of the task and every answer, asked after the `examples`; None and an empty list if
-    nothing is scored.
-    """
-    if not settings.scorers:
-        return None, []
-    drawn = answerable_rows(rows, settings.task_rows, settings.scorers)
-    asked = [with_examples(row, examples) for row in drawn]
-    answers = answers_of(server, asked, settings, label)
-    return score_answers(
-        answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
-    ), answers
 
 
 def harness(server: Server, root: Path, settings: Evaluate) -> dict[str, Any] | None:
@@ -205,10 +192,22 @@ def main(params: Params, root: Path, model: str) -> None:
     reference = compared_with(params, model)
     files = params.files(root, model)
     compared = params.files(root, reference)
-    untuned = model == BASE or ModelName(model).untuned
-    figures, answers = evaluate(params, root, files, compared.gguf, untuned=untuned)
+    settings = params.evaluating
+    made_of = identity(params, root, files, compared.gguf, find_llama(params.machine).tools)
+    measured = recall(root, model, made_of, settings)
+    if measured:
+        print(
+            f"evaluate: {model}: only the scorers changed: its {len(measured.answers)} answers are scored "
+            "again"
+        )
+        measured.score(settings, root)
+    else:
+        untuned = model == BASE or ModelName(model).untuned
+        measured = evaluate(params, root, files, compared.gguf, untuned=untuned)
+    keep(root, model, made_of, settings, measured)
+    figures = measured.figures
     answers_path = root / f"reports/eval/{model}.answers.jsonl"
-    write_rows(answers_path, answers)
+    write_rows(answers_path, measured.answers)
     hashes = {
         "answers_sha256": file_hash(answers_path),
         "rows_sha256": file_hash(root / "data/final/test.jsonl"),

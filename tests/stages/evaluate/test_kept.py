@@ -1,0 +1,66 @@
+"""pipeline.stages.evaluate.kept: other scorers score the stored answers, anything else measures again."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.__main__ import run
+from pipeline.core.jsonl import read_rows
+from pipeline.workflow.keys.code_keys import key_file
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path) -> Path:
+    root = Path(shutil.copytree(finished, tmp_path / "project"))
+    key = root / key_file("evaluate")
+    key.parent.mkdir(parents=True, exist_ok=True)
+    key.write_text("code\n")
+    return root
+
+
+def evaluated(root: Path, model: str, **settings: Any) -> dict[str, Any]:
+    """The figures of a model after `evaluate` with these settings."""
+    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    params["evaluate"] |= settings
+    (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    for file in (root / "reports/eval").glob(f"{model}.*"):
+        file.unlink()  # as Snakemake does before a job
+    run(f"evaluate@{model}", root, None)
+    figures: dict[str, Any] = json.loads((root / f"reports/eval/{model}.json").read_text())
+    return figures
+
+
+def test_other_scorers_score_the_stored_answers(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = evaluated(project, "base-F16")
+    answers = list(read_rows(project / "reports/eval/base-F16.answers.jsonl"))
+    capsys.readouterr()
+    second = evaluated(project, "base-F16", scorers=["rouge_l", "exact_match"])
+    assert "are scored again" in capsys.readouterr().out
+    assert second["speed"] == first["speed"]
+    assert list(second["task"]["scores"]) == ["rouge_l", "exact_match"]
+    assert list(second["task_with_examples"]["scores"]) == ["rouge_l", "exact_match"]
+    rescored = list(read_rows(project / "reports/eval/base-F16.answers.jsonl"))
+    assert [answer["answer"] for answer in rescored] == [answer["answer"] for answer in answers]
+    assert rescored[0]["scores"].keys() == {"rouge_l", "exact_match"}
+
+
+@pytest.mark.parametrize("what", ["nothing", "rows", "code", "damaged"])
+def test_anything_else_measures_again(what: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluated(project, "F16")
+    scorers = ["rouge_l"]
+    if what == "nothing":
+        scorers = ["exact_match"]  # as before: the stage was run again to measure again
+    elif what == "rows":
+        rows = project / "data/final/test.jsonl"
+        rows.write_text(rows.read_text(encoding="utf-8").replace("What is", "How much is"), encoding="utf-8")
+    elif what == "code":
+        (project / key_file("evaluate")).write_text("other code\n")
+    else:
+        (project / ".quench/evaluated/F16.json").write_text('{"half')
+    capsys.readouterr()
+    evaluated(project, "F16", scorers=scorers)
+    assert "are scored again" not in capsys.readouterr().out
