@@ -10,11 +10,13 @@ import yaml
 
 from pipeline.__main__ import run
 from pipeline.core.jsonl import read_rows
+from pipeline.stages.evaluate import kept
 from pipeline.workflow.keys.code_keys import key_file
 
 
 @pytest.fixture
-def project(finished: Path, tmp_path: Path) -> Path:
+def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(kept, "is_disturbed", lambda figures: False)  # Other tests may keep the machine busy.
     root = Path(shutil.copytree(finished, tmp_path / "project"))
     key = root / key_file("evaluate")
     key.parent.mkdir(parents=True, exist_ok=True)
@@ -64,3 +66,9 @@ def test_anything_else_measures_again(what: str, project: Path, capsys: pytest.C
     capsys.readouterr()
     evaluated(project, "F16", scorers=scorers)
     assert "are scored again" not in capsys.readouterr().out
+
+
+def test_disturbed_speeds_are_not_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "is_disturbed", lambda figures: True)
+    evaluated(project, "F16")
+    assert not (project / kept.FOLDER / "F16.json").exists()
