@@ -37,6 +37,7 @@ from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
+from pipeline.workflow.overview.states import overview
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL
 from pipeline.workflow.stages import optional, stages_in, table
@@ -1022,3 +1023,60 @@ def test_other_uses_of_snakemake_still_work(toy: Toy) -> None:
 def test_stop_at_a_named_stage(fresh_toy: Path, tmp_path: Path) -> None:
     shutil.copytree(fresh_toy, tmp_path / "toy")
     assert Toy(tmp_path / "toy").plan("train") == ["base", "curate", "train"]
+
+
+# ---- the overview, which starts neither tool, and gives their verdict
+
+
+def _edit(root: Path, name: str, text: str) -> None:
+    (root / name).chmod(0o644)
+    (root / name).write_text(text)
+
+
+def _damage(root: Path, name: str) -> None:
+    """Other bytes under the same date and size, as of a failing disk."""
+    file = root / name
+    state = file.stat()
+    file.chmod(0o644)
+    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def _without_cache(toy: Toy, name: str) -> None:
+    toy.object(name).unlink()
+    lose(toy.root / name)
+
+
+EDITS = {
+    "none": lambda toy: None,
+    "setting": lambda toy: toy.change("\n  base: auto", "\n  base: nf4"),
+    "code": lambda toy: _edit(toy.root, "train.txt", "code of train, another\n"),
+    "data": lambda toy: (toy.root / "data/raw/b.jsonl").write_text("more\n"),
+    "touched": lambda toy: os.utime(toy.root / "train.txt"),
+    "lost": lambda toy: lose(toy.root / "models/adapter"),
+    "lost, last": lambda toy: lose(toy.root / "reports/index.html"),
+    "lost, not cached, last": lambda toy: _without_cache(toy, "reports/index.html"),
+    "lost, not cached, not needed": lambda toy: _without_cache(toy, "models/demo-F16.gguf"),
+    "two lost, not cached, not needed": lambda toy: (
+        _without_cache(toy, "models/demo-F16.gguf"),
+        _without_cache(toy, "models/adapter"),
+    ),
+    "lost, not cached, needed": lambda toy: (
+        _without_cache(toy, "models/demo-F16.gguf"),
+        _without_cache(toy, "models/demo-Q4_K_M.gguf"),
+        toy.change("max_task_drop: 10.0", "max_task_drop: 8.0"),
+    ),
+    "base lost": lambda toy: lose(toy.root / "models/base"),
+    "damaged": lambda toy: _edit(toy.root, "models/demo-Q4_K_M.gguf", "damaged\n"),
+    "damaged under the same date": lambda toy: _damage(toy.root, "models/demo-F16.gguf"),
+    "no record": lambda toy: (toy.root / "dvc.lock").unlink(),
+    "level added": lambda toy: toy.change("levels: [Q4_K_M, Q5_K_M]", "levels: [Q4_K_M, Q5_K_M, Q6_K]"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_overview_is_what_snakemake_would_run(toy: Toy, edit: str) -> None:
+    EDITS[edit](toy)
+    seen = overview(toy.root, load_params(toy.root / "params.yaml"))
+    assert sorted(name.partition("@")[0] for name in seen.would_run) == toy.plan()

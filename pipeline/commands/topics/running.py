@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.topics.options import ParamsFile, Root, load, topic
-from pipeline.core.errors import DataError
+from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic
 from pipeline.extras.table import load_extra
 
 # A setting such as train.r=8; an option begins with a dash.
@@ -89,20 +88,25 @@ def run(
     raise typer.Exit(run.main(root, rest))
 
 
-@app.command(epilog="example: quench status --open")
+@app.command(epilog="examples: quench status; quench status --diff train; quench status --open")
 def status(
     in_browser: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option("--diff", metavar="STAGE", help="Show all that makes this stage out of date."),
+    ] = None,
+    as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Print where the report is, and what is served with which adapters."""
-    from pipeline.commands.status import print_server
+    """Print every stage's state and why, what a run would do, the newest figures, the page, what is served."""
+    from pipeline.commands import status as command
 
-    page = (root / "reports" / "index.html").resolve()
-    missing = f"{page} is missing: run `snakemake`, whose stage report makes it"
-    if in_browser and not page.exists():
-        raise DataError("Q-CORE-001", missing)
-    print(page if page.exists() else missing)
+    if in_browser and (diff or as_json):
+        raise typer.BadParameter("--open shows the page: it goes with no other option")
     if in_browser:
-        typer.launch(str(page))
-    print_server(load(params, root), root)
+        return command.open_page(root)
+    settings = load(params, root)
+    if diff:
+        return command.diff(settings, root, diff, as_json=as_json)
+    return command.main(settings, root, as_json=as_json)

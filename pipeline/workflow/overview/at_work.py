@@ -86,11 +86,10 @@ def _of_training(root: Path, params: Params, started: float) -> tuple[float | No
 def _of_log(file: Path, started: float) -> tuple[float | None, float | None, str]:
     if _modified(file) < started:
         return None, None, ""
-    found = None
-    for found in PROGRESS.finditer(_tail(file).decode(errors="replace")):
-        pass
-    if found is None:
+    lines = [*PROGRESS.finditer(_tail(file).decode(errors="replace"))]
+    if not lines:
         return None, None, ""
+    found = lines[-1]
     return int(found["percent"]) / 100, float(found["left"]), found["what"].strip()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.core.locks import stages_at_work
-from pipeline.core.usage import Usage, usages
+from pipeline.core.usage import usages
 from pipeline.workflow.cluster.jobs import receipts
 from pipeline.workflow.dvc_yaml import graph_for
 from pipeline.workflow.graph_source import LAST
@@ -61,8 +61,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Overview:
-    """All jobs in their order, the stages that the settings don't ask for with the reason, and the jobs that a
-    run would run.
+    """All jobs in their order, the stages that the settings don't ask for with the reason, and the jobs that
+    a run would run.
     """
 
     jobs: tuple[Job, ...]
@@ -106,8 +106,8 @@ def overview(root: Path, params: Params) -> Overview:
     written_now = {out for name in at_work if name in entries for out in entries[name].outs}
     paths = {path for entry in entries.values() for path in (*entry.deps, *entry.outs)}
     contents = Contents(root, [path for path in paths if not _meets(path, written_now)])
-    judged = _Judged(root, entries, Now(root, values, contents), usages(root))
-    return Overview(judged.jobs(at_work), off(params, values), judged.would_run(uncached(stages, values)))
+    judged = _Judged(root, entries, Now(root, values, contents), uncached(stages, values))
+    return Overview(judged.jobs(at_work), off(params, values), judged.would_run())
 
 
 def _records(root: Path) -> dict[str, Any]:
@@ -150,13 +150,11 @@ def uncached(stages: Mapping[str, Any], values: Values) -> set[str]:
 class _Judged:
     """The jobs of a project, judged by their records."""
 
-    def __init__(
-        self, root: Path, entries: Mapping[str, Entry], now: Now, usage_of: Mapping[str, Usage]
-    ) -> None:
+    def __init__(self, root: Path, entries: Mapping[str, Entry], now: Now, unkept: Collection[str]) -> None:
         self._root = root
         self._entries = entries
         self._contents = now.contents
-        self._usage_of = usage_of
+        self._usage_of = usages(root)
         self._is_recorded = (root / ".dvc").is_dir()
         self._records = _records(root)
         self._finished = {receipt.stage for receipt in receipts(root)}
@@ -174,7 +172,7 @@ class _Judged:
             name: [other for other, before in entries.items() if other != name and _follows(entry, before)]
             for name, entry in entries.items()
         }
-        self._stale = self._with_followers({name for name, own in self._own.items() if own})
+        self._running = self._to_run(unkept)
 
     def jobs(self, at_work: Collection[str]) -> tuple[Job, ...]:
         """Return all jobs, in the order in which they can run."""
@@ -195,42 +193,55 @@ class _Judged:
             return make(State.DAMAGED, own)
         if own:
             return make(State.STALE, own)
-        if name in self._stale:
-            stale = [other for other in self._followed[name] if other in self._stale]
-            return make(State.STALE, tuple(Cause(Kind.FOLLOWS, other) for other in stale))
+        follows = [other for other in self._followed[name] if other in self._running]
+        if name in self._running and follows:
+            return make(State.STALE, tuple(Cause(Kind.FOLLOWS, other) for other in follows))
         if lost:
             missing = tuple(Cause(Kind.MISSING, out) for out in lost)
             return make(State.MISSING, missing, restorable=self._restorable(name))
         return make(State.FRESH if self._is_recorded else State.UNRECORDED)
 
-    def would_run(self, unkept: Collection[str]) -> tuple[str, ...]:
+    def would_run(self) -> tuple[str, ...]:
+        """Return the jobs that a run would run, in that order."""
+        return tuple(name for name in self._in_order() if name in self._running)
+
+    def _to_run(self, unkept: Collection[str]) -> set[str]:
         """Return the jobs that a run would run; `unkept` are the outputs that no cache has.
 
-        A missing output is made again only if a job that runs reads it, or if it is the last stage's.
+        A job whose output is missing runs only if one that runs reads it, or if it is the last stage's.
         """
-        running = set(self._stale)
+        running = self._with_followers(name for name, own in self._own.items() if own and self._has_any(name))
         while True:
-            more = set()
+            more: set[str] = set()
             for name, lost in self._lost.items():
-                if name in running or not lost or self._restorable(name):
+                if name in running or not lost or (not self._own.get(name) and self._restorable(name)):
                     continue
-                readers = [other for other in self._entries if name in self._followed[other]]
-                readers_of_lost = [
-                    other for other in readers if any(_meets(dep, lost) for dep in self._entries[other].deps)
-                ]
-                waiting = [
+                readers = [
                     other
-                    for other in readers_of_lost
-                    if other in running or (self._lost[other] and not self._restorable(other))
+                    for other, entry in self._entries.items()
+                    if any(_meets(dep, lost) for dep in entry.deps)
                 ]
-                if name.partition("@")[0] != LAST and not waiting:
-                    continue
-                # DVC makes it first, to the same bytes, if only some of its readers run.
-                alone = {*lost} <= {*unkept} and len(waiting) < len(readers_of_lost)
-                more |= {name} if alone else self._with_followers({name})
+                waiting = [other for other in readers if other in running or self._is_lost(other)]
+                # DVC makes it first, to the same bytes, if only some of its readers wait for it.
+                alone = not self._own.get(name) and {*lost} <= {*unkept} and 0 < len(waiting) < len(readers)
+                if alone:
+                    more.add(name)
+                elif name.partition("@")[0] == LAST or running & {*readers}:
+                    more |= self._with_followers([name])
             if more <= running:
-                return tuple(name for name in self._in_order() if name in running)
+                return running
             running |= more
+
+    def _has_any(self, name: str) -> bool:
+        """Return True if an output is there, or would come back from DVC's cache."""
+        written = self._written(name)
+        return any(
+            out not in self._lost[name] or self._contents.restorable(written.get(out, ""))
+            for out in self._entries[name].outs
+        )
+
+    def _is_lost(self, name: str) -> bool:
+        return bool(self._lost[name]) and not self._restorable(name)
 
     def _damaged_sources(self, entry: Entry) -> Iterable[Cause]:
         """Yield a cause for raw data whose bytes changed though its date did not."""
@@ -240,14 +251,17 @@ class _Judged:
                 yield Cause(Kind.OUTPUT, path, files=tuple(files))
 
     def _restorable(self, name: str) -> bool:
-        written = {out["path"]: out.get("md5", "") for out in self._records.get(name, {}).get("outs", [])}
+        written = self._written(name)
         return all(self._contents.restorable(written.get(out, "")) for out in self._lost[name])
+
+    def _written(self, name: str) -> dict[str, str]:
+        return {out["path"]: out.get("md5", "") for out in self._records.get(name, {}).get("outs", [])}
 
     def _seconds(self, name: str) -> float | None:
         usage = self._usage_of.get(name)
         return usage.seen.seconds if usage else None
 
-    def _with_followers(self, first: Collection[str]) -> set[str]:
+    def _with_followers(self, first: Iterable[str]) -> set[str]:
         found = {*first}
         while True:
             more = {
