@@ -9,10 +9,12 @@ Reads params.yaml, dvc.yaml, dvc.lock, the files that they name, and reports/. C
 """
 
 import json
+import shlex
 import sys
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ from pipeline.core.usage import FOLDER as USAGE
 from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.overview.at_work import Running, run_in_progress, running_jobs
 from pipeline.workflow.overview.causes import Cause
+from pipeline.workflow.overview.history import history
 from pipeline.workflow.overview.states import Job, Overview, State, overview
+from pipeline.workflow.overview.times import expected_seconds
 from pipeline.workflow.project import changed_code, installed_version, is_project, version_of
 from pipeline.workflow.stage_command import need_stage
 
@@ -45,6 +49,29 @@ class Status:
     seen: Overview
     running: list[Running]
     served: Served | None
+    expected: Mapping[str, float | None]  # seconds of the jobs that a run would run
+
+    @property
+    def ahead(self) -> list[str]:
+        """Return the jobs that are still to begin."""
+        at_work = {job.job for job in self.running}
+        return [name for name in self.seen.would_run if name not in at_work]
+
+    @property
+    def seconds_ahead(self) -> float | None:
+        """Return how long that will take, with what is left of running jobs; None if nothing of it is known.
+
+        Jobs `without_time` don't count.
+        """
+        parts = [self.expected.get(name) for name in self.ahead]
+        parts += [job.seconds_left for job in self.running]
+        known = [part for part in parts if part is not None]
+        return sum(known) if known else None
+
+    @property
+    def without_time(self) -> list[str]:
+        """Return the jobs ahead of which neither a run nor the plan says how long they take."""
+        return [name for name in self.ahead if self.expected.get(name) is None]
 
     @property
     def page(self) -> Path:
@@ -60,7 +87,8 @@ class Status:
             "jobs": [job_as_json(job) for job in self.seen.jobs],
             "off": dict(self.seen.off),
             "would_run": list(self.seen.would_run),
-            "seconds": self.seen.seconds,
+            "seconds": self.seconds_ahead,
+            "without_time": self.without_time,
             "running": [asdict(job) for job in self.running],
             "figures": figures(self.root),
             "page": {
@@ -74,7 +102,9 @@ class Status:
 
 def status_of(params: Params, root: Path) -> Status:
     """Return the status of the project `root`. Raises `DataError` if dvc.lock is damaged."""
-    return Status(root, overview(root, params), running_jobs(root, params), server(params, root))
+    seen = overview(root, params)
+    expected = expected_seconds(root, params, seen.would_run)
+    return Status(root, seen, running_jobs(root, params), server(params, root), expected)
 
 
 def main(params: Params, root: Path, *, as_json: bool) -> None:
@@ -101,7 +131,7 @@ def lines_of(status: Status) -> Iterator[str]:
 
 
 def stage_lines(seen: Overview, running: Sequence[Running]) -> Iterator[str]:
-    """Yield a line for each job, or one for jobs of a stage that are in the same state for the same reason."""
+    """Yield a line for each job, or one for jobs of a stage in the same state for the same reason."""
     at_work = {job.job: job for job in running}
     groups = [
         [*jobs]
@@ -165,22 +195,26 @@ def upgrade_lines(root: Path) -> Iterator[str]:
 
 
 def plan_line(status: Status) -> str:
-    """Return what a run would do, and how long that took the last time."""
+    """Return what a run would do, and how long that will take."""
     seen = status.seen
+    number = f"{len(status.ahead)} of {plural(len(seen.jobs), 'job')}"
+    seconds = status.seconds_ahead
+    time = ""
+    if seconds is not None:
+        unknown = f" without {_some(status.without_time)}" if status.without_time else ""
+        time = f", about {duration(seconds)}{unknown}"
     process = run_in_progress(status.root)
-    if process:
-        return f"process {process} runs here"
+    if process or status.running:
+        who = f"process {process} runs here" if process else "a stage runs here by itself"
+        return f"{who}: {number} are still to begin{time}"
     if not seen.would_run:
         return "a run has nothing to do"
-    jobs = f"a run would do {len(seen.would_run)} of {plural(len(seen.jobs), 'job')}"
-    if seen.seconds is not None:
-        return f"{jobs}: {duration(seen.seconds)} by the last run of each"
-    if len(seen.without_time) == len(seen.would_run):
-        return f"{jobs}, none of which has run here: `quench config plan` estimates them"
-    known = sum(job.seconds or 0 for job in seen.jobs if job.name in seen.would_run)
-    return (
-        f"{jobs}: {duration(known)} by the last runs, and {plural(len(seen.without_time), 'job')} not run yet"
-    )
+    return f"a run would do {number}{time}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - CAUSES} more" if len(names) > CAUSES else ""
+    return ", ".join(names[:CAUSES]) + more
 
 
 def figures(root: Path) -> dict[str, Any] | None:
@@ -200,7 +234,8 @@ def figure_lines(root: Path) -> Iterator[str]:
     recommended = values.pop("recommended", None)
     models = {name: row for name, row in values.items() if isinstance(row, dict)}
     made = root / USAGE / f"{LAST}.json"
-    yield f"newest report{_date_of(made)}: {f'{recommended} is recommended' if recommended else 'the gate refuses every level'}"
+    verdict = f"{recommended} is recommended" if recommended else "the gate refuses every level"
+    yield f"newest report{_date_of(made)}: {verdict}"
     width = max(map(len, models), default=0)
     for name, row in models.items():
         cells = (
@@ -217,8 +252,6 @@ def _cell(name: str, value: Any, factor: float, digits: int) -> str:
 
 
 def _date_of(file: Path) -> str:
-    from datetime import datetime
-
     try:
         return f" ({datetime.fromtimestamp(file.stat().st_mtime).astimezone():%Y-%m-%d %H:%M})"
     except OSError:
@@ -252,9 +285,37 @@ def open_page(root: Path) -> None:
     if not shown:
         print(
             "no browser here: open that file elsewhere, or run `python -m http.server --bind 127.0.0.1 -d "
-            "reports` and open http://127.0.0.1:8000",
+            f"{shlex.quote(str(page.parent))}` and open http://127.0.0.1:8000",
             file=sys.stderr,
         )
+
+
+def print_history(root: Path, *, as_json: bool) -> None:
+    """Print the runs that Git has a record of, newest first: when, what changed, and the figures."""
+    runs = history(root)
+    if as_json:
+        print(json.dumps({"shape": SHAPE, "runs": [asdict(run) for run in runs]}, indent=2))
+        return
+    if not runs:
+        print("no run is recorded: `snakemake` runs the pipeline, `git commit dvc.lock` keeps its record")
+    for run in runs:
+        when = f"{datetime.fromtimestamp(run.when).astimezone():%Y-%m-%d %H:%M}"
+        print(
+            f"{when}  {f'{run.commit[:9]}  {safe(run.subject, 60)}' if run.commit else 'not committed yet'}"
+        )
+        if run.changed:
+            print(f"  changed: {safe('; '.join(run.changed))}")
+        print(f"  {_metrics_text(run.metrics)}")
+
+
+def _metrics_text(metrics: Mapping[str, Any] | None) -> str:
+    if metrics is None:
+        return "figures: DVC's cache has none of this commit (`dvc fetch --all-commits` brings them)"
+    scores = metrics.get("score") if isinstance(metrics.get("score"), dict) else {}
+    parts = [f"score {', '.join(f'{name} {value}' for name, value in scores.items())}"] if scores else []
+    if "loss" in metrics:
+        parts.append(f"last loss {metrics['loss']}")
+    return safe("; ".join(parts) or "no figures")
 
 
 def duration(seconds: float) -> str:

@@ -95,17 +95,23 @@ def status(
         str | None,
         typer.Option("--diff", metavar="STAGE", help="Show all that makes this stage out of date."),
     ] = None,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="Show the runs that Git has: when, what changed, and the figures."),
+    ] = False,
     as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Print every stage's state and why, what a run would do, the newest figures, the page, what is served."""
+    """Print every stage's state and why, what a run would do, the newest figures, and what is served."""
     from pipeline.commands import status as command
 
-    if in_browser and (diff or as_json):
-        raise typer.BadParameter("--open shows the page: it goes with no other option")
+    if sum(map(bool, (in_browser, diff, history))) > 1 or (in_browser and as_json):
+        raise typer.BadParameter("give one of --open, --diff and --history; --open goes without --json")
     if in_browser:
         return command.open_page(root)
+    if history:
+        return command.print_history(root, as_json=as_json)
     settings = load(params, root)
     if diff:
         return command.diff(settings, root, diff, as_json=as_json)

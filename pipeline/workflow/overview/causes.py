@@ -120,7 +120,7 @@ def causes(entry: Entry, record: Mapping[str, Any] | None, now: Now) -> Iterator
     for file, keys in entry.params.items():
         recorded = record.get("params", {}).get(file, {})
         for key in keys:
-            yield from _settings(key, recorded.get(key), now.setting(file, key), new=key not in recorded)
+            yield from setting_causes(key, recorded.get(key), now.setting(file, key), new=key not in recorded)
     before = _md5s(record.get("deps", []))
     for path in entry.deps:
         if path.startswith(f"{FOLDER}/"):
@@ -134,11 +134,11 @@ def causes(entry: Entry, record: Mapping[str, Any] | None, now: Now) -> Iterator
             yield Cause(Kind.OUTPUT, path, files=now.contents.changed_files(path, written.get(path)))
 
 
-def _settings(key: str, before: Any, after: Any, *, new: bool = False) -> Iterator[Cause]:
+def setting_causes(key: str, before: Any, after: Any, *, new: bool = False) -> Iterator[Cause]:
     """Yield a cause for each setting in which two values differ, at any depth."""
     if isinstance(before, dict) and isinstance(after, dict) and before and after:
         for name in {**before, **after}:
-            yield from _settings(f"{key}.{name}", before.get(name), after.get(name))
+            yield from setting_causes(f"{key}.{name}", before.get(name), after.get(name))
     elif before != after or new:
         yield Cause(Kind.SETTING, key, before, after)
 

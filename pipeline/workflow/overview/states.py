@@ -77,17 +77,6 @@ class Overview:
         """Return the jobs of a stage, or the one that is named with its level."""
         return [job for job in self.jobs if stage in (job.name, job.stage)]
 
-    @property
-    def seconds(self) -> float | None:
-        """Return how long the jobs of a run took last time, added; None if one of them has no time."""
-        times = [job.seconds for job in self.jobs if job.name in self.would_run]
-        return None if None in times else sum(filter(None, times))
-
-    @property
-    def without_time(self) -> list[str]:
-        """Return the jobs of a run that have never run here."""
-        return [job.name for job in self.jobs if job.name in self.would_run and job.seconds is None]
-
 
 def overview(root: Path, params: Params) -> Overview:
     """Return the overview of `root` under these settings.
