@@ -290,6 +290,25 @@ def open_page(root: Path) -> None:
         )
 
 
+def accept(root: Path, stage: str, why: str) -> None:
+    """Declare what changed for a stage to be without effect, and print what that is."""
+    from pipeline.workflow.overview import accepted
+
+    need_stage(stage.partition("@")[0])
+    for job, what in accepted.accept(root, stage, why).items():
+        print(f"{job}: {safe(what)}: accepted, so it doesn't run again for that")
+    print("The next run makes report and card again, which say so; `--no-accept` takes it back.")
+
+
+def take_back(root: Path, stage: str) -> None:
+    """Take back what was accepted for a stage."""
+    from pipeline.workflow.overview import accepted
+
+    need_stage(stage.partition("@")[0])
+    jobs = accepted.undo(root, stage)
+    print(f"{', '.join(jobs)}: no change is accepted any more")
+
+
 def print_history(root: Path, *, as_json: bool) -> None:
     """Print the runs that Git has a record of, newest first: when, what changed, and the figures."""
     runs = history(root)

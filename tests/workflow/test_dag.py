@@ -32,11 +32,13 @@ from user_project import BIN, nothing_to_do
 
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Graph
+from pipeline.core.errors import ConfigError
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
+from pipeline.workflow.overview import accepted
 from pipeline.workflow.overview.states import overview
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL
@@ -1080,3 +1082,77 @@ def test_the_overview_is_what_snakemake_would_run(toy: Toy, edit: str) -> None:
     EDITS[edit](toy)
     seen = overview(toy.root, load_params(toy.root / "params.yaml"))
     assert sorted(name.partition("@")[0] for name in seen.would_run) == toy.plan()
+
+
+# ---- a change that is declared to be without effect
+
+
+@pytest.mark.slow
+def test_an_accepted_change_runs_nothing_but_the_report_in_either_tool(toy: Toy) -> None:
+    before = toy.bytes()
+    toy.change("\n  base: auto", "\n  base: nf4")
+    assert accepted.accept(toy.root, "merge", "the same on this base") == {"merge": "merge.base: auto → nf4"}
+    params = load_params(toy.root / "params.yaml")
+    assert params.report.accepted["merge"].why == "the same on this base"
+    assert accepted.in_force(toy.root, params).keys() == {"merge"}
+    assert {*toy.status()} == {"report"}
+    assert toy.plan() == ["report"]
+    assert toy.repro() == ["report"]
+    toy.agree()
+    assert {path: md5 for path, md5 in toy.bytes().items() if "index" not in path} == {
+        path: md5 for path, md5 in before.items() if "index" not in path
+    }
+
+
+@pytest.mark.slow
+def test_what_is_taken_back_runs_again(toy: Toy) -> None:
+    """Also by `dvc repro`, whose cache of runs must not take the outputs for those of the new setting; and a
+    setting that is set back is up to date.
+    """
+    recorded = recorded_stages(toy.root)["merge"]
+    toy.change("\n  base: auto", "\n  base: nf4")
+    accepted.accept(toy.root, "merge", "as I say")
+    assert recorded_stages(toy.root)["merge"] != recorded
+    assert accepted.undo(toy.root, "merge") == ["merge"]
+    assert recorded_stages(toy.root)["merge"] == recorded
+    assert toy.plan() == AFTER_TRAIN
+    toy.change("\n  base: nf4", "\n  base: auto")
+    assert toy.plan() == []
+    toy.change("\n  base: auto", "\n  base: nf4")
+    accepted.accept(toy.root, "merge", "as I say")
+    shutil.rmtree(toy.root / ".quench/accepted")  # as in another clone
+    accepted.undo(toy.root, "merge")
+    assert sorted(toy.repro()) == AFTER_TRAIN
+    toy.agree()
+
+
+@pytest.mark.slow
+def test_what_was_accepted_ends_when_the_stage_runs_again(toy: Toy) -> None:
+    toy.change("\n  base: auto", "\n  base: nf4")
+    accepted.accept(toy.root, "merge", "as I say")
+    assert toy.snakemake("--force", "merge").returncode == 0
+    assert toy.ran()[len(ALL) :] == ["merge"]
+    params = load_params(toy.root / "params.yaml")
+    assert params.report.accepted and not accepted.in_force(toy.root, params)
+    toy.build()
+    toy.agree()
+
+
+@pytest.mark.slow
+def test_only_settings_and_code_can_be_accepted(toy: Toy) -> None:
+    settings, record = ((toy.root / name).read_bytes() for name in ("params.yaml", "dvc.lock"))
+    toy.change("\n  base: auto", "\n  base: nf4")
+    (toy.root / "data/raw/b.jsonl").write_text("more\n")
+    _edit(toy.root, "models/demo-F16.gguf", "damaged\n")
+    for stage in ("curate", "train", "merge", "report", "quantize@F16"):
+        with pytest.raises(ConfigError) as refused:
+            accepted.accept(toy.root, stage, "as I say")
+        assert refused.value.id == "Q-WORKFLOW-041", stage
+    with pytest.raises(ConfigError) as refused:
+        accepted.undo(toy.root, "merge")
+    assert refused.value.id == "Q-WORKFLOW-042"
+    toy.change("\n  base: nf4", "\n  base: auto")
+    assert ((toy.root / "params.yaml").read_bytes(), (toy.root / "dvc.lock").read_bytes()) == (
+        settings,
+        record,
+    )

@@ -99,6 +99,20 @@ def status(
         bool,
         typer.Option("--history", help="Show the runs that Git has: when, what changed, and the figures."),
     ] = False,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            "--accept",
+            metavar="STAGE",
+            help="Declare that what changed in its settings or code has no effect on what it wrote: it "
+            "doesn't run again, and report and card say so.",
+        ),
+    ] = None,
+    why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="--accept: the reason.")] = None,
+    no_accept: Annotated[
+        str | None,
+        typer.Option("--no-accept", metavar="STAGE", help="Take that back, so that the stage runs again."),
+    ] = None,
     as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
@@ -106,12 +120,22 @@ def status(
     """Print every stage's state and why, what a run would do, the newest figures, and what is served."""
     from pipeline.commands import status as command
 
-    if sum(map(bool, (in_browser, diff, history))) > 1 or (in_browser and as_json):
-        raise typer.BadParameter("give one of --open, --diff and --history; --open goes without --json")
+    if sum(map(bool, (in_browser, diff, history, accept, no_accept))) > 1:
+        raise typer.BadParameter("give one of --open, --diff, --history, --accept and --no-accept")
+    if as_json and (in_browser or accept or no_accept):
+        raise typer.BadParameter("--json is for what is printed: the status, --diff and --history")
+    if bool(accept) != bool(why):
+        raise typer.BadParameter("--accept STAGE and --why TEXT go together")
+    if params and (accept or no_accept):
+        raise typer.BadParameter("a change is accepted for the project's own params.yaml: leave --params out")
     if in_browser:
         return command.open_page(root)
     if history:
         return command.print_history(root, as_json=as_json)
+    if accept and why:
+        return command.accept(root, accept, why)
+    if no_accept:
+        return command.take_back(root, no_accept)
     settings = load(params, root)
     if diff:
         return command.diff(settings, root, diff, as_json=as_json)
