@@ -170,6 +170,7 @@ KEYS = {
     "evaluate.harness": Other(["arc_easy"]),
     "evaluate.parallel": Other(1),
     "report.memory_gb": Other(0.01),
+    "report.accepted": Other({"train": {"why": "a name", "what": "code", "outputs": "0"}}),
     "report.gate.max_kld": Other(1e-6),
     "report.gate.max_kld_trained": Other(1e-6),
     "report.gate.max_task_drop": Other(0.0),

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.overrides import override
-from pipeline.config.params import Params
 from pipeline.config.sections.shipping import Acceptance
 from pipeline.core.errors import ConfigError
-from pipeline.core.hashing import json_hash
 from pipeline.core.publish import remove, write_json
 from pipeline.core.text import safe
 from pipeline.workflow.graph_source import LAST
@@ -27,30 +25,14 @@ from pipeline.workflow.overview.states import Job, State, overview
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import read_settings, refresh_keys
 from pipeline.workflow.state.dvc_project import open_project
-from pipeline.workflow.state.lockfile import recorded_stages
+from pipeline.workflow.state.lockfile import in_force, outputs_hash, recorded_stages
 from pipeline.workflow.state.settings import need_settings
 from pipeline.workflow.state.sync_mtimes import settle
 
 FOLDER = Path(".quench/accepted")
 PLACE = ("report", "accepted")
-DIGITS = 12  # of the hash that names a job's outputs
 LONGEST = 400  # characters of what was accepted
 ACCEPTABLE = {Kind.SETTING, Kind.CODE, Kind.COMMAND}
-
-
-def in_force(root: Path, params: Params) -> dict[str, Acceptance]:
-    """Return {job: the change that was accepted} of the outputs that are recorded now."""
-    records = recorded_stages(root)
-    return {
-        job: accepted
-        for job, accepted in params.report.accepted.items()
-        if job in records and accepted.outputs == outputs_hash(records[job])
-    }
-
-
-def outputs_hash(record: Mapping[str, Any]) -> str:
-    """Return a hash of what a job wrote, by its record in dvc.lock."""
-    return json_hash({out["path"]: out.get("md5") for out in record.get("outs", [])})[:DIGITS]
 
 
 def accept(root: Path, stage: str, why: str) -> dict[str, str]:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline.config.params import with_defaults
+from pipeline.config.params import Params, with_defaults
+from pipeline.config.sections.shipping import Acceptance
 from pipeline.core.errors import DataError, ToolError
-from pipeline.core.hashing import NO_PART
+from pipeline.core.hashing import NO_PART, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.text import shortened
 from pipeline.core.yaml_readers import UNREADABLE, read_fast, read_strict
@@ -28,6 +29,7 @@ from pipeline.workflow.state.hashes import Digests, Hashes
 
 LARGE = 2**20  # bytes
 RAW = "data/raw"
+DIGITS = 12  # of the hash that names a job's outputs
 
 
 class Entry(NamedTuple):
@@ -102,6 +104,24 @@ def recorded_stages(root: Path, patience: float | None = None) -> dict[str, Any]
         f"{lock} is damaged, so nothing can be compared with it: `git checkout dvc.lock`, or `snakemake`, "
         "which sets it aside",
     )
+
+
+def in_force(root: Path, params: Params) -> dict[str, Acceptance]:
+    """Return {job: a change that was declared to be without effect} of the outputs that are recorded now.
+
+    A job that has run since and wrote others is left out (`pipeline.workflow.overview.accepted`).
+    """
+    records = recorded_stages(root)
+    return {
+        job: accepted
+        for job, accepted in params.report.accepted.items()
+        if job in records and accepted.outputs == outputs_hash(records[job])
+    }
+
+
+def outputs_hash(record: Mapping[str, Any]) -> str:
+    """Return a hash of what a job wrote, by its record in dvc.lock."""
+    return json_hash({out["path"]: out.get("md5") for out in record.get("outs", [])})[:DIGITS]
 
 
 def stages_of(root: Path) -> dict[str, Entry]:
