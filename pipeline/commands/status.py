@@ -21,6 +21,7 @@ from typing import Any
 
 from pipeline.commands.served import Served, server
 from pipeline.config.params import Params
+from pipeline.config.sections.shipping import Acceptance
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.text import plural, safe
 from pipeline.core.units import size_text
@@ -33,6 +34,7 @@ from pipeline.workflow.overview.states import Job, Overview, State, overview
 from pipeline.workflow.overview.times import expected_seconds
 from pipeline.workflow.project import changed_code, installed_version, is_project, version_of
 from pipeline.workflow.stage_command import need_stage
+from pipeline.workflow.state.lockfile import in_force
 
 PAGE = Path("reports/index.html")
 SHAPE = 1  # version of the JSON, raised if a field changes its meaning
@@ -50,6 +52,7 @@ class Status:
     running: list[Running]
     served: Served | None
     expected: Mapping[str, float | None]  # seconds of the jobs that a run would run
+    accepted: Mapping[str, Acceptance]  # changes that were declared to be without effect, by job
 
     @property
     def ahead(self) -> list[str]:
@@ -90,6 +93,7 @@ class Status:
             "seconds": self.seconds_ahead,
             "without_time": self.without_time,
             "running": [asdict(job) for job in self.running],
+            "accepted": {job: change.model_dump() for job, change in self.accepted.items()},
             "figures": figures(self.root),
             "page": {
                 "path": str(self.page),
@@ -104,7 +108,14 @@ def status_of(params: Params, root: Path) -> Status:
     """Return the status of the project `root`. Raises `DataError` if dvc.lock is damaged."""
     seen = overview(root, params)
     expected = expected_seconds(root, params, seen.would_run)
-    return Status(root, seen, running_jobs(root, params), server(params, root), expected)
+    return Status(
+        root,
+        seen,
+        running_jobs(root, params),
+        server(params, root),
+        expected,
+        in_force(root, params),
+    )
 
 
 def main(params: Params, root: Path, *, as_json: bool) -> None:
@@ -122,6 +133,8 @@ def lines_of(status: Status) -> Iterator[str]:
     yield str(status.root.resolve())
     yield from stage_lines(status.seen, status.running)
     yield from off_lines(status.seen.off)
+    for job, change in status.accepted.items():
+        yield f"  accepted: {safe(f'{job}: {change.what} ({change.why})')}"
     yield ""
     yield from upgrade_lines(status.root)
     yield plan_line(status)
