@@ -16,7 +16,6 @@ from pipeline.config.params import Params
 from pipeline.core.errors import QuenchError
 from pipeline.core.locks import RUN, holder, stages_at_work
 from pipeline.core.usage import usages
-from pipeline.planning.duration import work_in
 
 STEPS = Path("models/checkpoints/steps.jsonl")
 TAIL = 1 << 16  # bytes at the end of a log that are read, however long it is
@@ -64,6 +63,8 @@ def _of_training(root: Path, params: Params, started: float) -> tuple[float | No
     file = root / STEPS
     if _modified(file) < started:  # It is of an earlier run: this one has made no step yet.
         return None, None, ""
+    from pipeline.planning.duration import work_in  # It takes a while to import.
+
     rows = [*_rows(_tail(file))]
     steps = [row for row in rows if row.get("kind") == "step"]
     if not steps:
