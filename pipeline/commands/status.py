@@ -28,7 +28,7 @@ from pipeline.core.units import size_text
 from pipeline.core.usage import FOLDER as USAGE
 from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.overview.at_work import Running, run_in_progress, running_jobs
-from pipeline.workflow.overview.causes import Cause
+from pipeline.workflow.overview.causes import Cause, Kind
 from pipeline.workflow.overview.history import history
 from pipeline.workflow.overview.states import Job, Overview, State, overview
 from pipeline.workflow.overview.times import expected_seconds
@@ -179,8 +179,13 @@ def why(job: Job) -> str:
 
 
 def _joined(causes: Sequence[Cause]) -> str:
-    more = f" and {len(causes) - CAUSES} more (--diff)" if len(causes) > CAUSES else ""
-    return safe("; ".join(cause.text() for cause in causes[:CAUSES])) + more
+    """Return the first causes on one line; all stages that it follows count as one."""
+    parts = [cause.text() for cause in causes if cause.kind != Kind.FOLLOWS]
+    followed = [cause.name for cause in causes if cause.kind == Kind.FOLLOWS]
+    if followed:
+        parts.append(f"follows {_some(followed)}")
+    more = f" and {len(parts) - CAUSES} more (--diff)" if len(parts) > CAUSES else ""
+    return safe("; ".join(parts[:CAUSES])) + more
 
 
 def running_text(job: Running) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,20 @@ def test_a_damaged_output_is_named(root: Path) -> None:
     (root / "models/adapter/file.txt").write_text("other\n")
     found = job(root, "train")
     assert found["state"] == "damaged" and found["causes"][0]["files"] == ["file.txt"]
+
+
+def test_raw_data_that_changed_under_its_date_is_damaged(root: Path) -> None:
+    status(root)  # which caches the hashes
+    raw = root / "data/raw/chats.jsonl"
+    (root / "data/raw.dvc").touch()
+    os.utime(raw, (1, 1))
+    time.sleep(0.2)  # A file that has just changed is not cached.
+    status(root)
+    raw.write_text("a chaT\n")
+    os.utime(raw, (1, 1))
+    found = job(root, "curate")
+    assert found["state"] == "damaged"
+    assert {"kind": "damage", "files": ["data/raw/chats.jsonl"]}.items() <= found["causes"][-1].items()
 
 
 def test_a_project_that_never_ran_has_everything_ahead(tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ def undo(root: Path, stage: str) -> list[str]:
             )
         records = recorded_stages(root)
         valid = in_force(root, read.params)
-        _put_back(root, {job: _kept(root, job, records[job]) for job in jobs if job in valid})
+        former = {job: _kept(root, job, records[job]) for job in jobs if job in valid}
+        if former:
+            _put_back(root, former)
         _write(root, {job: accepted.model_dump() for job, accepted in known.items() if job not in jobs})
         for job in jobs:
             remove(root / FOLDER / f"{job}.json")

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     INPUT = "input"
     CODE = "code"
     OUTPUT = "output"
+    DAMAGE = "damage"  # of raw data
     MISSING = "missing"
     FOLLOWS = "follows"
 
@@ -62,6 +63,8 @@ class Cause:
                 return f"code: {_listed(self.files, named) or self.name}"
             case Kind.OUTPUT:
                 return f"{self.name} is not what it wrote{_in_brackets(self.files, named)}"
+            case Kind.DAMAGE:
+                return f"{self.name} changed though its date did not{_in_brackets(self.files, named)}"
             case Kind.MISSING:
                 return f"{self.name} is missing"
             case Kind.FOLLOWS:

@@ -178,7 +178,7 @@ class _Judged:
             return make(State.FINISHED)
         if kinds == {Kind.NO_RECORD} and lost:
             return make(State.MISSING, own)
-        if Kind.OUTPUT in kinds:
+        if kinds & {Kind.OUTPUT, Kind.DAMAGE}:
             return make(State.DAMAGED, own)
         if own:
             return make(State.STALE, own)
@@ -237,7 +237,7 @@ class _Judged:
         for path in entry.deps:
             files = sorted(file for file in self._contents.suspects if _meets(file, [path]))
             if files and (self._root / f"{path}.dvc").is_file():
-                yield Cause(Kind.OUTPUT, path, files=tuple(files))
+                yield Cause(Kind.DAMAGE, path, files=tuple(files))
 
     def _restorable(self, name: str) -> bool:
         written = self._written(name)
