@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,15 @@ class Now:
         return self._package.key(*starts) if starts else None
 
     def code_before(self, path: str, md5: str) -> str | None:
-        """Return the text of a key of code by its md5, from DVC's cache or from Git; None if it is lost."""
-        cached = self.contents.cached(md5)
-        if cached:
-            return _text(cached)
-        return next((text for text in _in_git(self.root, path) if _md5(text) == md5), None)
+        """Return the text of a key of code by its md5; None if it is lost.
+
+        The next run writes the keys again. Then it is in DVC's cache, or in Git.
+        """
+        texts = chain(
+            map(_text, filter(None, [self.root / path, self.contents.cached(md5)])),
+            _in_git(self.root, path),
+        )
+        return next((text for text in texts if text is not None and _md5(text) == md5), None)
 
     @cached_property
     def _package(self) -> Package:
