@@ -55,7 +55,7 @@ class Cause:
         """Return it in words, with at most `named` files."""
         match self.kind:
             case Kind.NO_RECORD:
-                return "it has not run yet"
+                return "no run of it is recorded"
             case Kind.COMMAND:
                 return "its command in dvc.yaml"
             case Kind.SETTING:

@@ -161,7 +161,7 @@ class _Judged:
             name: [other for other, before in entries.items() if other != name and _follows(entry, before)]
             for name, entry in entries.items()
         }
-        self._running = self._to_run(unkept)
+        self._to_do = self._find_to_do(unkept)
 
     def jobs(self, at_work: Collection[str]) -> tuple[Job, ...]:
         """Return all jobs, in the order in which they can run."""
@@ -182,8 +182,8 @@ class _Judged:
             return make(State.DAMAGED, own)
         if own:
             return make(State.STALE, own)
-        follows = [other for other in self._followed[name] if other in self._running]
-        if name in self._running and follows:
+        follows = [other for other in self._followed[name] if other in self._to_do]
+        if name in self._to_do and follows:
             return make(State.STALE, tuple(Cause(Kind.FOLLOWS, other) for other in follows))
         if lost:
             missing = tuple(Cause(Kind.MISSING, out) for out in lost)
@@ -192,9 +192,9 @@ class _Judged:
 
     def would_run(self) -> tuple[str, ...]:
         """Return the jobs that a run would run, in that order."""
-        return tuple(name for name in self._in_order() if name in self._running)
+        return tuple(name for name in self._in_order() if name in self._to_do)
 
-    def _to_run(self, unkept: Collection[str]) -> set[str]:
+    def _find_to_do(self, unkept: Collection[str]) -> set[str]:
         """Return the jobs that a run would run; `unkept` are the outputs that no cache has.
 
         A job whose output is missing runs only if one that runs reads it, or if it is the last stage's.
