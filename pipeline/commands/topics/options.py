@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pipeline.config.params import Params
 
 JSON_HELP = "Print JSON."
+PROJECT_FILES = ("params.yaml", "dvc.yaml")  # A folder with both is a project.
 
 
 class WholeLines(TyperGroup):
@@ -52,17 +53,35 @@ def working(root: Path) -> Any:
     return cleanup.working(root)
 
 
-def _existing(root: Path) -> Path:
+def _existing(context: typer.Context, option: typer.CallbackParam, root: Path) -> Path:
     from pipeline.core.publish import need_folder
 
+    source = context.get_parameter_source(option.name or "")
+    if source is None or source.name != "COMMANDLINE":
+        root = _around(root)
     need_folder(root)
     return root
+
+
+def _around(folder: Path) -> Path:
+    """Return the project that `folder` is in, as Git would; `folder` itself if it is one, or in none."""
+    try:
+        depth = len(Path.cwd().parts)
+    except OSError:  # The folder was deleted meanwhile.
+        return folder
+    places = (Path(*[".."] * steps) for steps in range(depth))
+    return next(
+        (place for place in places if all((place / name).is_file() for name in PROJECT_FILES)), folder
+    )
 
 
 Root = Annotated[
     Path,
     typer.Option(
-        "--root", metavar="DIR", callback=_existing, help="Folder that holds data/, models/, reports/."
+        "--root",
+        metavar="DIR",
+        callback=_existing,
+        help="Folder that holds data/, models/, reports/ (default: this one, or the project that it is in).",
     ),
 ]
 ParamsFile = Annotated[

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.topics.options import ParamsFile, Root, load, topic
-from pipeline.core.errors import DataError
+from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic
 from pipeline.extras.table import load_extra
 
 # A setting such as train.r=8; an option begins with a dash.
@@ -89,20 +88,55 @@ def run(
     raise typer.Exit(run.main(root, rest))
 
 
-@app.command(epilog="example: quench status --open")
+@app.command(epilog="examples: quench status; quench status --diff train; quench status --open")
 def status(
     in_browser: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option("--diff", metavar="STAGE", help="Show all that makes this stage out of date."),
+    ] = None,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="Show the runs that Git has: when, what changed, and the figures."),
+    ] = False,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            "--accept",
+            metavar="STAGE",
+            help="Declare that what changed in its settings or code has no effect on what it wrote: it "
+            "doesn't run again, and report and card say so.",
+        ),
+    ] = None,
+    why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="--accept: the reason.")] = None,
+    no_accept: Annotated[
+        str | None,
+        typer.Option("--no-accept", metavar="STAGE", help="Take that back, so that the stage runs again."),
+    ] = None,
+    as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Print where the report is, and what is served with which adapters."""
-    from pipeline.commands.status import print_server
+    """Print every stage's state and why, what a run would do, the newest figures, and what is served."""
+    from pipeline.commands import status as command
 
-    page = (root / "reports" / "index.html").resolve()
-    missing = f"{page} is missing: run `snakemake`, whose stage report makes it"
-    if in_browser and not page.exists():
-        raise DataError("Q-CORE-001", missing)
-    print(page if page.exists() else missing)
+    if sum(map(bool, (in_browser, diff, history, accept, no_accept))) > 1:
+        raise typer.BadParameter("give one of --open, --diff, --history, --accept and --no-accept")
+    if as_json and (in_browser or accept or no_accept):
+        raise typer.BadParameter("--json is for what is printed: the status, --diff and --history")
+    if bool(accept) != bool(why):
+        raise typer.BadParameter("--accept STAGE and --why TEXT go together")
+    if params and (accept or no_accept):
+        raise typer.BadParameter("a change is accepted for the project's own params.yaml: leave --params out")
     if in_browser:
-        typer.launch(str(page))
-    print_server(load(params, root), root)
+        return command.open_page(root)
+    if history:
+        return command.print_history(root, as_json=as_json)
+    if accept and why:
+        return command.accept(root, accept, why)
+    if no_accept:
+        return command.take_back(root, no_accept)
+    settings = load(params, root)
+    if diff:
+        return command.diff(settings, root, diff, as_json=as_json)
+    return command.main(settings, root, as_json=as_json)

@@ -60,7 +60,7 @@ def serve(
     if scale:
         if model or smoke or lora or adapter:
             raise typer.BadParameter("--scale starts no server: give no MODEL, --smoke, --lora or --adapter")
-        from pipeline.commands.status import change_scales
+        from pipeline.commands.served import change_scales
 
         return change_scales(load(params, root), root, scale)
     from pipeline.commands.serve import main

@@ -36,10 +36,11 @@ def lock_record(root: Path) -> AbstractContextManager[IO[str]]:
     return locked(root / RECORD_LOCK, fcntl.LOCK_EX)
 
 
-def share_record(root: Path) -> AbstractContextManager[object]:
+def share_record(root: Path, patience: float | None = None) -> AbstractContextManager[object]:
     """Return the lock of `lock_record` for reading only, shared with others.
 
-    If nothing can be written, nothing is being recorded.
+    If nothing can be written, nothing is being recorded. Raises `TimeoutError` after the seconds of
+    `patience`.
     """
     path = root / RECORD_LOCK
     if is_remote():  # Recording happens when no job runs, and its lock would mean nothing here.
@@ -49,7 +50,7 @@ def share_record(root: Path) -> AbstractContextManager[object]:
         path.open("a").close()
     except OSError:
         return nullcontext()
-    return locked(path, fcntl.LOCK_SH)
+    return locked(path, fcntl.LOCK_SH, patience)
 
 
 @contextmanager
