@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.config.params import Params
 from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import Graph
@@ -179,6 +181,20 @@ def follow_settings(root: Path, params: Params, *, is_dry_run: bool) -> bool:
                 return not is_dry_run and put_graph(root, params, cache_base=cache_base)
     _need_graph(file, stages, params)
     return False
+
+
+def wanted_stages(root: Path, params: Params) -> dict[str, Any]:
+    """Return the stages of `root`/dvc.yaml as a run with these settings would leave them. Writes nothing.
+
+    Raises `ConfigError` as `follow_settings` does.
+    """
+    file = root / "dvc.yaml"
+    stages = _stages(file)
+    if _graph_of(stages) == params.graph and set(_optional_in(stages, params.graph)) != set(asked_by(params)):
+        written: dict[str, Any] = yaml.safe_load(wanted_text(root, params))["stages"]
+        return written
+    _need_graph(file, stages, params)
+    return stages
 
 
 def _optional_in(stages: Mapping[str, Any], graph: Graph) -> list[str]:

@@ -51,10 +51,16 @@ def seems_unchanged(stage: str, root: Path) -> bool:
         params = Values(read_strict(root / file)[0])
         if any(params.at(key) != value for key, value in recorded.items()):
             return False
-    return not any(
-        _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)
+    return not changed_inputs(entry, root)
+
+
+def changed_inputs(entry: Mapping[str, Any], root: Path) -> list[str]:
+    """Return the inputs in an entry of `dvc.lock` that certainly differ from what it records."""
+    return [
+        dep["path"]
         for dep in entry.get("deps", [])
-    )
+        if _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)
+    ]
 
 
 def recorded_outputs(root: Path) -> dict[Path, str]:
@@ -107,12 +113,21 @@ def stages_of(root: Path) -> dict[str, Entry]:
     Those that can't be read are left out (the file may also contain a user's own), because DVC reports what
     is wrong with them.
     """
-    jobs: dict[str, Entry] = {}
     with suppress(OSError, ToolError, *UNREADABLE, KeyError, TypeError, AttributeError):
         values = Values(with_defaults(read_fast(root / "params.yaml")))
-        for name, stage in graph_stages(root / "dvc.yaml").items():
-            with suppress(KeyError, TypeError, AttributeError, StopIteration):
-                jobs |= dict(_entries(name, stage, values))
+        return jobs_in(graph_stages(root / "dvc.yaml"), values)
+    return {}
+
+
+def jobs_in(stages: Mapping[str, Any], values: Values) -> dict[str, Entry]:
+    """Return the jobs of `stages`, which are as in a dvc.yaml, filled with `values`.
+
+    Those that can't be read are left out.
+    """
+    jobs: dict[str, Entry] = {}
+    for name, stage in stages.items():
+        with suppress(KeyError, TypeError, AttributeError, StopIteration):
+            jobs |= dict(_entries(name, stage, values))
     return jobs
 
 
