@@ -1,6 +1,6 @@
 """Quench's view of a run, as Snakemake finds logger plugins: by the name of a package on Python's path.
 
-    snakemake --logger quench
+snakemake --logger quench
 """
 
 from pipeline.workflow.view.handler import LogHandler, LogHandlerSettings

@@ -35,12 +35,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Started:
-    """A job has started. `seconds` is how long it will take by earlier runs or the plan, None if unknown."""
+    """A job has started, on this machine (`local`) or another one, where it may have to wait.
+
+    `seconds` is how long it will take by earlier runs or the plan, None if unknown.
+    """
 
     job: str
     stage: str
     log: str
     seconds: float | None
+    local: bool
     _: KW_ONLY
     event: Literal["started"] = "started"
     time: float = field(default_factory=time.time)
@@ -95,12 +99,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A job has failed. `lines` are the last ones of its log."""
+    """A job has failed, or was stopped with the run. `lines` are the last ones of its log."""
 
     job: str
     seconds: float
     log: str
     lines: list[str]
+    stopped: bool
     _: KW_ONLY
     event: Literal["failed"] = "failed"
     time: float = field(default_factory=time.time)
@@ -156,7 +161,10 @@ def schema() -> str:
 
     event = Annotated[Event, Field(discriminator="event")]
     content = TypeAdapter(event).json_schema(mode="serialization")
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Event of `quench run --json`"}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Event of `quench run --json`",
+    }
     return json.dumps(head | content, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -16,7 +16,14 @@ from pipeline.core.text import safe
 from pipeline.workflow.dvc_yaml import wanted_stages
 from pipeline.workflow.keys.code_keys import CODE, FOLDER, SETTINGS
 from pipeline.workflow.stages import Values, values_of
-from pipeline.workflow.state.lockfile import Entry, changed_inputs, jobs_in, overlap, params_of, recorded_stages
+from pipeline.workflow.state.lockfile import (
+    Entry,
+    changed_inputs,
+    jobs_in,
+    overlap,
+    params_of,
+    recorded_stages,
+)
 
 NEW = "it has not run here"
 MOST = 3  # causes that are named

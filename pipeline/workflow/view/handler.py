@@ -31,6 +31,7 @@ LIVE = "live"
 PLAIN = "plain"
 JSON = "json"
 AUTO = "auto"
+LAST_SECONDS = 1.0  # that the thread has to end
 LOOK_SECONDS = 0.2  # between two looks at the logs, and two drawings of the table
 # Variables that ask for plain lines: https://no-color.org, and what services of continuous integration set.
 PLAIN_IF_SET = ("NO_COLOR", "CI")
@@ -98,7 +99,7 @@ class LogHandler(LogHandlerBase):
                     self._show(self._run.take(record))
                 if getattr(record, "event", None) == LogEvent.RUN_INFO:
                     self._start_looking()
-            except Exception as error:  # noqa: BLE001 (whatever it is, the run goes on)
+            except Exception as error:
                 self._fail(error)
 
     def close(self) -> None:
@@ -107,7 +108,7 @@ class LogHandler(LogHandlerBase):
             return
         self._over.set()
         if self._looking:
-            self._looking.join()
+            self._looking.join(LAST_SECONDS)
         with self._state, suppress(Exception):
             if self._run and self._view and self._run.is_planned and not self._broken:
                 if not self.common_settings.dryrun:
@@ -171,7 +172,7 @@ class LogHandler(LogHandlerBase):
                     if self._run and self._view and not self._broken:
                         self._show(self._run.look())
                         self._view.draw(self._run)
-                except Exception as error:  # noqa: BLE001 (whatever it is, the run goes on)
+                except Exception as error:
                     self._fail(error)
 
     def _foresee(self) -> None:

@@ -3,12 +3,13 @@
 The table is drawn by `draw` only. The cursor stays visible, so a killed run leaves a usable terminal.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.core.text import console
 from pipeline.workflow.view import events
 from pipeline.workflow.view.run import Job, Run, Stage
-from pipeline.workflow.view.words import about, clock, end_lines, failed_lines
+from pipeline.workflow.view.words import about, clock, end_lines, failed_lines, is_own
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -53,10 +54,8 @@ class LiveView:
                 self._say(event.text, colors[event.level])
             case events.End():
                 self.close()
-                head, *lines = end_lines(event)
-                self._say(head, "bold")
-                for line in lines:
-                    self._say(line)
+                for line in end_lines(event):
+                    self._say(line, "" if line.startswith(" ") else "bold")
             case events.Started() | events.Line() | events.Progress():
                 pass  # The table shows it.
 
@@ -112,36 +111,39 @@ class LiveView:
 
         order = {"runs": 0, "waits": 1, "failed": 2, "done": 3}
         stages = sorted(run.stages.values(), key=lambda stage: order[_state(stage, run)])
-        rows = [self._row(stage, run) for stage in stages if _state(stage, run) != "done"]
+        rows = [row for stage in stages if _state(stage, run) != "done" for row in self._rows_of(stage, run)]
         if run.up_to_date:
             rows.append(Text(f"{self._marks['done']} up to date: {', '.join(run.up_to_date)}", style="dim"))
         return rows
 
-    def _row(self, stage: Stage, run: Run) -> "Text":
+    def _rows_of(self, stage: Stage, run: Run) -> Iterator["Text"]:
+        """Yield a line for each job of a stage that runs, or one for the stage if none does."""
         from rich.text import Text
 
         state = _state(stage, run)
-        width = max(map(len, run.stages))
-        count = f" {stage.done}/{stage.jobs}" if stage.jobs > 1 else ""
-        text = Text()
-        text.append(f"{self._marks[state]} {stage.name + count:<{width + 4}}", style=STYLES[state])
-        if state == "waits" and stage.expected is not None:
-            text.append(about(stage.expected * (stage.jobs - stage.done)), style="dim")
-        if state == "waits" and stage.why:
-            text.append(f"  {stage.why}", style="dim")
-        if state == "failed":
-            text.append("failed", style="red")
         jobs = [job for job in run.jobs.values() if job.stage == stage.name]
-        for number, job in enumerate(jobs):
-            text.append("  " if number else "")
-            self._append_job(text, job)
-        return text
+        width = max(map(len, [*run.stages, *(job.name for job in run.jobs.values())]))
+        for job in jobs:
+            row = Text(f"{self._marks[state]} {job.name:<{width}}  ", style="bold")
+            self._append_job(row, job)
+            yield row
+        if jobs:
+            return
+        row = Text(f"{self._marks[state]} {stage.name:<{width}}  ", style=STYLES[state])
+        waiting = stage.jobs - stage.done - stage.failed
+        if state == "failed":
+            row.append("failed")
+        else:
+            what = [f"{waiting} jobs"] if stage.jobs > 1 else []
+            if stage.expected is not None:
+                what.append(about(stage.expected * waiting))
+            if is_own(stage.why):
+                what.append(stage.why)
+            row.append(", ".join(what))
+        yield row
 
     def _append_job(self, text: "Text", job: Job) -> None:
         """Add a running job: its bar, how far it is, how long it has run and will run."""
-        item = job.name.partition("@")[2]
-        if item:
-            text.append(f"{item} ")
         share = job.share
         if share is not None:
             full = round(share * BAR)
@@ -191,5 +193,3 @@ def _still(output: "Console") -> "Console":
     """Return the console without the power to hide the cursor, which a killed process can't show again."""
     output.show_cursor = lambda show=True: False  # type: ignore[method-assign]
     return output
-
-

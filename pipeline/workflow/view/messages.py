@@ -4,17 +4,19 @@ What a failed job makes Snakemake say in addition is left out, because the job's
 """
 
 import logging
+import re
 from logging import LogRecord
 
 from pipeline.core.text import safe
 from pipeline.workflow.view.events import Message
 
-TOLD = (  # beginnings of sentences without a level that a user needs
-    "Nothing to be done",
-    "Terminating processes on user request",
-    "Will exit after finishing",
-    "Trying to restart job",
-)
+STOPPING = "Terminating processes on user request"
+TOLD = {  # beginnings of sentences that are neither warnings nor errors, and that a user needs; in our words
+    "Nothing to be done": "",
+    STOPPING: "stopping: what runs saves its work, and the same command goes on from there",
+    "Will exit after finishing": "stopping, once the jobs that run are done",
+    "Trying to restart job": "",
+}
 LONGEST = 4000  # characters
 NOISE = (  # beginnings of warnings and errors that say nothing new
     "--keep-incomplete mode is set",
@@ -23,19 +25,21 @@ NOISE = (  # beginnings of warnings and errors that say nothing new
     "WorkflowError:\nAt least one job did not complete",
     "Complete log",
 )
-OF_A_JOB = ("RuleException", "CalledProcessError", "SpawnedJobError")  # exceptions of a job that failed
+# What is said of a job whose command failed, beside a record of the job itself.
+OF_A_JOB = re.compile(r"RuleException:\s+CalledProcessError|SpawnedJobError|CalledProcessError")
 
 
-def message_of(record: LogRecord, *, failed: bool) -> Message | None:
-    """Return a record's sentence, None if nobody needs it. `failed`: a job has failed before."""
+def message_of(record: LogRecord) -> Message | None:
+    """Return a record's sentence, None if nobody needs it."""
     text = str(record.msg or "").strip()
     if not text or text.startswith(NOISE):
         return None
     shown = safe(text[:LONGEST], lines=True)
     if record.levelno >= logging.ERROR:
-        if failed and getattr(record, "exception", "") in OF_A_JOB:
-            return None
-        return Message("error", shown)
+        return None if OF_A_JOB.match(text) else Message("error", shown)
     if record.levelno >= logging.WARNING:
         return Message("warning", shown)
-    return Message("info", shown) if text.startswith(TOLD) else None
+    for beginning, words in TOLD.items():
+        if text.startswith(beginning):
+            return Message("info", words or shown)
+    return None

@@ -18,6 +18,7 @@ class PlainView:
 
     def __init__(self) -> None:
         self._said = time.monotonic()
+        self._local: set[str] = set()  # jobs on this machine, which print their lines themselves
 
     def show(self, event: events.Event, run: Run) -> None:
         """Print what is worth a line."""
@@ -25,6 +26,8 @@ class PlainView:
             case events.Plan():
                 self._say(*plan_lines(event))
             case events.Started():
+                if event.local:
+                    self._local.add(event.job)
                 position = run.count("done") + run.count("failed") + len(run.jobs)
                 expected = f", {about(event.seconds)}" if event.seconds is not None else ""
                 self._say(f"{event.job}: started, {position} of {run.count('jobs')}{expected}")
@@ -34,7 +37,8 @@ class PlainView:
                 how = "restored from DVC's cache" if event.how == "restored" else "done"
                 self._say(f"{event.job}: {how} after {clock(event.seconds)}")
             case events.Failed():
-                self._say(*failed_lines(event))
+                head, *lines = failed_lines(event)
+                self._say(head, *([] if event.job in self._local else lines))
             case events.Message():
                 self._say(event.text)
             case events.End():
@@ -52,7 +56,8 @@ class PlainView:
 
     def _say(self, *lines: str) -> None:
         self._said = time.monotonic()
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
 
 
 def _state(job: Job) -> str:

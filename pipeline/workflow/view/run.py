@@ -12,7 +12,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from pipeline.workflow.view import events
 from pipeline.workflow.view.forecast import Forecast
-from pipeline.workflow.view.messages import message_of
+from pipeline.workflow.view.messages import STOPPING, message_of
 from pipeline.workflow.view.progress import WARNING, Far, from_line, from_steps
 from pipeline.workflow.view.tail import Tail
 
@@ -92,6 +92,7 @@ class Run:
         self.up_to_date: list[str] = []
         self.said: list[str] = []  # last lines of the job that ended last
         self.is_planned = False
+        self.is_stopping = False  # by the user's Ctrl-C
 
     @property
     def seconds(self) -> float:
@@ -131,7 +132,9 @@ class Run:
                 yield from self._look_at(self.jobs[number], last=True)
                 yield self._end_job(number, failed=kind == LogEvent.JOB_ERROR, logs=said.get("log") or [])
         elif kind in (None, LogEvent.ERROR):
-            message = message_of(record, failed=self.count("failed") > 0)
+            message = message_of(record)
+            if str(record.msg).startswith(STOPPING):
+                self.is_stopping = True
             if message:
                 yield message
 
@@ -152,14 +155,11 @@ class Run:
         """Return the end of the run."""
         from pipeline.workflow.view.advice import next_steps
 
-        numbers = {what: self.count(what) for what in ("done", "restored", "failed")}
-        missing = self.count("jobs") - numbers["done"] - numbers["failed"]
-        return events.End(
-            round(self.seconds, 3),
-            **numbers,
-            missing=max(missing, 0),
-            next=next_steps(self.root, list(self.stages), is_complete=missing <= 0 and not numbers["failed"]),
-        )
+        done = self.count("done")
+        failed = self.count("failed")
+        missing = max(self.count("jobs") - done - failed, 0)
+        advice = next_steps(self.root, list(self.stages), is_complete=not missing and not failed)
+        return events.End(round(self.seconds, 3), done, self.count("restored"), failed, missing, advice)
 
     def _plan(self, stats: Mapping[str, int]) -> events.Plan:
         from pipeline.workflow.view.graph import context
@@ -183,7 +183,7 @@ class Run:
         expected = self.forecast.seconds(name)
         self.jobs[said["jobid"]] = Job(name, stage, tail, time.monotonic(), expected)
         self.stages.setdefault(stage, Stage(stage, 1, expected))  # one that a checkpoint of the user's added
-        return events.Started(name, stage, log, expected)
+        return events.Started(name, stage, log, expected, bool(said["local"]))
 
     def _look_at(self, job: Job, *, last: bool = False) -> Iterator[events.Event]:
         before = job.far
@@ -213,7 +213,8 @@ class Run:
         self.said = list(job.lines)
         if failed:
             stage.failed += 1
-            return events.Failed(job.name, seconds, next(iter(logs), ""), list(job.lines)[-LAST_LINES:])
+            lines = self.said[-1 if self.is_stopping else -LAST_LINES :]
+            return events.Failed(job.name, seconds, next(iter(logs), ""), lines, self.is_stopping)
         stage.done += 1
         stage.restored += job.restored
         return events.Finished(job.name, "restored" if job.restored else "ran", seconds)

@@ -4,7 +4,6 @@ The log may be long, cut in the middle of a line or a character, started again, 
 gets the lines that are whole, and never waits.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +69,7 @@ class Tail:
     def _state(self) -> tuple[int, int, int] | None:
         """Return inode, size and date of the log; None if it can't be read as a file."""
         try:
-            state = os.stat(self.path)
+            state = self.path.stat()
         except OSError:
             return None
         return state.st_ino, state.st_size, state.st_mtime_ns

@@ -22,6 +22,11 @@ def about(seconds: float | None) -> str:
     return f"about {seconds / 3600:.1f} h"
 
 
+def is_own(why: str) -> bool:
+    """Return True if a stage runs for a reason of its own, and not because it never ran or follows others."""
+    return bool(why) and not why.startswith("after ") and NEW not in why
+
+
 def plan_lines(plan: events.Plan) -> list[str]:
     """Return the plan in a sentence, and why the first of its stages run."""
     jobs = sum(stage.jobs for stage in plan.stages)
@@ -29,12 +34,14 @@ def plan_lines(plan: events.Plan) -> list[str]:
     count = f"{jobs} job{'s' if jobs != 1 else ''} to do: {', '.join(names)}"
     if plan.up_to_date:
         count += f"; up to date: {', '.join(plan.up_to_date)}"
-    own = [stage for stage in plan.stages if stage.why and not stage.why.startswith(("after ", NEW))]
+    own = [stage for stage in plan.stages if is_own(stage.why)]
     return [count, *(f"  {stage.stage}: {stage.why}" for stage in own)]
 
 
 def end_lines(end: events.End) -> list[str]:
-    """Return what came of a run, and what one does next."""
+    """Return what came of a run, and what one does next; nothing if a job failed, which has the last word."""
+    if end.failed:
+        return []
     done = f"{end.done} of {end.done + end.failed + end.missing} jobs are done after {clock(end.seconds)}"
     restored = f", {end.restored} of them from DVC's cache" if end.restored else ""
     width = max((len(advice.command) for advice in end.next), default=0)
@@ -42,7 +49,8 @@ def end_lines(end: events.End) -> list[str]:
 
 
 def failed_lines(failed: events.Failed) -> list[str]:
-    """Return how a job failed: its last lines, and where the others are."""
-    where = f": {failed.log} has all it said" if failed.log else ""
-    head = f"{failed.job} failed after {clock(failed.seconds)}{where}"
+    """Return how a job failed, where all its lines are, and the last ones of them."""
+    where = f": {failed.log} has all it said" if failed.log and not failed.stopped else ""
+    how = "was stopped" if failed.stopped else "failed"
+    head = f"{failed.job} {how} after {clock(failed.seconds)}{where}"
     return [head, *(f"  {line}" for line in failed.lines)]
