@@ -30,11 +30,11 @@ from pipeline.workflow.view import QUIET, VIEW
 
 # Ctrl-C sends SIGINT, and SLURM SIGTERM, to every process of a job. The shell and `tee` wait for the stage,
 # which saves its work. If they exited first, its last output would be lost, and SLURM would kill the stage.
-# Snakemake formats this text, so its own braces are double. A view of the run that reads the logs wants no
-# other output (`pipeline.workflow.view.handler`), and a terminal that is full or gone fails no stage.
+# A view of the run that reads the logs wants no other output (`pipeline.workflow.view.handler`), and a
+# terminal that is full or gone fails no stage. Snakemake formats this text, so it has no braces.
 SHELL = (
-    f'set -euo pipefail; trap : INT TERM; tee() ( trap "" INT TERM PIPE; '
-    f'[ "${{{{{VIEW}:-}}}}" != {QUIET} ] || exec > /dev/null; command tee "$@" || : ); '
+    'set -euo pipefail; trap : INT TERM; tee() ( set +u; trap "" INT TERM PIPE; '
+    f'[ "${VIEW}" != {QUIET} ] || exec > /dev/null; command tee "$@" || : ); '
 )
 
 

@@ -43,8 +43,8 @@ class Graph:
     def of(cls, root: Path, params: Params) -> "Graph":
         """Return the graph of the project `root` with the settings `params`.
 
-        Its stages are those that Snakemake would write into dvc.yaml. Raises `QuenchError` for a dvc.yaml or a
-        dvc.lock that can't be read.
+        Its stages are those that Snakemake would write into dvc.yaml. Raises `QuenchError` for a dvc.yaml or
+        a dvc.lock that can't be read.
         """
         values = values_of(params)
         stages = wanted_stages(root, params)
@@ -102,7 +102,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Context:
-    """What a view says of the stages that run: their order, why they run, and those before them that don't."""
+    """What a view says of the stages that run: their order, why they run, the fresh ones before them."""
 
     order: list[str]
     why: Mapping[str, str]

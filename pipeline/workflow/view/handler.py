@@ -3,8 +3,8 @@
 It chooses a view and gives it events. A thread looks at the jobs' logs meanwhile. A view that fails, because
 its terminal is gone for example, shows no more; the run goes on in any case.
 
-On a terminal, and for JSON, jobs write into their logs only (`pipeline.workflow.remote.SHELL`), from which the
-view has their lines. Otherwise jobs print their lines themselves.
+On a terminal, and for JSON, jobs write into their logs only (`pipeline.workflow.remote.SHELL`), from which
+the view has their lines. Otherwise jobs print their lines themselves.
 """
 
 import logging
@@ -44,8 +44,8 @@ class LogHandlerSettings(LogHandlerSettingsBase):
     form: str = field(
         default=AUTO,
         metadata={
-            "help": "live (a table that changes), plain (lines), json (events, one a line, on standard output) "
-            "or auto: live on a terminal, else plain.",
+            "help": "live (a table that changes), plain (lines), json (events, one a line, on standard "
+            "output) or auto: live on a terminal, else plain.",
             "env_var": False,
             "required": False,
         },
