@@ -183,6 +183,20 @@ def follow_settings(root: Path, params: Params, *, is_dry_run: bool) -> bool:
     return False
 
 
+def wanted_stages(root: Path, params: Params) -> dict[str, Any]:
+    """Return the stages of `root`/dvc.yaml as a run with these settings would leave them. Writes nothing.
+
+    Raises `ConfigError` as `follow_settings` does.
+    """
+    file = root / "dvc.yaml"
+    stages = _stages(file)
+    if _graph_of(stages) == params.graph and set(_optional_in(stages, params.graph)) != set(asked_by(params)):
+        written: dict[str, Any] = yaml.safe_load(wanted_text(root, params))["stages"]
+        return written
+    _need_graph(file, stages, params)
+    return stages
+
+
 def _optional_in(stages: Mapping[str, Any], graph: Graph) -> list[str]:
     """Return the optional stages of a graph among those of a dvc.yaml."""
     return [name for name in optional(graph) if name in stages]

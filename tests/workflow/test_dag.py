@@ -278,9 +278,7 @@ class Toy:
         """What `snakemake -n` would run, sorted."""
         done = self.snakemake("-n", *targets)
         assert done.returncode == 0, done.stderr
-        counts = dict(
-            re.findall(r"^(\w+) +(\d+)$", (done.stdout + done.stderr).partition("Reasons:")[0], re.M)
-        )
+        counts = dict(re.findall(r"^(\w+) +(\d+)\b", done.stdout, re.M))
         assert counts or nothing_to_do(done.stdout + done.stderr)
         return sorted(
             name for name, count in counts.items() if name not in ("all", "total") for _ in range(int(count))

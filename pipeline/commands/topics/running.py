@@ -48,11 +48,23 @@ def run(
         str | None,
         typer.Option("--name", metavar="NAME", help="run sweep: the sweep's name (default: the file's)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="run sweep: print JSON.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print events, one a line (docs/run-events.schema.json); run sweep: print JSON.",
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print plain lines, and all that Snakemake says.")
+    ] = False,
     root: Root = Path(),
 ) -> None:
     """Run the pipeline, up to a stage if one is named, with settings (SECTION.KEY=VALUE), which are written
-    into params.yaml. Everything else is given to Snakemake.
+    into params.yaml. Everything else is given to Snakemake. With -n nothing is written: it says what would
+    run, also with other settings.
+
+    On a terminal it shows the stages as they run; else, and with NO_COLOR or CI in the environment, lines.
 
     `run sweep SPACE` searches the best settings of training: trials chosen by Optuna, each a job of
     Snakemake's; the best few again with other seeds. The same command resumes it, and shows the
@@ -72,8 +84,8 @@ def run(
         options = [word for word in rest if word not in ("sweep", targets[1])]
         sweep.main(root, space, sweep.name_of(space, name), options, as_json=as_json)
         return
-    if name or as_json:
-        raise typer.BadParameter("--name and --json are for quench run sweep SPACE")
+    if name:
+        raise typer.BadParameter("--name is for quench run sweep SPACE")
     sections: dict[str, Any] = {}
     given = from_words(settings)
     for place, value in given.items():
@@ -82,7 +94,11 @@ def run(
     from pipeline.commands.targets import in_snakemakes_words
 
     params = settings_with(given, read_settings(root), root / "params.yaml")
+    if given and run.is_dry_run(rest):
+        run.preview(root, params, rest, as_json=as_json)
+        return
     rest = in_snakemakes_words(rest, params, root)
+    rest += run.view_options(rest, as_json=as_json, verbose=verbose)
     if sections:  # The Snakefile's first lines write them into params.yaml.
         rest += ["--config", *(f"{section}={json.dumps(keys)}" for section, keys in sections.items())]
     raise typer.Exit(run.main(root, rest))

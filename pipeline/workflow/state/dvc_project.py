@@ -9,9 +9,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO, cast
 
 import yaml
 
@@ -68,6 +68,7 @@ def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> I
 
     try:
         with (
+            redirect_stderr(cast(TextIO, _WithoutBars(sys.stderr))),
             lock_record(root) if exclusive else share_record(root),
             Repo(str(root), _wait_for_lock=wait) as repo,
         ):
@@ -85,6 +86,23 @@ def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> I
         raise MachineError(
             "Q-WORKFLOW-017", f"DVC can't work in this folder ({_sentence(error)}): fix that, then run again"
         ) from error
+
+
+class _WithoutBars:
+    """A text stream that DVC takes for a file, so that it draws no bars: they flicker a hundred times a run.
+
+    A bar of our own looks at the stream below.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.below = getattr(stream, "below", stream)
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _sentence(error: Exception) -> str:

@@ -55,10 +55,16 @@ def seems_unchanged(stage: str, root: Path) -> bool:
         params = Values(read_strict(root / file)[0])
         if any(params.at(key) != value for key, value in recorded.items()):
             return False
-    return not any(
-        _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)
+    return not changed_inputs(entry, root)
+
+
+def changed_inputs(entry: Mapping[str, Any], root: Path) -> list[str]:
+    """Return the inputs in an entry of `dvc.lock` that certainly differ from what it records."""
+    return [
+        dep["path"]
         for dep in entry.get("deps", [])
-    )
+        if _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)
+    ]
 
 
 def recorded_outputs(root: Path) -> dict[Path, str]:

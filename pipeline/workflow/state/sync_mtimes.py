@@ -32,6 +32,8 @@ from pipeline.workflow.state.settings import refresh_lock
 # "1" if Snakemake started the stage, and not by a user's --force (see pipeline/workflow/prepare.py).
 REUSE = "QUENCH_REUSE"
 OLD = 10**9  # nanoseconds since 1970: older than any input
+# what `reuse` prints after the stage's name
+RESTORED = "nothing it depends on has changed: its outputs are back from DVC's cache"
 STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, if it contains one
 
 
@@ -86,7 +88,7 @@ def reuse(stage: str, root: Path, *, allowed: bool = False) -> bool:
             return False
         for out in recorded.outs:
             out.checkout(force=True)  # Not repo.checkout, which reads every stage again and doubles the time.
-    print(f"{stage}: nothing it depends on has changed: its outputs are back from DVC's cache")
+    print(f"{stage}: {RESTORED}")
     return True
 
 
