@@ -155,9 +155,10 @@ def _cut_answers(case: Case) -> NextStep | None:
     if not cut:
         return None
     tokens = case.params.evaluate.max_new_tokens
+    model = case.refusing["stopped"][0]
     reason = (
-        f"{len(answers):,} answers of {case.refusing['stopped'][0]} were cut off at {tokens:,} tokens, and the "
-        "right ones are as long."
+        f"{len(answers):,} answers of {model} were cut off at {tokens:,} tokens, and the right ones are as "
+        "long."
     )
     return NextStep(reason, "Allow longer answers", _run("evaluate.max_new_tokens", 2 * tokens), "answers")
 
@@ -284,8 +285,11 @@ def _base_at_the_floor(case: Case) -> NextStep | None:
     keys = unnamed_keys(case.inputs.answers.get(base, ()))
     if keys:
         more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
-        reason = f"{points}: the base doesn't know the keys it should write ({', '.join(keys[:KEYS_SHOWN])}{more})."
-        advice = "The gain includes learning them; name the keys in the rows' system turn to see what is left of it"
+        names = f"{', '.join(keys[:KEYS_SHOWN])}{more}"
+        reason = f"{points}: the base doesn't know the keys it should write ({names})."
+        advice = (
+            "The gain includes learning them; name them in the rows' system turn to see what is left of it"
+        )
         return NextStep(reason, advice, "", "answers")
     advice = "Read its answers: it may know the task, but not the form that the scorer wants"
     return NextStep(f"{points}.", advice, "", "answers")

@@ -125,16 +125,20 @@ def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Rec
 
 
 def _refusals(refused: Mapping[str, str]) -> list[str]:
-    """Return a sentence on the models that the gate refuses for each reason. Reasons that differ in figures and
-    the model's name only are said once.
+    """Return a sentence for each reason why the gate refuses models. Reasons that differ only in figures and
+    the model's name are said once.
     """
     alike: dict[str, list[str]] = {}
     for model, reason in refused.items():
-        alike.setdefault(FIGURE.sub("#", reason.replace(model, "")), []).append(model)
-    return [
-        f"The gate refuses {listed(models)}: {refused[models[0]]}{' The others likewise.' if models[1:] else ''}"
-        for models in alike.values()
-    ]
+        # "demo-F16" names a file, not the model.
+        unnamed = re.sub(rf"(?<![\w-]){re.escape(model)}(?![\w-])", "", reason)
+        alike.setdefault(FIGURE.sub("#", unnamed), []).append(model)
+    sentences = []
+    for models in alike.values():
+        is_same = len({refused[model] for model in models}) == 1
+        more = "" if is_same else " The others likewise."
+        sentences.append(f"The gate refuses {listed(models)}: {refused[models[0]]}{more}")
+    return sentences
 
 
 def _nothing_fits(

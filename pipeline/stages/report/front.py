@@ -52,8 +52,8 @@ class Cost:
 
 
 def examples(inputs: Inputs, level: str) -> list[Example]:
-    """Return three rows before and after training: of all rows the one that gained most, the one in the middle
-    and the one that gained least, so that they are not the best ones only.
+    """Return three rows before and after training: the one that gained most, the one in the middle and the
+    one that gained least, so that they are not the best ones only.
 
     Without a score of the untuned model the order is that of the scores; without any, that of the rows.
     """
