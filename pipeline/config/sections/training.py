@@ -34,6 +34,7 @@ from pipeline.config.sections.values import (
     group,
     key,
 )
+from pipeline.config.trackers import TENSORBOARD, Trackers
 from pipeline.config.tuners import TUNERS, TunerName, Tuning
 from pipeline.core.cpu import ComputeDtype
 
@@ -259,6 +260,11 @@ class Train(Section):
         4, "held-out questions answered at each evaluation, as samples to read"
     )
     seed: Seed = key(42, "seed of the adapter's start, the row order and the dropout")
+    report_to: Trackers = key(
+        [TENSORBOARD],
+        "who gets the run's curves beside reports/train.jsonl: tensorboard | wandb | mlflow | trackio | "
+        "comet_ml | clearml | dvclive | swanlab | aim (docs/trackers.md); changes nothing in what is trained",
+    )
     grpo: Grpo = group(Grpo, "method grpo only: rewards, rollouts and the update")
 
     @field_validator("max_steps")
@@ -285,6 +291,11 @@ class Train(Section):
     def gguf_graph(self) -> Literal["adapter", "tuned"]:
         """The graph of stages for a GGUF that is trained on."""
         return self.tuning.graph
+
+    @property
+    def trackers(self) -> list[str]:
+        """The trackers in `report_to` that have a process of their own."""
+        return [name for name in self.report_to if name != TENSORBOARD]
 
     @property
     def saved_tables(self) -> list[str]:
