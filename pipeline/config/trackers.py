@@ -6,11 +6,8 @@
 import difflib
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from pydantic import AfterValidator
-
-from pipeline.config.sections.values import ONCE
 from pipeline.core.errors import ToolError
 from pipeline.core.text import quoted
 
@@ -38,16 +35,13 @@ TRACKERS: Mapping[str, Needed] = {
 }
 
 
-def _known(name: str) -> str:
+def known_tracker(name: str) -> str:
     """Return the name. Raise `ValueError` with the nearest one if there is no such tracker."""
     if name in TRACKERS:
         return name
     near = difflib.get_close_matches(name.lower(), TRACKERS, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]}? " if near else ""
     raise ValueError(f"{quoted(name)} is not a tracker: {meant}It can be {', '.join(TRACKERS)}")
-
-
-Trackers = Annotated[list[Annotated[str, AfterValidator(_known)]], ONCE]
 
 
 def missing_trackers(names: Iterable[str]) -> str:

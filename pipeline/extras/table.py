@@ -33,7 +33,7 @@ EXTRAS: Mapping[str, Extra] = {
     "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
-    "trackers": Extra("trackers.tracking", "docs/trackers.md", setting="train.report_to"),
+    "trackers": Extra("trackers.tracking", "docs/training.md", setting="train.report_to"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
 }
 

@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.scorers import TOOL_CALLS, scorer_problems
@@ -34,12 +34,13 @@ from pipeline.config.sections.values import (
     group,
     key,
 )
-from pipeline.config.trackers import TENSORBOARD, Trackers
+from pipeline.config.trackers import TENSORBOARD, known_tracker
 from pipeline.config.tuners import TUNERS, TunerName, Tuning
 from pipeline.core.cpu import ComputeDtype
 
 EXTERNAL = "external"  # name in `rewards` of the program of `external`
 JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
+Trackers = Annotated[list[Annotated[str, AfterValidator(known_tracker)]], ONCE]
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
 
 
@@ -263,7 +264,7 @@ class Train(Section):
     report_to: Trackers = key(
         [TENSORBOARD],
         "who gets the run's curves beside reports/train.jsonl: tensorboard | wandb | mlflow | trackio | "
-        "comet_ml | clearml | dvclive | swanlab | aim (docs/trackers.md); changes nothing in what is trained",
+        "comet_ml | clearml | dvclive | swanlab | aim (docs/training.md); changes nothing in what is trained",
     )
     grpo: Grpo = group(Grpo, "method grpo only: rewards, rollouts and the update")
 

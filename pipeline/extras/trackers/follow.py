@@ -15,7 +15,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
@@ -77,18 +77,18 @@ class RunFiles:
             return
 
 
+@dataclass
 class Ending:
-    """The end of the training: an `event`, and its `outcome`, None if the training was killed.
+    """The end of the training: an `event`, and its `outcome`, None if the training was killed."""
 
-    A thread waits for it, so that a tracker that hangs ends with this process too.
-    """
+    event: threading.Event = field(default_factory=threading.Event)
+    outcome: Outcome | None = None
 
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.outcome: Outcome | None = None
-        threading.Thread(target=self._listen, daemon=True).start()
+    def listen(self) -> None:
+        """Wait for the end in a thread, so that a tracker that hangs ends with this process too."""
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def _listen(self) -> None:
+    def _read(self) -> None:
         word = os.read(0, 64).decode().strip()
         self.outcome = next((outcome for outcome in get_args(Outcome) if outcome == word), None)
         signal.alarm(END_SECONDS)
@@ -194,11 +194,10 @@ def samples_of(row: Row) -> Table:
     return Table("samples", ["step", "number", *SAMPLE], rows)
 
 
-def follow(request: Request, terminal: TextIO) -> None:
-    """Send the run that begins below the request's root, until it ends."""
+def follow(request: Request, ending: Ending, terminal: TextIO) -> None:
+    """Send the run that begins below the request's root, until `ending` has come."""
     files = RunFiles(Path(request.root), request.before)
     session: Session | None = None
-    ending = Ending()
     is_over = False
     while not is_over:
         is_over = ending.event.wait(LOOK_SECONDS)
@@ -212,6 +211,13 @@ def follow(request: Request, terminal: TextIO) -> None:
             session.send(files.rows())
     if session:
         session.close(ending.outcome)
+
+
+def add_table(request: Request, table: Table, terminal: TextIO) -> None:
+    """Send the table at the end of a run that the tracker has."""
+    session = Session.opened(request, request.run, terminal)
+    session.send_table(table)
+    session.close("finished")
 
 
 def main() -> int:
@@ -229,11 +235,11 @@ def main() -> int:
         os.chdir(root)  # Relative paths in a tracker's variables are the project's.
         if request.table:
             signal.alarm(END_SECONDS)
-            session = Session.opened(request, request.run, terminal)
-            session.send_table(request.table)
-            session.close("finished")
+            add_table(request, request.table, terminal)
         else:
-            follow(request, terminal)
+            ending = Ending()
+            ending.listen()
+            follow(request, ending, terminal)
     # A library may raise anything, or exit. Whatever it is, the training goes on.
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {shortened(error)}"

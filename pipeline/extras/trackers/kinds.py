@@ -92,6 +92,7 @@ class Wandb(Tracker):
         folder.mkdir(parents=True, exist_ok=True)
         quiet = wandb.Settings(
             console="off",
+            host="",
             disable_code=True,
             disable_git=True,
             disable_job_creation=True,
@@ -156,11 +157,13 @@ class Mlflow(Tracker):
         return self.store
 
     def table(self, table: Table, step: int) -> None:
-        """Send a table as a file of the run. Further rows of the same table are added to it."""
+        """Send a table as a file of the run, one for each step: MLflow reads a file to which it adds rows as
+        pandas guesses, and the answer 007 would become the number 7.
+        """
         import mlflow
 
         columns = dict(zip(table.columns, map(list, zip(*table.rows, strict=True)), strict=True))
-        mlflow.log_table(columns, artifact_file=f"{table.name}.json")
+        mlflow.log_table(columns, artifact_file=f"{table.name}/{step:06}.json")
 
     def close(self, outcome: Outcome | None) -> None:
         """End the run in MLflow's word for its outcome."""

@@ -1,35 +1,41 @@
-"""pipeline.extras.trackers: a run as MLflow, Trackio and W&B keep it, and a training that none of them changes."""
+"""pipeline.extras.trackers: a run as MLflow, Trackio and W&B keep it, and a training that none changes."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import psutil
 import pytest
 import yaml
 from training_logs import eval_row, step_row
 
 from pipeline.config.params import Params, load_params
-from pipeline.config.trackers import TRACKERS, missing_trackers
-from pipeline.core.errors import ConfigError, Stopped, ToolError
+from pipeline.config.trackers import TRACKERS, missing_trackers, need_trackers
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
 from pipeline.extras.trackers import tracking
-from pipeline.extras.trackers.request import Sent, Table
+from pipeline.extras.trackers.follow import Ending, add_table, follow
+from pipeline.extras.trackers.request import Outcome, Request, Sent, Table, stamps
 from pipeline.extras.trackers.sent_settings import sent_settings, without_places
+from pipeline.stages.train.run import run_id
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>"}]
 RECORD = {"settings": {"r": 4}, "threads": 1}
+LEVELS = "model,gate,bytes,task_score\nF16,pass,100,0.5\nQ4_K_M,,50,0.25\n"
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
@@ -64,7 +70,11 @@ class FakeRun:
 
     def begin(self, after_step: int = 0, **record: Any) -> None:
         write_json(self.folder / "run.json", {"record": RECORD | record, "finished": False})
-        self.log.truncate(after_step)
+        if after_step:
+            self.log.truncate(after_step)
+        else:
+            self.log.close()
+            self.log.path.unlink(missing_ok=True)
 
     def steps(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
@@ -74,7 +84,7 @@ class FakeRun:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.2)
@@ -85,18 +95,25 @@ def sent_step(root: Path, tracker: str) -> int:
     return sent.step if sent else 0
 
 
-def finished_run(root: Path, *trackers: str) -> None:
+def follow_to(root: Path, tracker: str, outcome: Outcome | None = "finished") -> None:
+    """What the tracker's process does with a run that has ended; here, because it starts slowly."""
+    ending = Ending(outcome=outcome)
+    ending.event.set()
+    settings = sent_settings(params_with(tracker))
+    follow(Request(tracker, str(root), "demo", settings, [None, None]), ending, sys.stderr)
+
+
+def finished_run(root: Path, tracker: str) -> None:
     """Four steps, and the report after them."""
-    params = params_with(*trackers)
     run = FakeRun(root)
-    with tracking.following(params, root):
-        run.begin()
-        run.steps(1, 4)
-    write_json(root / "models/adapter/run.json", RECORD)
-    with tracking.sending_levels(params, root):
-        (root / "reports").mkdir(exist_ok=True)
-        table = "model,gate,bytes,task_score\nF16,pass,100,0.5\nQ4_K_M,,50,0.25\n"
-        (root / "reports/quants.csv").write_text(table, encoding="utf-8")
+    run.begin()
+    run.steps(1, 4)
+    follow_to(root, tracker)
+    (root / "reports/quants.csv").write_text(LEVELS, encoding="utf-8")
+    table = tracking.levels(root / "reports/quants.csv")
+    assert table
+    settings = sent_settings(params_with(tracker))
+    add_table(Request(tracker, str(root), "demo", settings, [], run_id(RECORD), table), table, sys.stderr)
 
 
 # ---- each tracker's own store, read back
@@ -129,8 +146,9 @@ def test_mlflow_has_settings_steps_evaluations_samples_and_the_reports_table(tmp
     assert store.points("gradient_norm") == [(step, 0.8) for step in (1, 2, 3, 4)]
     assert store.points("eval_loss") == [(2, 1.3), (4, 1.1)]
     assert ("train.r", "16") in store.rows("select key, value from params")
-    assert store.table("samples.json") == [[step, 1, *SAMPLES[0].values()] for step in (2, 4)]
-    assert store.table("levels.json") == [["F16", "pass", "100", "0.5"], ["Q4_K_M", "", "50", "0.25"]]
+    for step in (2, 4):
+        assert store.table(f"samples/{step:06}.json") == [[step, 1, *SAMPLES[0].values()]]
+    assert store.table("levels/000005.json") == [["F16", "pass", "100", "0.5"], ["Q4_K_M", "", "50", "0.25"]]
     assert store.points("Q4_K_M/task_score") == [(5, 0.25)]
     assert store.rows("select status from runs") == [("FINISHED",)]
     tags = str(store.rows("select key, value from tags"))
@@ -155,18 +173,31 @@ def test_trackio_has_them_too(tmp_path: Path) -> None:
     assert settings["train.r"] == 16
 
 
-def wandb_records(root: Path) -> Iterator[Any]:
+def leveldb_records(content: bytes) -> Iterator[bytes]:
+    """The records of a log in LevelDB's format (blocks of 32 KiB) after W&B's header of 7 bytes."""
+    place, record = 7, b""
+    while place + 7 <= len(content):
+        if (1 << 15) - place % (1 << 15) < 7:  # No record begins in the last bytes of a block.
+            place += (1 << 15) - place % (1 << 15)
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, place)
+        record += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def wandb_records(root: Path) -> list[Any]:
     """Every record in the files that W&B writes offline, oldest file first."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
+    records = []
     for file in sorted((root / "reports/trackers/wandb").glob("*/*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(file))
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            yield record
+        for content in leveldb_records(file.read_bytes()):
+            records.append(wandb_internal_pb2.Record())
+            records[-1].ParseFromString(content)
+    return records
 
 
 def wandb_history(root: Path) -> list[dict[str, Any]]:
@@ -174,7 +205,9 @@ def wandb_history(root: Path) -> list[dict[str, Any]]:
     for record in wandb_records(root):
         if record.HasField("history"):
             items = record.history.item
-            rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+            rows.append(
+                {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+            )
     return rows
 
 
@@ -208,7 +241,13 @@ def test_dvclive_writes_files_and_no_experiment(tmp_path: Path) -> None:
     finished_run(tmp_path, "dvclive")
     (folder,) = (tmp_path / "reports/trackers/dvclive").iterdir()
     lines = (folder / "plots/metrics/loss.tsv").read_text().splitlines()
-    assert [line.split("\t") for line in lines] == [["step", "loss"], ["1", "1.9"], ["2", "1.8"], ["3", "1.7"], ["4", "1.6"]]
+    assert [line.split("\t") for line in lines] == [
+        ["step", "loss"],
+        ["1", "1.9"],
+        ["2", "1.8"],
+        ["3", "1.7"],
+        ["4", "1.6"],
+    ]
     assert (folder / "tables/levels-5.csv").read_text().splitlines()[1] == "F16,pass,100,0.5"
     assert yaml.safe_load((folder / "params.yaml").read_text())["train.r"] == 16
     assert not (tmp_path / "dvc.yaml").exists()
@@ -225,86 +264,110 @@ def test_comet_writes_a_file_to_upload_if_it_may_not_go_online(
     assert len({file.name.partition("-")[0] for file in files}) == 1
 
 
-# ---- resuming, failing, killing
+# ---- resuming
 
 
 @needs("mlflow")
 def test_a_resumed_run_goes_on_as_the_same_run_and_repeats_no_step(tmp_path: Path) -> None:
-    params = params_with("mlflow")
     run = FakeRun(tmp_path)
-    with pytest.raises(Stopped), tracking.following(params, tmp_path):
-        run.begin()
-        run.steps(1, 3)
-        wait_for(lambda: sent_step(tmp_path, "mlflow") == 3)
-        raise Stopped(signal.SIGTERM)
+    run.begin()
+    run.steps(1, 3)
+    follow_to(tmp_path, "mlflow", "stopped")
     store = MlflowStore(tmp_path)
     assert store.rows("select status from runs") == [("KILLED",)]
-    with tracking.following(params, tmp_path):
-        run.begin(after_step=2, threads=2)
-        run.steps(3, 4)
+    run.begin(after_step=2, threads=2)
+    run.steps(3, 4)
+    follow_to(tmp_path, "mlflow")
     assert store.points("loss") == [(1, 1.9), (2, 1.8), (3, 1.7), (4, 1.6)]
     assert store.points("eval_loss") == [(2, 1.3), (4, 1.1)]
     assert store.rows("select status from runs") == [("FINISHED",)]
+    run.begin(settings={"r": 8})
+    run.steps(1, 2)
+    follow_to(tmp_path, "mlflow")
+    assert store.rows("select status from runs") == [("FINISHED",), ("FINISHED",)]
 
 
-@needs("mlflow")
-def test_another_run_is_another_run_there_too(tmp_path: Path) -> None:
-    params = params_with("mlflow")
-    for rank in (4, 8):
-        run = FakeRun(tmp_path)
-        with tracking.following(params, tmp_path):
-            run.begin(settings={"r": rank})
-            run.steps(1, 2)
-    assert len(MlflowStore(tmp_path).rows("select * from runs")) == 2
+class Collected:
+    """A tracker that keeps in memory what it gets."""
+
+    name = "collected"
+    where = "memory"
+    runs: ClassVar[list["Collected"]] = []
+
+    def __init__(self, place: Any) -> None:
+        self.id = place.id
+        self.resumed = place.resumed
+        self.steps: list[int] = []
+        self.outcome: Outcome | None = None
+        self.runs.append(self)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.steps.append(step)
+
+    def close(self, outcome: Outcome | None) -> None:
+        self.outcome = outcome
 
 
-@needs("mlflow")
-def test_what_an_earlier_run_left_is_not_sent_before_this_one_begins(tmp_path: Path) -> None:
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[Collected]:
+    from pipeline.extras.trackers.kinds import KINDS
+
+    monkeypatch.setitem(KINDS, "collected", Collected)
+    monkeypatch.setattr(Collected, "runs", [])
+    return Collected.runs
+
+
+def followed(root: Path, act: Callable[[FakeRun], None]) -> None:
+    """Follow a run, of which `act` writes the files, until it has returned."""
+    ending = Ending()
+    request = Request("collected", str(root), "demo", {}, stamps(root))
+    thread = threading.Thread(target=follow, args=(request, ending, sys.stderr))
+    thread.start()
+    try:
+        act(FakeRun(root))
+    finally:
+        ending.event.set()
+        thread.join()
+
+
+def test_what_an_earlier_run_left_is_not_sent_before_this_one_begins(
+    tmp_path: Path, collected: list[Collected]
+) -> None:
     earlier = FakeRun(tmp_path)
     earlier.begin(settings={"r": 99})
     earlier.steps(1, 2)
     earlier.log.close()
-    with pytest.raises(ConfigError), tracking.following(params_with("mlflow"), tmp_path):
-        time.sleep(3)
-        raise ConfigError("Q-TRAIN-029", "an unfinished run is in the way")
-    assert not (tmp_path / "reports/trackers").exists()
+    followed(tmp_path, lambda run: time.sleep(2))
+    assert collected == []
 
 
-@needs("mlflow", "trackio")
-def test_a_tracker_that_fails_is_one_line_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_each_run_that_takes_the_folder_is_a_run_and_a_damaged_line_is_left_out(
+    tmp_path: Path, collected: list[Collected]
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://user:secret@127.0.0.1/x")
-    finished_run(tmp_path, "mlflow", "trackio")
-    said = capfd.readouterr().err
-    assert said.count("mlflow failed") == 1
-    assert sent_step(tmp_path, "trackio") == 5
+    def act(run: FakeRun) -> None:
+        run.begin()
+        run.steps(1, 1)
+        wait_for(lambda: collected and collected[0].steps)
+        run.steps(3, 3)
+        run.log.close()
+        with run.log.path.open("ab") as log:
+            log.write(b"{half\n")
+        run.steps(5, 5)
+        wait_for(lambda: 5 in collected[0].steps)
+        run.begin(settings={"r": 8})
+        wait_for(lambda: len(collected) == 2)
+        run.steps(1, 1)
+
+    followed(tmp_path, act)
+    assert [run.steps for run in collected] == [[1, 3, 5], [1]]
+    assert not any(run.resumed for run in collected)
 
 
-@needs("trackio")
-def test_a_tracker_that_is_killed_or_hangs_ends_with_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(tracking.PATIENCE, "finished", 1)
-    run = FakeRun(tmp_path)
-    for number, seconds in ((signal.SIGKILL, 0), (signal.SIGSTOP, 0)):
-        (tmp_path / "reports/trackers/trackio.json").unlink(missing_ok=True)
-        with tracking.following(params_with("trackio"), tmp_path):
-            run.begin()
-            run.steps(1, 2)
-            wait_for(lambda: sent_step(tmp_path, "trackio") == 2)
-            (process,) = followers_of(os.getpid())
-            os.kill(process, number)
-            time.sleep(seconds)
-        assert "warning: trackio" in capfd.readouterr().err
-        assert not followers_of(os.getpid())
-    shutil.rmtree(tmp_path / "models")
+# ---- the processes
 
 
 def followers_of(parent: int) -> list[int]:
     """The trackers' processes that `parent` has started and that have not ended."""
-    import psutil
-
     return [
         child.pid
         for child in psutil.Process(parent).children()
@@ -312,44 +375,69 @@ def followers_of(parent: int) -> list[int]:
     ]
 
 
-KILLED = """
-import sys, time
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from test_trackers import FakeRun, params_with, sent_step, tracking
-root = Path(sys.argv[1])
-with tracking.following(params_with("mlflow"), root):
-    run = FakeRun(root)
-    run.begin()
-    run.steps(1, 3)
-    print("begun", flush=True)
-    time.sleep(300)
-"""
+@pytest.mark.parametrize(("number", "what"), [(signal.SIGKILL, "status -9"), (signal.SIGSTOP, "in time")])
+def test_a_trackers_process_that_is_killed_or_hangs_is_a_line_and_gone(
+    number: int,
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(tracking.PATIENCE, "finished", 1)
+    with tracking.following(params_with("trackio"), tmp_path):
+        (process,) = followers_of(os.getpid())
+        os.kill(process, number)
+    said = capfd.readouterr().err
+    assert said.count("warning: trackio") == 1
+    assert what in said
+    assert not psutil.pid_exists(process)
 
 
-@needs("mlflow")
-def test_the_rest_is_sent_and_nothing_stays_after_a_kill_of_the_training(tmp_path: Path) -> None:
-    paths = [str(Path(__file__).parent), *sys.path]
-    training = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path), *paths], stdout=subprocess.PIPE, text=True
+def test_a_process_that_can_not_be_started_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with tracking.following(params_with("mlflow"), tmp_path):
+        pass
+    assert capfd.readouterr().err.count("warning: mlflow") == 1
+
+
+@pytest.mark.slow
+@needs("mlflow", "trackio")
+def test_a_training_has_the_same_bytes_with_trackers_of_which_one_fails_and_is_resumed(
+    prepared: Path, tmp_path: Path
+) -> None:
+    """The stage's command, once without trackers, and once with two, stopped after a checkpoint."""
+    alone, tracked = tmp_path / "alone", tmp_path / "tracked"
+    for root in (alone, tracked):
+        shutil.copytree(prepared, root, symlinks=True)
+    assert train(alone).returncode == 0
+    params = yaml.safe_load((tracked / "params.yaml").read_text(encoding="utf-8"))
+    params["train"]["report_to"] = ["mlflow", "trackio"]
+    (tracked / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    # Trackio can't make its folder.
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    done = train(tracked, TRACKIO_DIR=str(tmp_path / "file/below"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("trackio failed") == 1
+    assert tree_hash(alone / "models/adapter") == tree_hash(tracked / "models/adapter")
+    assert not (tracked / "reports/tensorboard").exists()
+    steps = [row["step"] for row in MetricsLog(tracked / "models/checkpoints/steps.jsonl").rows()]
+    assert [step for step, _ in MlflowStore(tracked).points("loss")] == sorted({*steps})
+
+
+def train(root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", "train", "--root", str(root)],
+        cwd=PROJECT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert training.stdout is not None
-    assert training.stdout.readline() == "begun\n"
-    wait_for(lambda: followers_of(training.pid))
-    (follower,) = followers_of(training.pid)
-    training.kill()
-    training.wait()
-    wait_for(lambda: not Path(f"/proc/{follower}").exists() or "Z" in status(follower))
-    store = MlflowStore(tmp_path)
-    assert store.points("loss") == [(1, 1.9), (2, 1.8), (3, 1.7)]
-    assert store.rows("select status from runs") == [("KILLED",)]
-
-
-def status(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-    except OSError:
-        return "Z"
 
 
 # ---- what is asked for, and what is sent
@@ -360,9 +448,7 @@ def test_a_tracker_that_is_not_installed_is_one_sentence_with_its_remedy(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.config.trackers.find_spec", lambda module: None)
-    from pipeline.config.trackers import need_trackers
-
-    with pytest.raises(ToolError, match=rf"pip install '{TRACKERS[name].pip}'") as refused:
+    with pytest.raises(ToolError, match=re.escape(f"pip install '{TRACKERS[name].pip}'")) as refused:
         need_trackers([name])
     assert refused.value.id == "Q-TRACKERS-001"
 
@@ -376,14 +462,11 @@ def test_an_unknown_tracker_is_refused_with_the_one_that_is_meant(tmp_path: Path
 
 
 def test_no_place_secret_or_command_of_this_machine_is_in_the_settings_that_are_sent() -> None:
-    params = params_with(
-        method="grpo",
-        grpo={"rewards": {"external": 1.0}, "external": {"command": ["scorer", "--token=geheim"]}},
-    )
-    values = params.model_dump(mode="json")
-    values["base"]["model"] = "/home/anna/models/qwen"
-    values["machine"]["llama_cpp"] = "/home/anna/llama.cpp"
-    sent = sent_settings(Params.model_construct(**{name: value for name, value in values.items()}))
+    reward = {"rewards": {"external": 1.0}, "external": {"command": ["scorer", "--token=geheim"]}}
+    params = params_with(method="grpo", grpo=reward)
+    base = params.base.model_copy(update={"model": "/home/anna/models/qwen"})
+    machine = params.machine.model_copy(update={"llama_cpp": "/home/anna/llama.cpp"})
+    sent = sent_settings(params.model_copy(update={"base": base, "machine": machine}))
     text = json.dumps(sent)
     assert "anna" not in text and "geheim" not in text
     assert sent["base.model"] == "…/qwen"
