@@ -29,7 +29,7 @@ TRACKERS: Mapping[str, Needed] = {
     "comet_ml": Needed("comet_ml", "quench[comet]"),
     "clearml": Needed("clearml", "quench[clearml]"),
     "dvclive": Needed("dvclive", "quench[dvclive]"),
-    # They ask for older versions of what Quench needs, so they have no extra.
+    # They ask for other versions of what Quench needs, so they have no extra.
     "swanlab": Needed("swanlab", "swanlab"),
     "aim": Needed("aim", "aim"),
 }

@@ -301,11 +301,18 @@ class Swanlab(Tracker):
 
     def options(self) -> dict[str, Any]:
         """Return the options of `swanlab.init`."""
+        import swanlab
+
+        collected = ("hardware", "runtime", "requirements", "git", "swanlab", "monitor")
+        quiet = swanlab.Settings(
+            probe=dict.fromkeys(collected, False), terminal={"proxy_type": "none"}, interactive=False
+        )
         return {
-            "experiment_name": self.place.title,
+            "name": self.place.title,
             "id": self.place.id,
             "resume": "allow",
-            "logdir": str(self.place.folder / "swanlab"),
+            "log_dir": str(self.place.folder / "swanlab"),
+            "settings": quiet,
         }
 
     def table(self, table: Table, step: int) -> None:
@@ -325,7 +332,8 @@ class Aim(Tracker):
         folder = self.place.folder / "aim"
         folder.mkdir(parents=True, exist_ok=True)
         resumed = {"run_hash": self.place.id} if self.place.resumed else {}
-        return {"logging_dir": str(folder), "capture_terminal_logs": False} | resumed
+        quiet = {"capture_terminal_logs": False, "system_tracking_interval": None}
+        return {"logging_dir": str(folder), **quiet, **resumed}
 
     @property
     def id(self) -> str:
