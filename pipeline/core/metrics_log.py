@@ -108,15 +108,19 @@ class MetricsLog:
 
     def _parsed(self, number: int, line: bytes) -> Row:
         try:
-            row = parse_object(line)  # A model's answer may contain any character.
+            return parse_row(line)
         except BadLine as reason:
             raise DataError(
                 "Q-CORE-007", f"line {number} of {self.path} is damaged ({reason}): {RESTART}"
             ) from reason
-        return {
-            key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value
-            for key, value in row.items()
-        }
+
+
+def parse_row(line: bytes) -> Row:
+    """Return the row in a complete line. Raises `BadLine` if it is damaged."""
+    row = parse_object(line)  # A model's answer may contain any character.
+    return {
+        key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in row.items()
+    }
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

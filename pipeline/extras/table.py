@@ -20,6 +20,7 @@ class Extra(NamedTuple):
     page: str  # its page of the documentation
     verb: str = ""  # verb of `quench` that uses it
     stage: str = ""  # stage that it is, or that uses it
+    setting: str = ""  # setting that asks for it, if it only observes a stage
     pip: str = ""  # extra of the distribution (`quench[NAME]`) that it needs
 
 
@@ -32,6 +33,7 @@ EXTRAS: Mapping[str, Extra] = {
     "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
+    "trackers": Extra("trackers.tracking", "docs/training.md", setting="train.report_to"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
 }
 

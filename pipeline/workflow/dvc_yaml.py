@@ -81,7 +81,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
         items = [f"${{item.{key}}}" for key in stage.each]
     elif stage.each:
         items = ["${item}"]
-    params = [key for param in stage.params for key in _keys(param)]
+    params = [key for param in stage.params for key in param_keys(param)]
     uncached: list[Any] = [path.rstrip("/") for path in stage.uncached]
     if not cache_base:
         uncached = [{path: {"cache": False}} for path in uncached]
@@ -100,7 +100,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     return {"foreach": f"${{{stage.each}}}", "do": entry} if stage.each else entry
 
 
-def _keys(param: str) -> list[str]:
+def param_keys(param: str) -> list[str]:
     """Return what DVC gets for a stage's `param`.
 
     It is the param itself, or for "train -seed -r" all keys of train except these.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from killed import on_one_core, train_in_fork
 from make import change_params, ended, quench, script
 
@@ -27,7 +28,7 @@ from pipeline.extras.remote import watch
 from pipeline.extras.remote.answers import parse
 from pipeline.extras.remote.host import files, runs
 from pipeline.extras.remote.mirror import Mirror
-from pipeline.extras.remote.payload import Upload, inputs, run_id
+from pipeline.extras.remote.payload import SCRATCH, Upload, inputs, run_id
 from pipeline.extras.remote.ssh import ConnectionLost, SshConnection
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
@@ -400,6 +401,10 @@ def test_a_run_is_told_by_what_it_depends_on(tmp_path: Path) -> None:
 
     before = told()
     assert told(serve={"port": 9000}) == before
+    assert told(train={"report_to": ["tensorboard", "wandb"]}) == before
+    # The host needs no tracker and no token: the curves are sent from here.
+    sent = yaml.safe_load((tmp_path / SCRATCH / "made/params.yaml").read_text(encoding="utf-8"))
+    assert sent["train"]["report_to"] == ["tensorboard"]
     assert told(train={"learning_rate": 1.0e-3}) != before
     (tmp_path / "data/tokens/train.parquet").write_text("other rows")
     assert told() != before
