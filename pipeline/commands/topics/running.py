@@ -92,12 +92,21 @@ def run(
 @app.command(epilog="example: quench status --open")
 def status(
     in_browser: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Serve the report on 127.0.0.1, with the training's curves as they grow."
+        ),
+    ] = False,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
     """Print where the report is, and what is served with which adapters."""
     from pipeline.commands.status import print_server
 
+    if live:
+        load_extra("watch").live(root, in_browser=in_browser)
+        return
     page = (root / "reports" / "index.html").resolve()
     missing = f"{page} is missing: run `snakemake`, whose stage report makes it"
     if in_browser and not page.exists():

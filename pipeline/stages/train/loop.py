@@ -34,6 +34,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from torch.utils.data import BatchSampler
 from transformers import get_scheduler
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, MachineError, Stopped
 from pipeline.core.publish import read_json, remove, write_json
@@ -195,7 +196,7 @@ class Trainer:
         asked = requests.take(self.run.checkpoints) if self.run.group is None else set()
         if self.held_out and (last or self.step % self.settings.eval_steps == 0):
             self.evaluate()
-        elif self.held_out and requests.EVALUATION in asked:
+        elif self.held_out and requests.EVALUATION in asked and not METHODS[self.settings.method].prompts:
             self.evaluate(asked=True)
         if last or self.step % self.settings.save_steps == 0 or requests.CHECKPOINT in asked:
             self.save()

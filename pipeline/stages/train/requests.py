@@ -1,8 +1,9 @@
-"""Requests to a training in progress: `quench watch` asks for a checkpoint or an evaluation at the next step.
+"""Requests to a training in progress, for a checkpoint or an evaluation at the next step (`quench watch`).
 
-A request is an empty file in the folder of the checkpoints. The training takes it away after the optimizer step
-at hand. Neither changes what is trained: a checkpoint is one more place to resume from, an evaluation draws no
-random number, and early stopping does not count it.
+A request is an empty file in the folder of the checkpoints. The training takes it away after the optimizer
+step at hand. Neither changes what is trained: a checkpoint is one more place to resume from, an evaluation
+draws no random number, and early stopping does not count it. GRPO alone evaluates by drawing answers, so it
+is not asked to.
 """
 
 from contextlib import suppress
