@@ -91,7 +91,7 @@ class WatchApp(App[int]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #head { height: auto; max-height: 4; padding: 0 1; }
+    #head { height: auto; max-height: 4; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     #grid { grid-size: 2; grid-rows: 1fr; height: 1fr; grid-gutter: 0 1; }
     .wide #grid { grid-size: 3; }
     .plot { height: 100%; min-height: 4; }

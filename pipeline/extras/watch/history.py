@@ -294,7 +294,10 @@ class History:
 
     def series(self, curve: Curve) -> tuple[Points, Points]:
         """Return a curve's points in the steps, and in the evaluations."""
-        return self.points.get(curve.key, Points()), self.held_out.get(curve.held_out, Points())
+        held_out = self.held_out.get(curve.held_out, Points())
+        if curve is LOSS and "reward" in self.held_out:
+            held_out = Points()  # It is the negative reward there, and no loss.
+        return self.points.get(curve.key, Points()), held_out
 
     def newest(self, curve: Curve) -> str:
         """Return the newest value of a curve as text, and of the held-out rows."""

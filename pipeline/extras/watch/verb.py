@@ -1,6 +1,5 @@
 """The command line of `quench watch`, and the page of `quench status --live`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -42,11 +41,10 @@ def watch(
     from pipeline.extras.watch.source import source_of
     from pipeline.extras.watch.watched import Watched
 
-    os.nice(10)  # The training comes first.
     source = source_of(place, python, ssh_config)
     try:
         watched = Watched(source)
-        if not plain and sys.stdout.isatty() and sys.stdin.isatty() and _has_textual():
+        if not plain and _is_terminal() and _has_textual():
             from pipeline.extras.watch.app import WatchApp
 
             watched.read_all()
@@ -57,6 +55,11 @@ def watch(
         print("no longer watching: the run goes on", file=sys.stderr)
     finally:
         source.close()
+
+
+def _is_terminal() -> bool:
+    """Return True if a screen can be drawn and keys can be read. Textual draws on standard error."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _has_textual() -> bool:
