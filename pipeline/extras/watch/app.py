@@ -1,6 +1,7 @@
 """The run in a terminal: curves, checks, sample answers and the log, by Textual."""
 
 import asyncio
+import math
 import webbrowser
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from pipeline.stages.train.requests import CHECKPOINT, EVALUATION
 LOOK_SECONDS = 1.0
 WIDE = 120  # columns from which three curves are beside each other
 TABS = ("curves", "checks", "answers", "log")
+LEAST = 5  # lines of a curve
 SCALE = 9  # columns of a curve's scale
 SHOWN = 6  # last evaluations whose answers are shown
 MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "not measured": "○"}
@@ -92,9 +94,11 @@ class WatchApp(App[int]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #head { height: auto; max-height: 4; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
-    #grid { grid-size: 2; grid-rows: 1fr; height: 1fr; grid-gutter: 0 1; }
+    Screen { overflow: hidden; }
+    TabbedContent, ContentSwitcher, TabPane { height: 1fr; }
+    #grid { grid-size: 2; grid-rows: 1fr; height: 100%; grid-gutter: 0 1; }
     .wide #grid { grid-size: 3; }
-    .plot { height: 100%; min-height: 4; }
+    .plot { height: 100%; }
     TabPane { padding: 0 1; }
     Confirm { align: center middle; }
     #question { width: auto; max-width: 90%; height: auto; border: round $warning; padding: 1 2; }
@@ -119,7 +123,7 @@ class WatchApp(App[int]):
         """Return the head, the four tabs and the keys."""
         yield Static(id="head", markup=False)
         with TabbedContent(initial=TABS[0]):
-            with TabPane("1 Curves", id="curves"):
+            with TabPane("1 Curves", id="curves"), VerticalScroll():
                 yield Grid(id="grid")
             for number, name in enumerate(TABS[1:], start=2):
                 with TabPane(f"{number} {name.capitalize()}", id=name), VerticalScroll():
@@ -139,6 +143,9 @@ class WatchApp(App[int]):
 
     def _fit(self, width: int) -> None:
         self.set_class(width >= WIDE, "wide")
+        beside = 3 if width >= WIDE else 2
+        rows = math.ceil(len(self.query(Plot)) / beside)
+        self.query_one("#grid", Grid).styles.min_height = rows * LEAST  # Lower ones are scrolled to.
 
     async def look(self) -> None:
         """Read what is new and show it."""
@@ -179,6 +186,7 @@ class WatchApp(App[int]):
         if [plot.curve for plot in plots] != curves:
             await grid.remove_children()
             await grid.mount(*(Plot(curve, self) for curve in curves))
+            self._fit(self.size.width)
             return  # Each is drawn when it gets its size.
         for plot in plots:
             plot.draw()
