@@ -206,9 +206,15 @@ def _text(path: Path) -> str | None:
 # --- on another machine -------------------------------------------------------------------------------------
 
 
-def follow(folder: str, lasting: bool) -> None:
-    """Send the news of a run, until the reader is gone, or once."""
+def look(folder: str) -> None:
+    """Send a sign of life, so that a host that can't do its part is known at once."""
+    _say({"said": str(Path(folder).expanduser().is_dir())})
+
+
+def follow(folder: str) -> None:
+    """Send what is there of a run, that this was all of it, and then its news until the reader is gone."""
     files = RunFiles(Path(folder).expanduser())
+    ready = False
     last = time.monotonic()
     while True:
         for message in files.news():
@@ -216,10 +222,9 @@ def follow(folder: str, lasting: bool) -> None:
                 message["data"] = base64.b64encode(message["data"]).decode()
             _say(message)
             last = time.monotonic()
-        if not lasting:
-            return
-        if time.monotonic() - last > QUIET_SECONDS:
-            _say({})
+        if not ready or time.monotonic() - last > QUIET_SECONDS:
+            _say({"ready": True})
+            ready = True
             last = time.monotonic()
         time.sleep(LOOK_SECONDS)
 
@@ -235,8 +240,8 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def main(call: str, **given: Any) -> None:
-    """Run one of the two functions for another machine."""
-    calls: dict[str, Any] = {"follow": follow, "tell": tell}
+    """Run one of these functions for another machine."""
+    calls: dict[str, Any] = {"look": look, "follow": follow, "tell": tell}
     try:
         calls[call](**given)
     except BrokenPipeError:

@@ -53,7 +53,10 @@ class Piece(Answer):
 
 
 class News(Answer):
-    """One message of a host: facts, a piece of a file, what came of a request, or a sign of life."""
+    """One message of a host: facts, a piece of a file, what came of a request.
+
+    `ready` says that all was sent that is there, and then that the host is alive.
+    """
 
     facts: Facts | None = None
     file: Literal["journal", "log"] | None = None
@@ -61,6 +64,7 @@ class News(Answer):
     left_out: Annotated[int, Field(ge=0, le=1 << 50)] = 0
     data: Base64Bytes = b""
     said: Word | None = None
+    ready: bool = False
 
     @property
     def message(self) -> "Facts | Piece | None":
@@ -134,9 +138,11 @@ class RemoteRun:
         self.error: QuenchError | None = None
         self._news: queue.SimpleQueue[Facts | Piece] = queue.SimpleQueue()
         self._over = threading.Event()
+        self._ready = threading.Event()  # All that was there has come, or the connection has ended.
         # The first look says in one sentence what is wrong, before a screen is drawn.
-        connection.trying(lambda: next(self._call("follow", lasting=False)))
+        connection.trying(lambda: next(self._call("look")))
         threading.Thread(target=self._read, daemon=True).start()
+        self._ready.wait()
 
     def news(self) -> list[Facts | Piece]:
         """Return what has come since the last call. Raises the `QuenchError` that ended the connection."""
@@ -164,24 +170,26 @@ class RemoteRun:
     def _call(self, call: str, **given: Any) -> Iterator[News]:
         source = Path(files.__file__).read_text(encoding="utf-8")
         script = MAKE.format(source=source, call=call, given={"folder": self.there, **given})
-        follows = bool(given.get("lasting"))
-        return self.connection.call(Request(call, script, News, files.MARK, follows))
+        return self.connection.call(Request(call, script, News, files.MARK, follows=call == "follow"))
 
     def _read(self) -> None:
         pause = 0.5
         while not self._over.is_set():
             try:
-                for news in self._call("follow", lasting=True):
+                for news in self._call("follow"):
                     self.trouble = ""
                     pause = 0.5
                     if news.message:
                         self._news.put(news.message)
+                    if news.ready:
+                        self._ready.set()
                     if self._over.is_set():
                         return
             except ConnectionLost as cut:
                 self.trouble = f"no connection to {self.connection.name} ({cut}); trying again"
             except QuenchError as error:
                 self.error = error
+                self._ready.set()
                 return
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""`quench watch HOST:DIR` over an `ssh` that runs the command here, with a home of its own; and over a real one."""
+"""`quench watch HOST:DIR` over an `ssh` that runs the command here in another home; and over a real one."""
 
 import os
 from pathlib import Path
@@ -21,8 +21,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home of a host that `ssh` reaches; `ssh` fails while the file `cut` is in it."""
     home = tmp_path / "home"
     home.mkdir()
-    line = f'while [ "$1" != -- ]; do shift; done; cd {home}; [ -e cut ] && exit 255; HOME={home} exec sh -c "$3"'
-    script(tmp_path / "bin/ssh", line)
+    words = 'while [ "$1" != -- ]; do shift; done'
+    script(tmp_path / "bin/ssh", f'{words}; cd {home}; [ -e cut ] && exit 255; HOME={home} exec sh -c "$3"')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     return home
 
