@@ -2,7 +2,11 @@
 
 import asyncio
 import math
+import time
 import webbrowser
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import ClassVar
 
 from rich.text import Text
@@ -23,6 +27,8 @@ from pipeline.extras.watch.watched import STOP, Watched
 from pipeline.stages.train.requests import CHECKPOINT, EVALUATION
 
 LOOK_SECONDS = 1.0
+# share of a core that drawing may take: the training needs the rest
+SHARE = 0.01
 WIDE = 120  # columns from which three curves are beside each other
 TABS = ("curves", "checks", "answers", "log")
 LEAST = 5  # lines of a curve
@@ -62,9 +68,9 @@ class Plot(Static):
             if has_values and number in (0, height - 1):
                 scale = self.curve.text(high if number == 0 else low)
             text.append("\n" + f"{scale[: SCALE - 1]:>{SCALE - 1}} ", "dim")
-            for code, series in line:
-                text.append(chr(code), "yellow" if series else "cyan")
-        self.update(text)
+            for series, run in groupby(line, itemgetter(1)):
+                text.append("".join(chr(code) for code, _ in run), "yellow" if series else "cyan")
+        self.update(text, layout=False)
 
 
 class Confirm(ModalScreen[bool]):
@@ -116,7 +122,10 @@ class WatchApp(App[int]):
         super().__init__()
         self.watched = watched
         self.page: LivePage | None = None
-        self.shown = (-1, "")  # the history's version and the source's trouble that are on the screen
+        # what is on the screen: the history's version, the source's trouble, the tab
+        self.shown = (-1, "", "")
+        self.drawn = 0.0  # when that was drawn, and the CPU time until then, both in seconds
+        self.used = 0.0
         self.reading = False
 
     def compose(self) -> ComposeResult:
@@ -160,24 +169,27 @@ class WatchApp(App[int]):
             return
         finally:
             self.reading = False
-        await self._show()
+        used = time.process_time() - self.used
+        if used <= SHARE * (time.monotonic() - self.drawn):
+            await self._show()
 
     async def _show(self) -> None:
         with self.watched.history() as history:
-            shown = (history.version, self.watched.source.trouble)
+            shown = (history.version, self.watched.source.trouble, self.query_one(TabbedContent).active)
             if shown == self.shown:
                 return
             self.shown = shown
+            self.drawn = time.monotonic()
+            self.used = time.process_time()
             head = _head(self.watched, history)
-            checks = _checks(history)
-            answers = _answers(history)
-            log = Text("\n".join(history.last_lines(LINES)))
             curves = history.curves()
+            active = self.query_one(TabbedContent).active
+            text = TEXTS[active](history) if active in TEXTS else None
         self.query_one("#head", Static).update(head)
-        self.query_one("#checks-text", Static).update(checks)
-        self.query_one("#answers-text", Static).update(answers)
-        self.query_one("#log-text", Static).update(log)
-        await self._plots(curves)
+        if text is None:
+            await self._plots(curves)
+        else:
+            self.query_one(f"#{active}-text", Static).update(text)
 
     async def _plots(self, curves: list[Curve]) -> None:
         """Draw all curves; the widgets are made again if there are others than before."""
@@ -193,9 +205,14 @@ class WatchApp(App[int]):
 
     # --- keys -----------------------------------------------------------------------------------------------
 
-    def action_tab(self, name: str) -> None:
+    async def on_tabbed_content_tab_activated(self) -> None:
+        """Fill the tab, which was not kept up to date while another one was shown."""
+        await self._show()
+
+    async def action_tab(self, name: str) -> None:
         """Show a tab."""
         self.query_one(TabbedContent).active = name
+        await self._show()
         pane: Widget = self.query_one(f"#{name}")
         for scroll in pane.query(VerticalScroll):
             scroll.focus()
@@ -286,3 +303,10 @@ def _evaluation(row: Evaluation) -> Text:
             text.append(f"{words.strip()}\n", f"not bold {style}")
         text.append("\n")
     return text
+
+
+def _log(history: History) -> Text:
+    return Text("\n".join(history.last_lines(LINES)))
+
+
+TEXTS: Mapping[str, Callable[[History], Text]] = {"checks": _checks, "answers": _answers, "log": _log}

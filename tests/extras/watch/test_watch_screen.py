@@ -74,8 +74,9 @@ def test_all_is_on_the_screen(tmp_path: Path, size: tuple[int, int]) -> None:
         piloted(root, size, work)
 
 
-def test_new_steps_and_new_curves_come_by_themselves(tmp_path: Path) -> None:
+def test_new_steps_and_new_curves_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_run(tmp_path, demo_run()[:5])
+    monkeypatch.setattr("pipeline.extras.watch.app.SHARE", 1e9)  # at once
 
     async def work(app: Any, pilot: Any) -> None:
         append(root, step_row(6, 0.5), eval_row(6, 0.25) | {"asked": True})
@@ -89,6 +90,25 @@ def test_new_steps_and_new_curves_come_by_themselves(tmp_path: Path) -> None:
 
     with at_work(root):
         piloted(root, (120, 40), work)
+
+
+def test_drawing_takes_its_share_of_a_core_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_run(tmp_path, demo_run()[:5])
+
+    async def work(app: Any, pilot: Any) -> None:
+        append(root, step_row(6, 0.5))
+        monkeypatch.setattr("pipeline.extras.watch.app.SHARE", 0.0)
+        await app.look()
+        assert "step 5 of 50" in on_screen(app)
+        monkeypatch.setattr("pipeline.extras.watch.app.SHARE", 1e9)
+        await app.look()
+        await pilot.pause(0.2)
+        assert "step 6 of 50" in on_screen(app)
+
+    with at_work(root):
+        piloted(root, (80, 24), work)
 
 
 def test_keys_ask_and_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
