@@ -49,7 +49,7 @@ def test_what_is_asked_for_is_done_once_and_changes_nothing_else(
 
 @pytest.mark.slow
 def test_watchers_killed_at_random_change_no_byte(prepared: Path, tmp_path: Path) -> None:
-    few = {"max_steps": 40, "eval_steps": 10, "save_steps": 10, "sample_rows": 1}
+    few = {"max_steps": 12, "eval_steps": 4, "save_steps": 4, "sample_rows": 1}
     run(prepared, tmp_path / "alone", **few)
     over = threading.Event()
     killed = []
