@@ -1,4 +1,4 @@
-"""Run the command `quench` with its twelve verbs. Stages are run by `quench run`, `snakemake`, `dvc repro`
+"""Run the command `quench` with its thirteen verbs. Stages are run by `quench run`, `snakemake`, `dvc repro`
 or `python -m pipeline STAGE`.
 
 The command lines are in `pipeline.commands.topics`, those of extras in `pipeline.extras`. Each imports what
@@ -26,7 +26,7 @@ class Sentences(WholeLines):
     """
 
     sections: ClassVar = {
-        "A project": ("new", "run", "status", "config", "data"),
+        "A project": ("new", "run", "status", "watch", "config", "data"),
         "Its model": ("model", "judge", "serve", "chat", "ship"),
         "Machines": ("remote", "doctor"),
     }

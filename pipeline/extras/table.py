@@ -1,7 +1,7 @@
 """The table of extras: the only place that ties them to the core, which loads them by these names.
 
-The module of a verb of its own (judge, remote) has the command line: `app`. The others have the functions
-that the verb or stage calls. A stage `compare_nf4` has its module next to that of stage compare.
+The module of a verb of its own (judge, remote, watch) has the command line: `app`. The others have the
+functions that the verb or stage calls. A stage `compare_nf4` has its module next to that of stage compare.
 """
 
 import importlib
@@ -27,6 +27,7 @@ class Extra(NamedTuple):
 EXTRAS: Mapping[str, Extra] = {
     "sweep": Extra("sweep.command", "docs/sweeps.md", verb="run sweep", pip="sweep"),
     "remote": Extra("remote.verb", "docs/remote.md", verb="remote"),
+    "watch": Extra("watch.verb", "docs/watching.md", verb="watch", pip="watch"),
     "judge": Extra("judge.verb", "docs/judging.md", verb="judge"),
     "pairs": Extra("pairs.command", "docs/rewards.md", verb="data pairs"),
     "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness"),

@@ -142,10 +142,10 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(shown.exception, ZeroDivisionError)
 
 
-def test_twelve_verbs_and_no_more() -> None:
+def test_thirteen_verbs_and_no_more() -> None:
     first = {verb.split()[0] for verb in verb_names()}
     listed = set(re.findall(r"^  ([a-z]+)  ", quench("--help").stdout, re.MULTILINE))
-    assert len(first) == 12 and listed == first
+    assert len(first) == 13 and listed == first
 
 
 def test_status_prints_where_the_report_is_and_what_is_served(tmp_path: Path) -> None:

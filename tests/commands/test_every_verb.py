@@ -52,6 +52,7 @@ LINES = {
     "config plan": Line("quench config plan --json --root {project}", field=("tokens_per_forward", 160)),
     "doctor explain": Line("quench doctor explain Q-BASE-001", "Q-BASE-001 (exit code 3)"),
     "status": Line("quench status --json --root {project}", field=("jobs", 0, "state", "fresh")),
+    "watch": Line("quench watch {project} --plain", "finished · step 2"),
     "model norms": Line(
         "quench model norms {project}/models/adapter --base {project}/models/base --json",
         field=(0, "tensor", "model.layers.0.mlp.down_proj.weight"),

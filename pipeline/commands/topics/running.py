@@ -129,6 +129,12 @@ def status(
         str | None,
         typer.Option("--no-accept", metavar="STAGE", help="Take that back, so that the stage runs again."),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Serve the report on 127.0.0.1, with the training's curves as they grow."
+        ),
+    ] = False,
     as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
@@ -136,6 +142,8 @@ def status(
     """Print every stage's state and why, what a run would do, the newest figures, and what is served."""
     from pipeline.commands import status as command
 
+    if live:
+        return load_extra("watch").live(root, in_browser=in_browser)
     if sum(map(bool, (in_browser, diff, history, accept, no_accept))) > 1:
         raise typer.BadParameter("give one of --open, --diff, --history, --accept and --no-accept")
     if as_json and (in_browser or accept or no_accept):
