@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.topics import candidates
 from pipeline.commands.topics.options import Root, topic
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import IS_CHECKOUT, resource
@@ -34,6 +35,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="ID",
+            autocompletion=candidates.explained,
             help="An error's id, an area (TRAIN), or the reason of a rejected row (unknown_format); default: "
             "all errors.",
         ),

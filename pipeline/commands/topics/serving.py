@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.topics import candidates
 from pipeline.commands.topics.options import (
     Model,
     ParamsFile,
@@ -82,6 +83,7 @@ def ship(
         str | None,
         typer.Argument(
             metavar="LEVEL",
+            autocompletion=candidates.models,
             help="Q4_K_M, F16, … in any case; with base.quantization gguf: adapter or tuned.",
         ),
     ] = None,
