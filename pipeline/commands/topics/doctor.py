@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.topics import candidates
-from pipeline.commands.topics.options import Root, topic
+from pipeline.commands.topics.options import Json, Root, topic
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import IS_CHECKOUT, resource
 
@@ -112,3 +112,23 @@ def upgrade(
     from pipeline.commands.upgrade import main
 
     main(root, yes=yes)
+
+
+@app.command(epilog="example: quench doctor clean --keep 2")
+def clean(
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep",
+            metavar="N",
+            min=1,
+            help="Delete what the last N runs don't need; default: say what that would free.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    root: Root = Path(),
+) -> None:
+    """Free disk in DVC's cache; what the working tree, a branch, a tag or a kept run needs stays."""
+    from pipeline.commands.clean import main
+
+    main(root, keep, as_json=as_json)
