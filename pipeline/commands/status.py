@@ -17,6 +17,7 @@ from pipeline.llamacpp.server import connect
 from pipeline.serve.adapter import parse_scale
 from pipeline.serve.client import loaded_adapters, set_scales
 from pipeline.serve.key import KEY_FILE, read_key
+from pipeline.serve.port import server_url
 
 NOTHING_SERVED = "Q-SERVE-013"
 
@@ -57,7 +58,7 @@ def change_scales(params: Params, root: Path, words: Sequence[str]) -> None:
     Raises `ToolError` if no server of this project answers, and `ConfigError` for an adapter that it lacks.
     """
     changes = parse_changes(words)
-    with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
+    with connect(server_url(root, params.serve.port), read_key(root / KEY_FILE)) as client:
         served = served_model(client)
         adapters = set_scales(client, changes) if changes else loaded_adapters(client)
     print(f"{served} is served{'' if adapters else ' without an adapter'}")

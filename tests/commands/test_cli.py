@@ -120,15 +120,22 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
         (["ship", "F16", "--key", "pub.pem"], 2, "--key is for --check DIR"),
         (["ship", "--check", "nowhere", "--sign", "quench.key"], 2, "no --to, --sign or --params"),
         (["serve", "Q4_K_M", "--scale", "a=0"], 2, "--scale starts no server"),
+        (["serve", "--scale", "a=0", "--port", "8082"], 2, "--scale starts no server"),
+        (["serve", "--port", "80"], 2, "--port"),
+        (["serve", "--json"], 2, "--json is for --smoke"),
         (["run", "sweep"], 2, "give one SPACE"),
         (["run", "train", "-n"], 2, "Q-CONFIG-001: "),
         (["run", "train", "--json"], 2, "run sweep SPACE"),
         (["doctor", "explian"], 2, "No such command"),
         (["bake"], 2, "No such command"),
+        (["statsu"], 2, "Did you mean 'status'?"),
+        (["trian"], 2, "`quench run train`"),
+        (["plan"], 2, "Did you mean `quench config plan`?"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_its_code(tmp_path: Path, words: list[str], code: int, id: str) -> None:
-    root = [] if words[0] == "bake" or "methods" in words else ["--root", str(tmp_path)]
+    unknown = words[0] in ("bake", "statsu", "trian", "plan")
+    root = [] if unknown or "methods" in words else ["--root", str(tmp_path)]
     shown = quench(*words, *root)
     assert shown.exit_code == code
     assert id in " ".join(shown.stderr.split())
@@ -137,7 +144,7 @@ def test_a_mistake_is_one_sentence_and_its_code(tmp_path: Path, words: list[str]
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "main", lambda root: 1 / 0)
+    monkeypatch.setattr(doctor, "main", lambda root, **options: 1 / 0)
     shown = quench("doctor", "--root", tmp_path)
     assert isinstance(shown.exception, ZeroDivisionError)
 

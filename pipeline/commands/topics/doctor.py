@@ -21,12 +21,12 @@ app = topic(
 
 
 @app.callback(invoke_without_command=True)
-def doctor(context: typer.Context, root: Root = Path()) -> None:
+def doctor(context: typer.Context, as_json: Json = False, root: Root = Path()) -> None:
     """Check the machine, unless a command is given."""
     if context.invoked_subcommand is None:
         from pipeline.commands.doctor import main
 
-        main(root)
+        main(root, as_json=as_json)
 
 
 @app.command(epilog="example: quench doctor explain Q-CONFIG-001")
