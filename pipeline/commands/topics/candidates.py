@@ -65,10 +65,10 @@ def words_of_run(context: Any, incomplete: str) -> Iterable[str]:
     root = _root(context)
     before = context.params.get("words") or []
     if before[-1:] == ["="]:  # Bash makes it a word of its own.
-        return _values(before[-2])
+        return choices(before[-2])
     name, equals, _ = incomplete.partition("=")
     if equals:
-        return [f"{name}={value}" for value in _values(name)]
+        return [f"{name}={value}" for value in choices(name)]
     if "." in incomplete:
         return [f"{key}={value}" for key, value in _flat(_settings(root)).items()]
     return [*graph_source()["stages"], SWEEP]
@@ -82,6 +82,30 @@ def split_at_equals_signs() -> None:
     place = os.environ.get("COMP_CWORD", "")
     if place.isdigit() and words[int(place) : int(place) + 1] == ["="]:
         os.environ["COMP_CWORD"] = str(int(place) + 1)
+
+
+def choices(name: str) -> list[str]:
+    """Return the values that a key can have, if they are names, true and false, or null."""
+    from types import NoneType
+    from typing import Literal, get_args, get_origin
+
+    from pipeline.config.params import Params
+    from pipeline.config.sections.values import keys_of
+
+    field = next(field for place, field in keys_of(Params) if ".".join(place) == name)
+    found: list[str] = []
+    left = [field.annotation]
+    while left:
+        kind = left.pop(0)
+        if get_origin(kind) is Literal:
+            found += map(_typed, get_args(kind))
+        elif kind is bool:
+            found += ["true", "false"]
+        elif kind is NoneType:
+            found.append("null")
+        elif get_origin(kind) not in (list, dict, tuple):
+            left += get_args(kind)
+    return found
 
 
 def _root(context: Any) -> Path:
@@ -123,27 +147,3 @@ def _typed(value: Any) -> str:
     if isinstance(value, list | dict) or " " in str(value):
         return ""
     return str(value)
-
-
-def _values(name: str) -> list[str]:
-    """Return the values that a key can have, if they are names, true and false, or null."""
-    from types import NoneType
-    from typing import Literal, get_args, get_origin
-
-    from pipeline.config.params import Params
-    from pipeline.config.sections.values import keys_of
-
-    field = next(field for place, field in keys_of(Params) if ".".join(place) == name)
-    found: list[str] = []
-    left = [field.annotation]
-    while left:
-        kind = left.pop(0)
-        if get_origin(kind) is Literal:
-            found += map(_typed, get_args(kind))
-        elif kind is bool:
-            found += ["true", "false"]
-        elif kind is NoneType:
-            found.append("null")
-        elif get_origin(kind) not in (list, dict, tuple):
-            left += get_args(kind)
-    return found

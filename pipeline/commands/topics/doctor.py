@@ -132,3 +132,13 @@ def clean(
     from pipeline.commands.clean import main
 
     main(root, keep, as_json=as_json)
+
+
+@app.command(epilog="example: quench doctor report > report.md")
+def report(root: Root = Path()) -> None:
+    """Print a text for a bug report: versions, machine, settings, stages, the last error; without names,
+    secrets, paths and rows.
+    """
+    from pipeline.commands.bug_report import main
+
+    main(root)
