@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.doctor import GB, PINNED
-from pipeline.commands.topics.candidates import choices
+from pipeline.config.choices import choices
 from pipeline.config.levels import level_problem
 from pipeline.config.params import Params, read_params
 from pipeline.config.params_text import value_at

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.choices import choices, typed
+
 Candidates = Callable[[Any, list[str], str], list[str]]
 SWEEP = "sweep"  # `quench run sweep`, which is no stage
 
@@ -84,30 +86,6 @@ def split_at_equals_signs() -> None:
         os.environ["COMP_CWORD"] = str(int(place) + 1)
 
 
-def choices(name: str) -> list[str]:
-    """Return the values that a key can have, if they are names, true and false, or null."""
-    from types import NoneType
-    from typing import Literal, get_args, get_origin
-
-    from pipeline.config.params import Params
-    from pipeline.config.sections.values import keys_of
-
-    field = next(field for place, field in keys_of(Params) if ".".join(place) == name)
-    found: list[str] = []
-    left = [field.annotation]
-    while left:
-        kind = left.pop(0)
-        if get_origin(kind) is Literal:
-            found += map(_typed, get_args(kind))
-        elif kind is bool:
-            found += ["true", "false"]
-        elif kind is NoneType:
-            found.append("null")
-        elif get_origin(kind) not in (list, dict, tuple):
-            left += get_args(kind)
-    return found
-
-
 def _root(context: Any) -> Path:
     return context.params.get("root") or Path()
 
@@ -135,15 +113,5 @@ def _flat(settings: Any, section: str = "") -> dict[str, str]:
         if isinstance(value, dict) and value:
             found |= _flat(value, f"{section}{name}.")
         else:
-            found[f"{section}{name}"] = _typed(value)
+            found[f"{section}{name}"] = typed(value)
     return found
-
-
-def _typed(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "null"
-    if isinstance(value, list | dict) or " " in str(value):
-        return ""
-    return str(value)
