@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from user_project import quench
 
+from pipeline.commands import run
 from pipeline.commands.clean import disk_line
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.workflow.keys.stamps import files_below
@@ -209,3 +210,16 @@ def test_the_line_on_the_disk_counts_a_linked_file_once(project: Path) -> None:
     dvc(project, "config", "cache.type", "hardlink")
     train(project, "linked")
     assert "reports take 40.1 kB, DVC's cache of all runs 41." in disk_line(project)
+
+
+def test_a_run_ends_with_the_line_on_the_disk(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(project, "one")
+    monkeypatch.setattr("pipeline.commands.run.subprocess.Popen", lambda *given, **named: None)
+    for code, words, ends in ((0, ["train"], True), (0, ["-n"], False), (1, ["train"], False)):
+        monkeypatch.setattr("pipeline.commands.run.wait", lambda *given, code=code: code)
+        capsys.readouterr()
+        assert run.main(project, words) == code
+        output = capsys.readouterr()
+        assert ("Disk: data, models" in output.err) == ends and not output.out

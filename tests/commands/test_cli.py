@@ -95,6 +95,27 @@ def test_help_of_every_command_shows_an_example(command: str) -> None:
     assert f"example: quench {command}" in shown.output
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *("doctor", "doctor clean", "config show", "config plan", "config methods", "judge"),
+        *(
+            "model parity",
+            "model nf4",
+            "model norms",
+            "model verify",
+            "serve",
+            "ship",
+            "run",
+            "remote status",
+        ),
+        *("data check", "data diff", "data export", "data pairs"),
+    ],
+)
+def test_what_prints_figures_prints_json(verb: str) -> None:
+    assert "--json" in quench(*verb.split(), "--help").stdout
+
+
 def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
     line = quench("doctor", "env").stdout
     here = str(Path(sys.executable).parent)
@@ -111,6 +132,11 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
         (["chat"], 2, "Q-CONFIG-001: "),
         (["serve", "--smoke", "-1"], 2, "--smoke"),
         (["config", "show", "training", "--params", "recipes/demo.yaml"], 2, "Q-COMMANDS-001: "),
+        (
+            ["config", "show", "train.lerning_rate", "--params", "recipes/demo.yaml"],
+            2,
+            "mean train.learning_rate?",
+        ),
         (["model", "verify"], 2, "Q-COMMANDS-015: "),
         (["config", "methods", "--json", "--markdown"], 2, "Q-COMMANDS-005: "),
         (["run", "sweep", "space.yaml", "--name", "../x"], 2, "Q-SWEEP-010: "),
