@@ -18,10 +18,12 @@ from types import FrameType
 
 import psutil
 
+from pipeline.commands.clean import CACHE, disk_line
 from pipeline.config.params import Params
 from pipeline.core.child import bound
 from pipeline.core.errors import Stopped
 from pipeline.core.locks import stages_at_work
+from pipeline.workflow.prepare import is_dry_run
 
 LOOK_SECONDS = 0.1  # seconds between two looks for stages that a signal is to be passed on to
 REMEDY = "the same command goes on"
@@ -53,6 +55,8 @@ def main(root: Path, words: Sequence[str]) -> int:
         raise Stopped(heard.all[0], REMEDY)
     if code < 0:
         raise Stopped(-code, REMEDY)
+    if not code and (root / CACHE).is_dir() and not is_dry_run(words):
+        print(disk_line(root), file=sys.stderr)
     return code
 
 

@@ -13,10 +13,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pipeline.config.params import Params
 from pipeline.config.products import is_base
 from pipeline.core.errors import ConfigError, QuenchError
+from pipeline.serve.port import server_url
 
 if TYPE_CHECKING:
     import httpx
@@ -71,10 +73,11 @@ class Served:
 
 def server(params: Params, root: Path) -> Served | None:
     """Return what this project's server serves; None if nothing listens on its port."""
-    url = f"http://127.0.0.1:{params.serve.port}"
+    url = server_url(root, params.serve.port)
     try:
         # The client's library takes a tenth of a second to import.
-        socket.create_connection(("127.0.0.1", params.serve.port), timeout=LISTENING_SECONDS).close()
+        address = urlsplit(url)
+        socket.create_connection((address.hostname, address.port), timeout=LISTENING_SECONDS).close()
     except OSError:
         return None
     try:
@@ -105,7 +108,7 @@ def _connected(params: Params, root: Path) -> "AbstractContextManager[httpx.Clie
     from pipeline.llamacpp.server import connect
     from pipeline.serve.key import KEY_FILE, read_key
 
-    return connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE))
+    return connect(server_url(root, params.serve.port), read_key(root / KEY_FILE))
 
 
 def _model(client: "httpx.Client") -> str:

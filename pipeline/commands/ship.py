@@ -9,6 +9,7 @@ the adapter's. If train.tuner is scales too, it is `tuned`: the base's GGUF with
     quench ship --check models/bundle/demo-Q4_K_M
 """
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -129,11 +130,22 @@ def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]
     ]
 
 
-def check_bundle(folder: Path, key: Path | None) -> int:
+def check_bundle(folder: Path, key: Path | None, *, as_json: bool = False) -> int:
     """Check a bundle, signed by the public `key` if one is given, and print the result. Return the exit code:
     5 if it does not verify, otherwise 0.
     """
     faults = bundle_faults(folder, key)
+    if as_json:
+        signed = (folder / SIGNATURE).exists()
+        report = {
+            "bundle": str(folder),
+            "verdict": "fail" if faults else "pass",
+            "faults": list(faults),
+            "signed": signed,
+            "signature_checked": bool(key),
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+        return GateError.exit_code if faults else 0
     if faults:
         print(f"{folder} does not verify:", *faults, sep="\n  ", file=sys.stderr)
         return GateError.exit_code

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 from typer.core import TyperGroup
 
+from pipeline.commands.topics import candidates
+
 if TYPE_CHECKING:
     from pipeline.commands.project import Project
     from pipeline.config.params import Params
@@ -94,6 +96,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=candidates.models,
         help="Q4_K_M, F16, base-F16, … in any case; with base.quantization gguf: adapter or tuned, base. "
         "Default: the recommended one.",
     ),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands.topics import candidates
 from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic
 from pipeline.extras.table import load_extra
 
@@ -22,7 +23,10 @@ def new(
     recipe: Annotated[
         str,
         typer.Option(
-            "--recipe", metavar="NAME", help="Recipe to begin with; `quench config use` takes another."
+            "--recipe",
+            metavar="NAME",
+            autocompletion=candidates.recipes,
+            help="Recipe to begin with; `quench config use` takes another.",
         ),
     ] = "demo",
 ) -> None:
@@ -41,6 +45,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="STAGE | sweep SPACE | SECTION.KEY=VALUE | SNAKEMAKE'S OPTION",
+            autocompletion=candidates.words_of_run,
             help="Values are YAML; SPACE names the keys to search, and how (space.yaml).",
         ),
     ] = None,

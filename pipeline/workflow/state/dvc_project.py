@@ -116,11 +116,11 @@ def check_record(repo: Any) -> None:
 
     The caller has `repo.lock`.
     """
-    _check_no_writer(Path(repo.tmp_dir, "rwlock"))
+    check_no_writer(Path(repo.tmp_dir, "rwlock"))
     _set_aside_if_cut(Path(repo.root_dir, "dvc.lock"))
 
 
-def _check_no_writer(rwlock: Path) -> None:
+def check_no_writer(rwlock: Path) -> None:
     """Raise `MachineError` if DVC writes here. Delete the lock file if a kill cut it short."""
     import psutil
 
