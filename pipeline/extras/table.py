@@ -32,6 +32,7 @@ EXTRAS: Mapping[str, Extra] = {
     "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
+    "manual": Extra("manual.command", "docs/tutorial.md", verb="doctor docs", pip="docs"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
 }
 

@@ -66,7 +66,7 @@ def _when(stage: Stage) -> Iterator[str]:
     if stage.when:
         yield f"It is left out if {stage.when.otherwise}."
     if isinstance(stage.each, str):
-        yield f"It is a job for each value of {_setting(stage.each)}, which is `${{item}}` in the names below."
+        yield f"It is a job for each value of {_setting(stage.each)}: `${{item}}` in the names below."
     elif stage.each:
         keys = ", ".join(map(_setting, stage.each.values()))
         yield f"It is a job for each combination of {keys}; `${{item.NAME}}` below is one of its values."
