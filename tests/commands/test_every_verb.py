@@ -50,6 +50,9 @@ LINES = {
     "config methods": Line("quench config methods --json", field=("methods", 0, "NF4", "yes")),
     "doctor": Line("quench doctor --root {project}", "params.yaml: graph of merged models"),
     "config plan": Line("quench config plan --json --root {project}", field=("tokens_per_forward", 160)),
+    "doctor docs": Line(
+        "quench doctor docs --write {project}", "Q-MANUAL-003", 2
+    ),  # it builds: extras/manual
     "doctor explain": Line("quench doctor explain Q-BASE-001", "Q-BASE-001 (exit code 3)"),
     "status": Line("quench status --root {project}", "/reports/index.html"),
     "model norms": Line(
