@@ -35,6 +35,7 @@ EXTRAS: Mapping[str, Extra] = {
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
     "trackers": Extra("trackers.tracking", "docs/training.md", setting="train.report_to"),
+    "manual": Extra("manual.command", "docs/tutorial.md", verb="doctor docs", pip="docs"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
 }
 

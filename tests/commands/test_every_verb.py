@@ -54,6 +54,9 @@ LINES = {
         "quench doctor --root {project} && quench doctor --json --root {project}", field=(0, "name", "Python")
     ),
     "config plan": Line("quench config plan --json --root {project}", field=("tokens_per_forward", 160)),
+    "doctor docs": Line(
+        "quench doctor docs --write {project}", "Q-MANUAL-003", 2
+    ),  # it builds: extras/manual
     "doctor explain": Line("quench doctor explain Q-BASE-001", "Q-BASE-001 (exit code 3)"),
     "status": Line("quench status --json --root {project}", field=("jobs", 0, "state", "fresh")),
     "watch": Line("quench watch {project} --plain", "finished · step 2"),

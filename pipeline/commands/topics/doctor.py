@@ -11,6 +11,7 @@ from pipeline.commands.topics import candidates
 from pipeline.commands.topics.options import Json, Root, topic
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import IS_CHECKOUT, resource
+from pipeline.extras.table import load_extra
 
 app = topic(
     "Check this machine, set up, explain errors, upgrade a project; exit 4 if something is missing.\n\n"
@@ -101,6 +102,18 @@ def setup(
 def env() -> None:
     """Print the line that puts this installation's snakemake, dvc and python on your shell's PATH."""
     print(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
+
+
+@app.command(epilog="example: quench doctor docs --open")
+def docs(
+    in_browser: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="DIR", help="Instead: write the site into this new folder."),
+    ] = None,
+) -> None:
+    """Show the manual, with every setting, command and error, on 127.0.0.1 until Ctrl-C; needs no network."""
+    load_extra("manual").main(write, in_browser=in_browser)
 
 
 @app.command(epilog="example: quench doctor upgrade --yes")
