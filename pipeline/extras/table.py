@@ -30,6 +30,7 @@ EXTRAS: Mapping[str, Extra] = {
     "pairs": Extra("pairs.command", "docs/rewards.md", verb="data pairs"),
     "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness"),
     "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
+    "publish": Extra("publish.delivery", "docs/shipping.md", verb="ship"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
