@@ -31,6 +31,7 @@ EXTRAS: Mapping[str, Extra] = {
     "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness"),
     "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
     "publish": Extra("publish.delivery", "docs/shipping.md", verb="ship"),
+    "runs": Extra("runs.command", "docs/workflow.md", verb="status"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),

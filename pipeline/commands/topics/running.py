@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.topics.options import ParamsFile, Root, load, topic
+from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic
 from pipeline.core.errors import DataError
 from pipeline.extras.table import load_extra
 
@@ -89,13 +89,28 @@ def run(
     raise typer.Exit(run.main(root, rest))
 
 
-@app.command(epilog="example: quench status --open")
+@app.command(epilog="example: quench status --open; quench status --compare main .")
 def status(
     in_browser: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            metavar="A B",
+            help="Compare two runs row by row (commits, branches, project folders; . is what is here): "
+            "settings, data, scores, answers.",
+        ),
+    ] = None,
+    as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
     """Print where the report is, and what is served with which adapters."""
+    if compare:
+        load_extra("runs").main(root, *compare, as_json=as_json)
+        return
+    if as_json:
+        raise typer.BadParameter("--json is for --compare A B")
     from pipeline.commands.status import print_server
 
     page = (root / "reports" / "index.html").resolve()
