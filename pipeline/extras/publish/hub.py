@@ -43,7 +43,7 @@ def check(repository: str) -> None:
     """Raise `ConfigError` if the name can't be a repository's, or nobody is logged in."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repository)

@@ -20,6 +20,7 @@ from pipeline.extras.publish.shipped import Shipped
 
 OLLAMA, LM_STUDIO = "ollama", "lmstudio"
 PUBLISHER = "quench"  # LM Studio sorts models by publisher.
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 BLOB = re.compile(r"sha256[-:]([0-9a-f]{64})")  # An Ollama blob is named by its hash.
 
 
@@ -74,8 +75,19 @@ def _into_ollama(bundle: Shipped) -> Iterator[str]:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """Return what the program prints. Raises `ToolError` with its last line if it fails."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    """Return what the program prints. It does not get the hub's token.
+
+    Raises `ToolError` with its last line if it fails.
+    """
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name not in TOKENS},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise ToolError(

@@ -19,7 +19,7 @@ from pipeline.core.hashing import file_hash
 Q4 = "demo-Q4_K_M.gguf"
 OLLAMA = """\
 printf '%s ' "$@" >> "{notes}"
-printf 'in %s\\n' "$PWD" >> "{notes}"
+printf 'in %s%s\\n' "$PWD" "$HF_TOKEN" >> "{notes}"
 case "$1" in
 create) test -f Modelfile || exit 1;;
 show) printf 'FROM /blobs/sha256-{sha256}\\nTEMPLATE x\\n';;
@@ -51,6 +51,7 @@ def ship(root: Path, program: str) -> int:
 def test_ollama_is_given_the_modelfile_of_the_bundle_and_the_bytes_are_proven(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("HF_TOKEN", "which it does not get")
     sha256 = file_hash(project / "models/gguf" / Q4)
     notes = install_ollama(tmp_path, monkeypatch, OLLAMA.replace("{sha256}", sha256))
     assert ship(project, "ollama") == 0
