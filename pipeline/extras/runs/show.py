@@ -29,14 +29,14 @@ def print_comparison(found: RunComparison) -> None:
             console.print(f"… and {len(changes) - LINES} more", markup=False)
     for line in _lines(found):
         console.print(line, markup=False)
-    table = plain_table(
-        "model", "before", "after", "difference", "95 %", "p", "rows", "+", "−", numbers=range(1, 9)
-    )
+    names = [one_line(name, 16) for name in (found.first, found.second)]
+    columns = (*names, "difference", "95 %", "p", "rows", "+", "−")
+    table = plain_table("model", *columns, numbers=range(1, 9))
     for model in found.models:
         table.add_row(*_cells(model))
     console.print(table)
-    for model in found.models:
-        console.print(sentence(model), markup=False)
+    for line in sentences(found):
+        console.print(line, markup=False)
     for note in found.notes:
         console.print(f"Beware: {note}", markup=False)
 
@@ -99,10 +99,20 @@ def _cells(model: ModelChange) -> list[str]:
     ]
 
 
+def sentences(found: RunComparison) -> list[str]:
+    """Return what became of each model in a sentence; those whose answers are all the same share one."""
+    same = [
+        model.model
+        for model in found.models
+        if model.comparison and not model.changed and not any(model.alone)
+    ]
+    told = [sentence(model) for model in found.models if model.model not in same]
+    return [*told, *([f"Every answer is the same: {', '.join(same)}."] if same else [])]
+
+
 def sentence(model: ModelChange) -> str:
     """Return what became of one model in a sentence."""
-    alone = [number for number in model.alone if number]
-    left_out = f"; {plural(sum(alone), 'row')} of one run alone left out" if alone else ""
+    left_out = f"; {plural(sum(model.alone), 'row')} of one run alone left out" if any(model.alone) else ""
     answers = f"{len(model.changed)} of {plural(len(model.pairs), 'answer')} changed{left_out}."
     if model.comparison is None:
         return f"{model.model}: not compared, {model.why_not}. {answers}"
@@ -134,14 +144,14 @@ def verdict(found: RunComparison) -> str:
         for what in ("better", "worse", "noise")
     }
     words = {
-        "better": "score higher, more than noise",
-        "worse": "score lower, more than noise",
-        "noise": "differ within the noise",
+        "better": "better, more than noise",
+        "worse": "worse, more than noise",
+        "noise": "within the noise",
     }
-    parts = [f"{', '.join(models)} {words[what]}" for what, models in by_verdict.items() if models]
+    parts = [f"{words[what]}: {', '.join(models)}" for what, models in by_verdict.items() if models]
     if not parts:
         return "No tuned model could be compared."
-    return f"In {found.second}: {'; '.join(parts)}."
+    return f"{found.second} against {found.first}: {'; '.join(parts)}."
 
 
 def render(found: RunComparison) -> str:
@@ -154,7 +164,7 @@ def render(found: RunComparison) -> str:
         rows_sentence=rows_sentence(found),
         plot=differences_plot(drawn, "runs-drawn", "Scores of the second run less those of the first"),
         cells=[_cells(model) for model in found.models],
-        sentences=[sentence(model) for model in found.models],
+        sentences=sentences(found),
         models=[
             {
                 "name": model.model,

@@ -80,7 +80,9 @@ def test_scores_are_compared_row_by_row_with_holms_correction(runs: Path) -> Non
     assert len(q4.changed) == 20 and (q4.better, q4.worse) == (0, sum(value > 0 for value in before[:20]))
     f16 = by_name["F16"]
     assert f16.comparison is not None and f16.comparison.verdict == "noise" and f16.changed == []
-    assert "Q4_K_M score lower, more than noise" in verdict(found)
+    assert verdict(found) == (
+        "two against one: worse, more than noise: Q4_K_M; within the noise: F16, Q5_K_M."
+    )
 
 
 def test_settings_and_figures_that_differ_are_listed_by_key(runs: Path) -> None:
