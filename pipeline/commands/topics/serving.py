@@ -138,7 +138,7 @@ def ship(
         raise typer.BadParameter("--key is for --check DIR; --sign KEY signs")
     if check and (to or sign or params or push):
         raise typer.BadParameter(
-            "--check DIR goes with no --to, --push, --sign or --params; --key PUB is who signed"
+            "--check DIR goes with no --push, and no --to, --sign or --params; --key PUB is who signed"
         )
     if public and not push:
         raise typer.BadParameter("--public is for --push OWNER/NAME")
