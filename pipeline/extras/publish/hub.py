@@ -40,8 +40,10 @@ class Repository:
 
 
 def check(repository: str) -> None:
-    """Raise `ConfigError` if the name can't be a repository's, or nobody is logged in."""
-    from huggingface_hub import get_token
+    """Raise `ConfigError` if the name can't be a repository's, or nobody is logged in, `MachineError` if the
+    environment forbids the network.
+    """
+    from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -54,6 +56,10 @@ def check(repository: str) -> None:
         raise ConfigError(
             "Q-SHIP-014",
             f"{safe(repository, 120)!r} is not the name of a repository on the hub: give OWNER/NAME",
+        )
+    if constants.HF_HUB_OFFLINE:
+        raise MachineError(
+            "Q-SHIP-017", f"HF_HUB_OFFLINE is set, so nothing can be pushed to {repository}: unset it"
         )
     if not get_token():
         raise ConfigError("Q-SHIP-013", f"nobody is logged in to the hub: {LOGIN}")

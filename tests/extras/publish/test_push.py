@@ -1,6 +1,8 @@
 """`quench ship LEVEL --push`: what a repository of the hub holds afterwards, and what a break leaves."""
 
+import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 import shipping
 import yaml
 from fake_hub import REPO, talked_to
-from make import ran
+from make import ended, ran
 from report_inputs import change
 from shipping import CARD, SUMS
 from upload_hub import UploadHub, without_xet
@@ -19,6 +21,7 @@ from pipeline.commands.project import Project
 from pipeline.commands.ship import Destination
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.hashing import file_hash
+from pipeline.core.places import PROJECT
 from pipeline.extras.publish.hub_card import BEGIN, END
 from pipeline.ship.verification import bundle_faults
 
@@ -213,6 +216,15 @@ def test_nobody_logged_in_is_noticed_before_anything_is_made(
     assert not (project / "models/bundle").exists() and not hub.requests
 
 
+def test_a_forbidden_network_is_noticed_before_anything_is_made(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(MachineError, match=r"Q-SHIP-017: HF_HUB_OFFLINE"):
+        push(project)
+    assert not (project / "models/bundle").exists()
+
+
 @pytest.mark.parametrize("name", ["model", "a/b/c", "owner/", "/name", "owner/na me", "../x", "owner/--x"])
 def test_what_is_no_repository_is_refused_before_anything_is_made(project: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="Q-SHIP-014: "):
@@ -265,6 +277,21 @@ def test_the_gate_comes_first(project: Path, hub: UploadHub) -> None:
     params = shipping.params(max_kld=0.001)
     assert command.main(Project(params, project), "Q4_K_M", None, None, Destination(REPO)) == 5
     assert not hub.requests
+
+
+def test_the_command_line_pushes_to_the_hub_that_the_environment_names(project: Path, hub: UploadHub) -> None:
+    values = json.loads(shipping.params().model_dump_json(by_alias=True))
+    (project / "params.yaml").write_text(yaml.safe_dump(values))
+    words = ["ship", "Q4_K_M", "--push", REPO, "--root", str(project)]
+    own = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    own |= {"PYTHONPATH": str(PROJECT)}
+    done = ended([sys.executable, "-m", "pipeline.cli", *words], env=os.environ | own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{hub.url}/{REPO} (private" in done.stdout and Q4 in hub.files
+    assert TOKEN not in done.stdout + done.stderr
+    hub.refuses = {"/preupload/": 403}
+    done = ended([sys.executable, "-m", "pipeline.cli", *words], env=os.environ | own)
+    assert done.returncode == 2 and "Q-SHIP-013" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_token_is_nowhere_but_in_the_requests_to_the_hub(
