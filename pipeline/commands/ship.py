@@ -6,12 +6,14 @@ the adapter's. If train.tuner is scales too, it is `tuned`: the base's GGUF with
 
     quench ship Q4_K_M
     quench ship Q4_K_M --to /mnt/share --sign quench.key
+    quench ship Q4_K_M --push OWNER/NAME
     quench ship --check models/bundle/demo-Q4_K_M
 """
 
 import json
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.project import Project
@@ -30,15 +32,33 @@ from pipeline.ship.verification import bundle_faults
 
 # inputs of a bundle's texts
 DESCRIBED = ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
+PROGRAMS = ("ollama", "lmstudio")  # values of --to that are programs, not folders
 
 
-def main(project: Project, requested: str, to: Path | None, key: Path | None) -> int:
+@dataclass(frozen=True)
+class Destination:
+    """Where a bundle goes after it was made: a `repository` (OWNER/NAME) on the hub, a `program` here."""
+
+    repository: str | None = None
+    public: bool = False
+    program: str | None = None
+
+
+def main(
+    project: Project,
+    requested: str,
+    to: Path | None,
+    key: Path | None,
+    destination: Destination | None = None,
+) -> int:
     """Make the bundle of a level and print its path. Return the exit code: 5 with a line per reason if it may
     not be shipped, otherwise 0.
     """
     params = project.params
     root = project.root
     level = shippable(params, requested)
+    if destination:
+        load_extra("publish").check(destination, with_lora=params.product.with_lora)
     if key:
         load_extra("signing").signer(
             key
@@ -64,6 +84,8 @@ def main(project: Project, requested: str, to: Path | None, key: Path | None) ->
         f"publish: everything in {place} (README.md is the model card)",
         sep="\n  ",
     )
+    if destination:
+        load_extra("publish").deliver(folder, destination)
     return 0
 
 

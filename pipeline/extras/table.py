@@ -32,6 +32,8 @@ EXTRAS: Mapping[str, Extra] = {
     "pairs": Extra("pairs.command", "docs/rewards.md", verb="data pairs"),
     "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness"),
     "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
+    "publish": Extra("publish.delivery", "docs/shipping.md", verb="ship"),
+    "runs": Extra("runs.command", "docs/workflow.md", verb="status"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
     "trackers": Extra("trackers.tracking", "docs/training.md", setting="train.report_to"),

@@ -109,7 +109,7 @@ def run(
     raise typer.Exit(run.main(root, rest))
 
 
-@app.command(epilog="examples: quench status; quench status --diff train; quench status --open")
+@app.command(epilog="examples: quench status; quench status --diff train; quench status --compare main .")
 def status(
     in_browser: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
     diff: Annotated[
@@ -120,6 +120,15 @@ def status(
         bool,
         typer.Option("--history", help="Show the runs that Git has: when, what changed, and the figures."),
     ] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            metavar="A B",
+            help="Compare two runs row by row (commits, branches, project folders; . is what is here): "
+            "settings, data, scores, answers.",
+        ),
+    ] = None,
     accept: Annotated[
         str | None,
         typer.Option(
@@ -147,18 +156,20 @@ def status(
     """Print every stage's state and why, what a run would do, the newest figures, and what is served."""
     from pipeline.commands import status as command
 
-    if live:
-        return load_extra("watch").live(root, in_browser=in_browser)
-    if sum(map(bool, (in_browser, diff, history, accept, no_accept))) > 1:
-        raise typer.BadParameter("give one of --open, --diff, --history, --accept and --no-accept")
-    if as_json and (in_browser or accept or no_accept):
-        raise typer.BadParameter("--json is for what is printed: the status, --diff and --history")
+    if sum(map(bool, (in_browser or live, diff, history, compare, accept, no_accept))) > 1:
+        raise typer.BadParameter("give one of --open, --diff, --history, --compare, --accept and --no-accept")
+    if as_json and (in_browser or live or accept or no_accept):
+        raise typer.BadParameter("--json is for what is printed: the status, --diff, --history and --compare")
     if bool(accept) != bool(why):
         raise typer.BadParameter("--accept STAGE and --why TEXT go together")
     if params and (accept or no_accept):
         raise typer.BadParameter("a change is accepted for the project's own params.yaml: leave --params out")
+    if live:
+        return load_extra("watch").live(root, in_browser=in_browser)
     if in_browser:
         return command.open_page(root)
+    if compare:
+        return load_extra("runs").main(root, *compare, as_json=as_json)
     if history:
         return command.print_history(root, as_json=as_json)
     if accept and why:

@@ -93,7 +93,7 @@ def chat(model: Model = None, params: ParamsFile = None, root: Root = Path()) ->
     main(load(params, root), root, model)
 
 
-@app.command(epilog="example: quench ship Q4_K_M")
+@app.command(epilog="example: quench ship Q4_K_M --push OWNER/NAME")
 def ship(
     level: Annotated[
         str | None,
@@ -106,9 +106,24 @@ def ship(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", metavar="DIR", help="Folder in which NAME-LEVEL is made (default: models/bundle)."
+            "--to",
+            metavar="DIR|ollama|lmstudio",
+            help="Folder in which NAME-LEVEL is made (default: models/bundle), or the program here that gets "
+            "the model too.",
         ),
     ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            "--push",
+            metavar="OWNER/NAME",
+            help="Add the level to this repository on the Hugging Face hub, which is made, private, if it is "
+            "missing.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="--push: everybody may have the repository.")
+    ] = False,
     sign: Annotated[
         Path | None,
         typer.Option("--sign", metavar="KEY", help="Sign with this private elliptic key (PEM)."),
@@ -134,7 +149,7 @@ def ship(
 
     A level is refused by the gate (report.gate), a bundle whose files, card or signature do not agree.
     """
-    from pipeline.commands.ship import check_bundle, main
+    from pipeline.commands.ship import PROGRAMS, Destination, check_bundle, main
 
     if (level is None) == (check is None):
         raise typer.BadParameter("give a LEVEL to ship, or --check DIR")
@@ -142,11 +157,17 @@ def ship(
         raise typer.BadParameter("--json is for --check DIR")
     if key and not check:
         raise typer.BadParameter("--key is for --check DIR; --sign KEY signs")
-    if check and (to or sign or params):
-        raise typer.BadParameter("--check DIR goes with no --to, --sign or --params; --key PUB is who signed")
+    if check and (to or sign or params or push):
+        raise typer.BadParameter(
+            "--check DIR goes with no --push, and no --to, --sign or --params; --key PUB is who signed"
+        )
+    if public and not push:
+        raise typer.BadParameter("--public is for --push OWNER/NAME")
     if check:
         raise typer.Exit(check_bundle(check, key, as_json=as_json))
     assert level is not None
+    program = str(to) if str(to) in PROGRAMS else None
+    destination = Destination(push, public, program) if push or program else None
     with working(root):
-        code = main(project_of(params, root), level, to, sign)
+        code = main(project_of(params, root), level, None if program else to, sign, destination)
     raise typer.Exit(code)
