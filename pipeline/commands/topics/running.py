@@ -100,9 +100,10 @@ def run(
         put(sections, place, value)
     from pipeline.commands import run
     from pipeline.commands.targets import in_snakemakes_words
+    from pipeline.workflow.prepare import is_dry_run
 
     params = settings_with(given, read_settings(root), root / "params.yaml")
-    if given and run.is_dry_run(rest):
+    if given and is_dry_run(rest):
         run.preview(root, params, rest, as_json=as_json)
         return
     rest = in_snakemakes_words(rest, params, root)

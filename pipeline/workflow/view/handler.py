@@ -93,7 +93,9 @@ class LogHandler(LogHandlerBase):
             try:
                 if self._run is None:
                     self._begin()
-                if self.common_settings.verbose and _is_for_experts(record):
+                if self._broken:
+                    self._print(record, least=logging.WARNING)
+                elif self.common_settings.verbose and _is_for_experts(record):
                     self._print(record)
                 elif self._run:
                     self._show(self._run.take(record))
@@ -186,10 +188,12 @@ class LogHandler(LogHandlerBase):
                 if self._run:
                     self._run.know(known)
 
-    def _print(self, record: logging.LogRecord) -> None:
-        """Print a record as Snakemake itself does."""
+    def _print(self, record: logging.LogRecord, least: int = logging.DEBUG) -> None:
+        """Print a record, if it has at least this level, as Snakemake itself does."""
         from snakemake.logging import DefaultFormatter
 
+        if record.levelno < least:
+            return
         text = DefaultFormatter(self.common_settings.quiet).format(record)
         if text and text != "None":
             print(text, file=sys.stderr, flush=True)
@@ -204,6 +208,7 @@ class LogHandler(LogHandlerBase):
                 self._view.close()
         with suppress(Exception):
             if not isinstance(error, OSError):
+                os.environ[VIEW] = ""  # The jobs that come print their lines themselves.
                 print(
                     f"the view of this run failed ({error!r}): the run goes on, and its logs are in logs/",
                     file=sys.stderr,

@@ -30,7 +30,8 @@ class PlainView:
                     self._local.add(event.job)
                 position = run.count("done") + run.count("failed") + len(run.jobs)
                 expected = f", {about(event.seconds)}" if event.seconds is not None else ""
-                self._say(f"{event.job}: started, {position} of {run.count('jobs')}{expected}")
+                how = "started" if event.local else "submitted"
+                self._say(f"{event.job}: {how}, {position} of {run.count('jobs')}{expected}")
             case events.Line() | events.Warned():
                 self._said = time.monotonic()  # The job has printed it.
             case events.Finished():

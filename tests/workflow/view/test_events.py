@@ -111,6 +111,22 @@ def test_a_terminal_that_is_gone_ends_the_view_and_nothing_else(
     handler.close()
 
 
+def test_a_fault_of_the_view_hides_no_error_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    contract = TestHandler()._create_handler()
+    monkeypatch.setenv(VIEW, "")
+    handler = LogHandler(common_settings=contract.common_settings, settings=LogHandlerSettings("json"))
+    monkeypatch.setattr("pipeline.workflow.view.json_lines.as_line", lambda event: 1 / 0)
+    handler.emit(record(LogEvent.RUN_INFO, stats={"train": 1}))
+    handler.emit(logging.LogRecord("snakemake", logging.ERROR, "", 0, "the disk is full", (), None))
+    handler.close()
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said and "the disk is full" in said
+    assert os.environ[VIEW] == ""  # the jobs that come print their lines themselves
+
+
 @pytest.mark.parametrize(
     ("form", "environment"), [("live", QUIET), ("json", QUIET), ("plain", ""), ("auto", "")]
 )

@@ -22,7 +22,7 @@ def test_a_log_is_read_as_it_grows_and_half_a_line_waits(tmp_path: Path) -> None
     assert list(tail.lines()) == [] and not tail.grown
     with log.open("ab") as file:
         file.write("o\n10 %\r20 %\r\x1b[32mü\x1b[0m\x07\n".encode() + b"\xff\nhalf")
-    assert list(tail.lines()) == ["two", "ü\\u0007", "\ufffd"]
+    assert list(tail.lines()) == ["two", "ü\\x07", "\ufffd"]
     assert list(tail.lines(last=True)) == ["half"]
 
 
@@ -100,5 +100,7 @@ def test_errors_are_passed_on_but_for_what_follows_from_a_job_s() -> None:
     follows = "RuleException:\nCalledProcessError in file Snakefile, line 3:\nCommand 'x' returned 3"
     assert message_of(record(follows, logging.ERROR)) is None
     assert message_of(record("WorkflowError:\nAt least one job did not complete successfully.", 40)) is None
+    said = message_of(record("Job 5 has been submitted with SLURM jobid 7"))
+    assert said and said.level == "info"
     stopping = message_of(record("Terminating processes on user request, this might take some time."))
     assert stopping and "saves" in stopping.text
