@@ -85,7 +85,8 @@ class Case:
     def passes(self) -> float | None:
         """Passes over the training rows; None if no step says it."""
         rows = (row for row in reversed(self.inputs.metrics_log) if row["kind"] == "step")
-        epoch = next(rows, {}).get("epoch")
+        last = next(rows, None)
+        epoch = last.get("epoch") if last else None
         return float(epoch) if isinstance(epoch, int | float) else None
 
     @property
