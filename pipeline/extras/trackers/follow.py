@@ -22,6 +22,7 @@ from typing import Any, TextIO, get_args
 from pipeline.core.metrics_log import Row, parse_row
 from pipeline.core.text import shortened
 from pipeline.extras.trackers.request import FILES, Outcome, Request, Sent, Stamp, Table, stamps
+from pipeline.extras.trackers.sent_settings import USER
 from pipeline.stages.train.run import run_id
 
 LOOK_SECONDS = 1.0  # seconds between two looks at the run's files
@@ -242,7 +243,7 @@ def main() -> int:
             follow(request, ending, terminal)
     # A library may raise anything, or exit. Whatever it is, the training goes on.
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {shortened(error)}"
+        reason = USER.sub("", f"{type(error).__name__}: {shortened(error)}")  # no password of an address
         print(
             f"train: warning: {request.tracker} failed ({reason}) and gets no more of this run, which goes "
             f"on; {log.relative_to(root)} has what it printed",
