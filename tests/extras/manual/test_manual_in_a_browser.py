@@ -56,9 +56,7 @@ def test_pages_fit_and_ask_no_other_host(browser: Any, address: str, width: int,
 def test_the_search_finds_a_setting(browser: Any, address: str) -> None:
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.goto(f"{address}index.html")
-    page.keyboard.press("/")
-    page.keyboard.type("lora_alpha", delay=30)
-    found = page.get_by_text("Reference / Settings").first
-    found.wait_for()
-    found.click()
+    page.get_by_role("button", name="Search").first.click()
+    page.locator("dialog input").first.fill("lora_alpha")
+    page.locator("dialog a[href$='#train-lora_alpha']").first.click()
     page.wait_for_url("**/settings.html*")
