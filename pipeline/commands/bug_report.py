@@ -121,7 +121,7 @@ class Hider:
         for name in sorted(self._known, key=len, reverse=True):
             if len(name) >= SHORTEST and name.lower() not in self._own:
                 pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
-                text = re.sub(pattern, lambda _, word=self._known[name]: word, text, flags=re.IGNORECASE)
+                text = re.sub(pattern, self._known[name], text, flags=re.IGNORECASE)
         text = FULL_PATH.sub("[PATH]", QUOTED.sub("[TEXT]", text))
         return TOKEN.sub(self._token, self._scrub(text))
 

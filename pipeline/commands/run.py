@@ -55,7 +55,7 @@ def main(root: Path, words: Sequence[str]) -> int:
         raise Stopped(heard.all[0], REMEDY)
     if code < 0:
         raise Stopped(-code, REMEDY)
-    if not code and (root / CACHE).is_dir() and not is_dry_run(words):
+    if not code and (root / CACHE).is_dir() and not is_dry_run([*words]):
         print(disk_line(root), file=sys.stderr)
     return code
 

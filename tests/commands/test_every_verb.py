@@ -72,6 +72,7 @@ LINES = {
     ),
     "model nf4": Line("quench model nf4 --prompts 1 --json --root {project}", field=("verdict", "pass")),
     "model parity": Line("quench model parity --json --root {project}", field=("verdict", "pass")),
+    "doctor report": Line("quench doctor report --root {project}", "### Last error"),
     "doctor clean": Line("quench doctor clean --json --root {whole}", field=("frees", "10", 0)),
     "model verify": Line(
         "quench model verify --root {project} && quench model verify --json --root {project}",
