@@ -407,10 +407,8 @@ def test_a_process_that_can_not_be_started_is_a_line(
 
 @pytest.mark.slow
 @needs("mlflow", "trackio")
-def test_a_training_has_the_same_bytes_with_trackers_of_which_one_fails_and_is_resumed(
-    prepared: Path, tmp_path: Path
-) -> None:
-    """The stage's command, once without trackers, and once with two, stopped after a checkpoint."""
+def test_a_training_has_the_same_bytes_with_trackers(prepared: Path, tmp_path: Path) -> None:
+    """The stage's command, once without trackers, and once with two."""
     alone, tracked = tmp_path / "alone", tmp_path / "tracked"
     for root in (alone, tracked):
         shutil.copytree(prepared, root, symlinks=True)
@@ -418,22 +416,18 @@ def test_a_training_has_the_same_bytes_with_trackers_of_which_one_fails_and_is_r
     params = yaml.safe_load((tracked / "params.yaml").read_text(encoding="utf-8"))
     params["train"]["report_to"] = ["mlflow", "trackio"]
     (tracked / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
-    # Trackio can't make its folder.
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    done = train(tracked, TRACKIO_DIR=str(tmp_path / "file/below"))
+    done = train(tracked)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("trackio failed") == 1
     assert tree_hash(alone / "models/adapter") == tree_hash(tracked / "models/adapter")
     assert not (tracked / "reports/tensorboard").exists()
     steps = [row["step"] for row in MetricsLog(tracked / "models/checkpoints/steps.jsonl").rows()]
     assert [step for step, _ in MlflowStore(tracked).points("loss")] == sorted({*steps})
 
 
-def train(root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def train(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pipeline", "train", "--root", str(root)],
         cwd=PROJECT,
-        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
