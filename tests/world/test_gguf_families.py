@@ -61,9 +61,10 @@ def test_what_is_trained_on_a_file_is_what_is_served(name: str, tools: Toolchain
         with_drafts(source)
     to_gguf(tools, source, tmp_path / "tiny.gguf", "F16", HeaderFields(NAME, rule))
     params = tiny.gguf_params(tmp_path / "tiny.gguf")
-    # so much that the change shows beside llama.cpp's rounding, in a Granite's small logits too; a delta net,
-    # whose decay trains as well, would learn nothing at that rate
-    rate = 1.0e-2 if name == "qwen3_5_text" else 5.0e-2
+    # So much that the change shows beside llama.cpp's rounding, in a Granite's small logits too. At that rate
+    # a delta net, whose decay trains as well, would learn nothing, and the Llama ends far off (a loss of 58)
+    # on some CPUs, where llama.cpp's arithmetic differs more than on the bare base.
+    rate = {"qwen3_5_text": 1.0e-2, "llama": 2.0e-2}.get(name, 5.0e-2)
     params["train"] |= {"learning_rate": rate, "max_steps": 6}
     if name == "phi3":
         params["train"]["target_modules"] = [*FUSED, "gate_up_proj", "down_proj"]
