@@ -170,22 +170,29 @@ def status(
     if params and (accept or no_accept):
         raise typer.BadParameter("a change is accepted for the project's own params.yaml: leave --params out")
     if live:
-        return load_extra("watch").live(root, in_browser=in_browser)
+        load_extra("watch").live(root, in_browser=in_browser)
+        return
     if in_browser:
-        return command.open_page(root)
+        command.open_page(root)
+        return
     if compare:
-        return load_extra("runs").main(root, *compare, as_json=as_json)
+        load_extra("runs").main(root, *compare, as_json=as_json)
+        return
     if history:
-        return command.print_history(root, as_json=as_json)
+        command.print_history(root, as_json=as_json)
+        return
     if accept and why:
-        return command.accept(root, accept, why)
+        command.accept(root, accept, why)
+        return
     if no_accept:
-        return command.take_back(root, no_accept)
+        command.take_back(root, no_accept)
+        return
     with _no_search_for_garbage():
         settings = load(params, root)
         if diff:
-            return command.diff(settings, root, diff, as_json=as_json)
-        return command.main(settings, root, as_json=as_json)
+            command.diff(settings, root, diff, as_json=as_json)
+        else:
+            command.main(settings, root, as_json=as_json)
 
 
 @contextmanager
