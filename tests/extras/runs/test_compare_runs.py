@@ -288,7 +288,3 @@ def test_what_is_no_run_is_refused(commits: Path) -> None:
         compared(commits, "nowhere", "two")
     with pytest.raises(DataError, match="Q-COMMANDS-021: "):
         compared(commits, "empty", "two")
-
-
-def test_json_alone_is_refused() -> None:
-    assert quench("status", "--json").exit_code == 2
