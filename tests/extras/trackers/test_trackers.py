@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 import yaml
+from conftest import run_stages
+from make import change_params
 from training_logs import eval_row, step_row
 
 from pipeline.config.params import Params, load_params
@@ -193,7 +195,8 @@ def wandb_records(root: Path) -> list[Any]:
     from wandb.proto import wandb_internal_pb2
 
     records = []
-    for file in sorted((root / "reports/trackers/wandb").glob("*/*.wandb")):
+    # A link beside the folders leads to the newest one.
+    for file in sorted((root / "reports/trackers/wandb").glob("offline-run-*/*.wandb")):
         for content in leveldb_records(file.read_bytes()):
             records.append(wandb_internal_pb2.Record())
             records[-1].ParseFromString(content)
@@ -405,33 +408,69 @@ def test_a_process_that_can_not_be_started_is_a_line(
     assert capfd.readouterr().err.count("warning: mlflow") == 1
 
 
+RAISING = """
+class Live:
+    def __init__(self, **options):
+        pass
+
+    def log_params(self, params):
+        raise RuntimeError("https://anna:geheim@board.example says \\x1b[2J no")
+"""
+
+
+@pytest.fixture
+def raising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tracker whose library raises an error at its first call, here and in the tracker's process."""
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "dvclive.py").write_text(RAISING, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    return "dvclive"
+
+
+def test_a_tracker_that_raises_is_one_line_and_its_log_has_the_rest(
+    tmp_path: Path, raising: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "project"
+    with tracking.following(params_with(raising), root):
+        run = FakeRun(root)
+        run.begin()
+        run.steps(1, 3)
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "warning: dvclive failed (RuntimeError: https://board.example says" in said
+    assert "geheim" not in said and "\x1b" not in said
+    assert (root / "logs/trackers/dvclive.log").is_file()
+    assert Sent.read(root, raising) is None
+
+
 @pytest.mark.slow
-@needs("mlflow", "trackio")
-def test_a_training_has_the_same_bytes_with_trackers(prepared: Path, tmp_path: Path) -> None:
-    """The stage's command, once without trackers, and once with two."""
+@needs("mlflow", "wandb")
+def test_a_training_has_the_same_bytes_with_trackers(
+    prepared: Path, tmp_path: Path, raising: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stage's command: without trackers, and with two, and one that raises an error."""
     alone, tracked = tmp_path / "alone", tmp_path / "tracked"
     for root in (alone, tracked):
         shutil.copytree(prepared, root, symlinks=True)
-    assert train(alone).returncode == 0
-    params = yaml.safe_load((tracked / "params.yaml").read_text(encoding="utf-8"))
-    params["train"]["report_to"] = ["mlflow", "trackio"]
-    (tracked / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
-    done = train(tracked)
-    assert done.returncode == 0, done.stderr
+    few = {"max_steps": 3, "eval_steps": 2}
+    run_stages(change_params(alone, train=few | {"report_to": ["tensorboard"]}), ("train",))
+    assert "warning" not in capfd.readouterr().err
+    assert (alone / "reports/tensorboard").is_dir() and not (alone / "reports/trackers").exists()
+    run_stages(change_params(tracked, train=few | {"report_to": ["mlflow", "wandb", raising]}), ("train",))
+    said = capfd.readouterr().err
+    assert re.findall("warning: .* failed", said) == ["warning: dvclive failed"], said
     assert tree_hash(alone / "models/adapter") == tree_hash(tracked / "models/adapter")
     assert not (tracked / "reports/tensorboard").exists()
-    steps = [row["step"] for row in MetricsLog(tracked / "models/checkpoints/steps.jsonl").rows()]
-    assert [step for step, _ in MlflowStore(tracked).points("loss")] == sorted({*steps})
-
-
-def train(root: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline", "train", "--root", str(root)],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    losses = [
+        (row["step"], row["loss"])
+        for row in MetricsLog(tracked / "models/checkpoints/steps.jsonl").rows()
+        if row["kind"] == "step"
+    ]
+    assert [step for step, _ in losses] == [1, 2, 3]
+    assert MlflowStore(tracked).points("loss") == losses
+    assert [(row["_step"], row["loss"]) for row in wandb_history(tracked) if "loss" in row] == losses
 
 
 # ---- what is asked for, and what is sent
