@@ -19,7 +19,7 @@ import psutil
 import pytest
 import yaml
 from conftest import run_stages
-from make import change_params
+from make import change_params, until
 from training_logs import eval_row, step_row
 
 from pipeline.config.params import Params, load_params
@@ -83,18 +83,6 @@ class FakeRun:
             self.log.append(step_row(step, 2.0 - step / 10))
             if step % 2 == 0:
                 self.log.append(eval_row(step, 1.5 - step / 10) | {"samples": SAMPLES})
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.2)
-
-
-def sent_step(root: Path, tracker: str) -> int:
-    sent = Sent.read(root, tracker)
-    return sent.step if sent else 0
 
 
 def follow_to(root: Path, tracker: str, outcome: Outcome | None = "finished") -> None:
@@ -350,15 +338,15 @@ def test_each_run_that_takes_the_folder_is_a_run_and_a_damaged_line_is_left_out(
     def act(run: FakeRun) -> None:
         run.begin()
         run.steps(1, 1)
-        wait_for(lambda: collected and collected[0].steps)
+        until(lambda: collected and collected[0].steps)
         run.steps(3, 3)
         run.log.close()
         with run.log.path.open("ab") as log:
             log.write(b"{half\n")
         run.steps(5, 5)
-        wait_for(lambda: 5 in collected[0].steps)
+        until(lambda: 5 in collected[0].steps)
         run.begin(settings={"r": 8})
-        wait_for(lambda: len(collected) == 2)
+        until(lambda: len(collected) == 2)
         run.steps(1, 1)
 
     followed(tmp_path, act)
