@@ -474,6 +474,13 @@ def test_a_tracker_that_is_not_installed_is_one_sentence_with_its_remedy(
     assert refused.value.id == "Q-TRACKERS-001"
 
 
+def test_a_folder_of_a_trackers_name_is_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb").mkdir()  # as W&B leaves where it ran
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert "pip install" in missing_trackers(["wandb"])
+
+
 def test_an_unknown_tracker_is_refused_with_the_one_that_is_meant(tmp_path: Path) -> None:
     file = tmp_path / "params.yaml"
     for given, meant in (("wandbb", "wandb"), ("ml_flow", "mlflow"), ("comet", "comet_ml")):
