@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,9 +23,10 @@ from conftest import run_stages
 from make import change_params, until
 from training_logs import eval_row, step_row
 
+from pipeline.__main__ import _tracked
 from pipeline.config.params import Params, load_params
 from pipeline.config.trackers import TRACKERS, missing_trackers, need_trackers
-from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.errors import ConfigError, Stopped, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
@@ -394,6 +396,79 @@ def test_a_process_that_can_not_be_started_is_a_line(
     with tracking.following(params_with("mlflow"), tmp_path):
         pass
     assert capfd.readouterr().err.count("warning: mlflow") == 1
+
+
+class Noted:
+    """A tracker's process that notes what it is told."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.words: list[bytes] = []
+
+    def close(self, line: bytes = b"") -> None:
+        self.words.append(line)
+
+    def wait(self, seconds: float) -> None:
+        self.words.append(b"waited for")
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[Noted]:
+    """The processes that are started."""
+    processes: list[Noted] = []
+
+    def start(request: Request) -> Noted:
+        processes.append(Noted(request))
+        return processes[-1]
+
+    monkeypatch.setattr(tracking, "started", start)
+    return processes
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (None, b"finished"),
+        (Stopped(15), b"stopped"),
+        (KeyboardInterrupt(), b"stopped"),
+        (OSError(), b"failed"),
+    ],
+    ids=["end", "signal", "key", "error"],
+)
+def test_a_tracker_is_told_how_the_training_ended(
+    error: BaseException | None, word: bytes, tmp_path: Path, noted: list[Noted]
+) -> None:
+    def train() -> None:
+        if error:
+            raise error
+
+    raised = nullcontext() if error is None else pytest.raises(type(error))
+    with raised, _tracked("train", params_with("mlflow", "wandb"), tmp_path):
+        train()
+    assert [process.request.tracker for process in noted] == ["mlflow", "wandb"]
+    assert [process.words for process in noted] == [[word, b"waited for"]] * 2
+
+
+def test_without_trackers_nothing_is_started(tmp_path: Path, noted: list[Noted]) -> None:
+    for stage in ("train", "report"):
+        with _tracked(stage, params_with(), tmp_path):
+            pass
+    with _tracked("merge", params_with("mlflow"), tmp_path):
+        pass
+    assert noted == []
+
+
+def test_the_reports_table_goes_to_the_trackers_that_have_the_adapters_run(
+    tmp_path: Path, noted: list[Noted]
+) -> None:
+    write_json(tmp_path / "models/adapter/run.json", RECORD)
+    Sent(run_id(RECORD), "1").write(tmp_path, "mlflow")
+    Sent("an earlier run", "2").write(tmp_path, "wandb")
+    with _tracked("report", params_with("mlflow", "wandb", "dvclive"), tmp_path):
+        (tmp_path / "reports/quants.csv").write_text(LEVELS, encoding="utf-8")
+    (process,) = noted
+    assert process.request.tracker == "mlflow" and process.words == [b"", b"waited for"]
+    assert process.request.table and len(process.request.table.rows) == 2
 
 
 RAISING = """
