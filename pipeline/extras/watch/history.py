@@ -28,6 +28,7 @@ from pipeline.stages.train.monitoring.monitor import Monitor
 
 LINES = 200  # last lines of the log that are kept
 LONGEST = 4000  # characters of a line, or of a text in a sample
+LONGEST_TITLE = 40  # characters of a measure's name
 EVALUATIONS = 50  # last evaluations whose samples are kept
 RECENT = 20  # last steps from whose median time the time left is estimated
 HALF_TIME_UNKNOWN = 1 << 50
@@ -282,7 +283,7 @@ class History:
         known = [key for key in MEASURES if key in self.points]
         first = {curve.key for curve in CURVES} | {"eval_loss", "weightless", "asked"}
         others = sorted(self.points.keys() - first - MEASURES.keys())
-        measures = [Curve(key, MEASURES.get(key, key), number, key) for key in [*known, *others]]
+        measures = [Curve(key, MEASURES.get(key, safe(key, LONGEST_TITLE)), number, key) for key in [*known, *others]]
         leading = [curve for curve in measures if curve.key == "reward"]
         rest = [curve for curve in measures if curve.key != "reward"]
         return [*leading, *CURVES, *rest]

@@ -84,6 +84,9 @@ def test_new_steps_and_new_curves_come_by_themselves(tmp_path: Path, monkeypatch
         write_run(root, rewarded(4), method="grpo")
         await app.look()
         await shows(app, pilot, "Reward 1, held out 0.8", "step 4 of 50")
+        append(root, step_row(5, 0.5) | {"measures": {"of an author\x1b[2J": 0.25}})
+        await app.look()
+        await shows(app, pilot, "step 5 of 50", "of an author\\x1b[2J 0.25")
 
     with at_work(root):
         piloted(root, (120, 40), work)
