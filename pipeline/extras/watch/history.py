@@ -283,7 +283,9 @@ class History:
         known = [key for key in MEASURES if key in self.points]
         first = {curve.key for curve in CURVES} | {"eval_loss", "weightless", "asked"}
         others = sorted(self.points.keys() - first - MEASURES.keys())
-        measures = [Curve(key, MEASURES.get(key, safe(key, LONGEST_TITLE)), number, key) for key in [*known, *others]]
+        measures = [
+            Curve(key, MEASURES.get(key, safe(key, LONGEST_TITLE)), number, key) for key in [*known, *others]
+        ]
         leading = [curve for curve in measures if curve.key == "reward"]
         rest = [curve for curve in measures if curve.key != "reward"]
         return [*leading, *CURVES, *rest]

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from conftest import run_stages
 from make import change_params, until
+from needed import need
 from training_logs import eval_row, step_row
 
 from pipeline.__main__ import _tracked
@@ -43,8 +44,8 @@ LEVELS = "model,gate,bytes,task_score\nF16,pass,100,0.5\nQ4_K_M,,50,0.25\n"
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
-    missing = missing_trackers(names)
-    return pytest.mark.skipif(bool(missing), reason=missing)
+    missing = [name for name in names if missing_trackers([name])]
+    return pytest.mark.skipif(bool(missing), reason=need(", ".join(missing)))
 
 
 @pytest.fixture(autouse=True)
