@@ -160,7 +160,7 @@ def test_the_end_of_a_huge_log_is_enough(root: Path) -> None:
             file.seek(10**9)
             file.write(b"\nparity: rows: 40% after 12 s, about 18 s left\nnoise\n")
         (running,) = status(root)["running"]
-        assert (running["share"], running["seconds_left"], running["now"]) == (0.4, 18, "parity: rows")
+        assert (running["share"], running["seconds_left"], running["now"]) == (0.4, 18, "rows")
 
 
 def test_the_diff_of_a_stage_names_everything(root: Path) -> None:
@@ -192,7 +192,7 @@ def test_history_has_a_run_for_each_record_in_git(root: Path) -> None:
         next(out for out in record["outs"] if out["path"] == "reports/metrics.json")["md5"] = first
     commit("first")
     with changed_lock(root, "train") as record:
-        record["params"]["params.lock.yaml"]["train"]["r"] = 99
+        record["params"]["params.lock.yaml"]["train.r"] = 99
     commit("second")
     with changed_lock(root, "curate") as record:
         next(dep for dep in record["deps"] if dep["path"] == "data/raw")["md5"] = "0" * 32
