@@ -38,7 +38,8 @@ def running_jobs(root: Path, params: Params) -> list[Running]:
         usage = usage_of.get(job)
         if left is None and usage and usage.seen.seconds:  # What it took last time is the best that is known.
             left = max(0.0, usage.seen.seconds - elapsed)
-        found.append(Running(job, process, elapsed, far and far.share, left, far.what if far else ""))
+        share = far.share if far else None
+        found.append(Running(job, process, elapsed, share, left, far.what if far else ""))
     return found
 
 
