@@ -22,7 +22,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
-from pipeline.workflow.view import QUIET, VIEW
+from pipeline.workflow.remote import QUIET, VIEW
 
 if TYPE_CHECKING:
     from pipeline.workflow.view.events import Event
