@@ -81,6 +81,8 @@ def preview(root: Path, params: Params, words: Sequence[str], *, as_json: bool) 
     targets = targets_in(words)
     for target in targets:
         next(files_of(target, params, root))
+    if "all" in targets:
+        targets = []
     plan = view.preview(root, params, targets)
     if as_json:
         print(as_line(plan))

@@ -28,17 +28,17 @@ from pipeline.core.units import size_text
 from pipeline.core.usage import FOLDER as USAGE
 from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.overview.at_work import Running, run_in_progress, running_jobs
-from pipeline.workflow.overview.causes import Cause, Kind
+from pipeline.workflow.overview.causes import in_words
 from pipeline.workflow.overview.history import history
 from pipeline.workflow.overview.states import Job, Overview, State, overview
-from pipeline.workflow.overview.times import expected_seconds
+from pipeline.workflow.overview.times import Forecast, forecast
 from pipeline.workflow.project import changed_code, installed_version, is_project, version_of
 from pipeline.workflow.stage_command import need_stage
 from pipeline.workflow.state.lockfile import in_force
 
 PAGE = Path("reports/index.html")
 SHAPE = 1  # version of the JSON, raised if a field changes its meaning
-CAUSES = 3  # that one line names
+NAMED = 3  # jobs that one line names
 MINUTE = 60
 HOUR = 3600
 
@@ -107,7 +107,8 @@ class Status:
 def status_of(params: Params, root: Path) -> Status:
     """Return the status of the project `root`. Raises `DataError` if dvc.lock is damaged."""
     seen = overview(root, params)
-    expected = expected_seconds(root, params, seen.would_run)
+    known = forecast(root, params) if seen.would_run else Forecast()
+    expected = {name: known.seconds(name) for name in seen.would_run}
     return Status(
         root,
         seen,
@@ -170,22 +171,12 @@ def _name(jobs: Sequence[Job]) -> str:
 def why(job: Job) -> str:
     """Return the reasons for a job's state on one line."""
     if job.state == State.MISSING and job.restorable:
-        return f"{_joined(job.causes)}: a run brings it back from DVC's cache"
+        return f"{in_words(job.causes)}: a run brings it back from DVC's cache"
     if job.state == State.FINISHED:
         return "by a job on another machine; the next run records it"
     if job.state == State.UNRECORDED:
         return "without DVC in this folder nothing says of which settings it is"
-    return _joined(job.causes)
-
-
-def _joined(causes: Sequence[Cause]) -> str:
-    """Return the first causes on one line; all stages that it follows count as one."""
-    parts = [cause.text() for cause in causes if cause.kind != Kind.FOLLOWS]
-    followed = [cause.name for cause in causes if cause.kind == Kind.FOLLOWS]
-    if followed:
-        parts.append(f"follows {_some(followed)}")
-    more = f" and {len(parts) - CAUSES} more (--diff)" if len(parts) > CAUSES else ""
-    return safe("; ".join(parts[:CAUSES])) + more
+    return in_words(job.causes)
 
 
 def running_text(job: Running) -> str:
@@ -231,8 +222,8 @@ def plan_line(status: Status) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - CAUSES} more" if len(names) > CAUSES else ""
-    return ", ".join(names[:CAUSES]) + more
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def figures(root: Path) -> dict[str, Any] | None:

@@ -183,20 +183,6 @@ def follow_settings(root: Path, params: Params, *, is_dry_run: bool) -> bool:
     return False
 
 
-def wanted_stages(root: Path, params: Params) -> dict[str, Any]:
-    """Return the stages of `root`/dvc.yaml as a run with these settings would leave them. Writes nothing.
-
-    Raises `ConfigError` as `follow_settings` does.
-    """
-    file = root / "dvc.yaml"
-    stages = _stages(file)
-    if _graph_of(stages) == params.graph and set(_optional_in(stages, params.graph)) != set(asked_by(params)):
-        written: dict[str, Any] = yaml.safe_load(wanted_text(root, params))["stages"]
-        return written
-    _need_graph(file, stages, params)
-    return stages
-
-
 def _optional_in(stages: Mapping[str, Any], graph: Graph) -> list[str]:
     """Return the optional stages of a graph among those of a dvc.yaml."""
     return [name for name in optional(graph) if name in stages]
@@ -246,8 +232,8 @@ def wanted_text(root: Path, params: Params, *, cache_base: bool | None = None) -
 def graph_for(root: Path, params: Params) -> dict[str, Any]:
     """Return the stages of `root`/dvc.yaml, as a run that begins now would have them.
 
-    It writes the file again first if optional stages come or go. Raises `ConfigError` as `need_graph` does,
-    and `ToolError` if the file can't be read.
+    A run writes the file again first if optional stages come or go. This writes nothing. Raises
+    `ConfigError` as `need_graph` does, and `ToolError` if the file can't be read.
     """
     file = root / "dvc.yaml"
     stages = graph_stages(file)

@@ -26,8 +26,9 @@ from pipeline.workflow.state.hashes import Hashes
 from pipeline.workflow.state.lockfile import changed_paths, md5s_of, stages_of
 from pipeline.workflow.state.record import inputs_state, record, record_all, refresh_keys_for
 from pipeline.workflow.state.sync_mtimes import REUSE
-from pipeline.workflow.view import QUIET, VIEW
 
+VIEW = "QUENCH_VIEW"  # in a job's environment: QUIET if its output goes into its log only
+QUIET = "quiet"
 # Ctrl-C sends SIGINT, and SLURM SIGTERM, to every process of a job. The shell and `tee` wait for the stage,
 # which saves its work. If they exited first, its last output would be lost, and SLURM would kill the stage.
 # A view of the run that reads the logs wants no other output (`pipeline.workflow.view.handler`), and a

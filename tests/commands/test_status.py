@@ -160,7 +160,7 @@ def test_the_end_of_a_huge_log_is_enough(root: Path) -> None:
             file.seek(10**9)
             file.write(b"\nparity: rows: 40% after 12 s, about 18 s left\nnoise\n")
         (running,) = status(root)["running"]
-        assert (running["share"], running["seconds_left"], running["now"]) == (0.4, 18, "parity: rows")
+        assert (running["share"], running["seconds_left"], running["now"]) == (0.4, 18, "rows")
 
 
 def test_the_diff_of_a_stage_names_everything(root: Path) -> None:

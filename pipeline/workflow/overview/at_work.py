@@ -3,24 +3,15 @@
 Reads only files, so it changes nothing for a running job.
 """
 
-import json
-import os
-import re
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.core.errors import QuenchError
 from pipeline.core.locks import RUN, holder, stages_at_work
 from pipeline.core.usage import usages
-
-STEPS = Path("models/checkpoints/steps.jsonl")
-TAIL = 1 << 16  # bytes at the end of a log that are read, however long it is
-# what `pipeline.core.progress` writes into a log
-PROGRESS = re.compile(r"(?P<what>[^\r\n]*): (?P<percent>\d+)% after \d+ s, about (?P<left>\d+) s left")
+from pipeline.workflow.overview.progress import STEPS, Far, from_log, from_steps
 
 
 @dataclass(frozen=True)
@@ -42,15 +33,13 @@ def running_jobs(root: Path, params: Params) -> list[Running]:
     for job, process in stages_at_work(root).items():
         started = _modified(root / ".quench" / f"{job}.lock")
         elapsed = max(0.0, time.time() - started) if started else 0.0
-        if job == "train":
-            progress = _of_training(root, params, started or 0.0)
-        else:
-            progress = _of_log(root / "logs" / f"{job.replace('@', '-')}.log", started or 0.0)
-        share, left, now = progress
+        far = _far(root, params, job, started)
+        left = far.left if far else None
         usage = usage_of.get(job)
         if left is None and usage and usage.seen.seconds:  # What it took last time is the best that is known.
             left = max(0.0, usage.seen.seconds - elapsed)
-        found.append(Running(job, process, elapsed, share, left, now))
+        share = far.share if far else None
+        found.append(Running(job, process, elapsed, share, left, far.what if far else ""))
     return found
 
 
@@ -59,60 +48,24 @@ def run_in_progress(root: Path) -> str | None:
     return holder(root / ".quench" / f"{RUN}.lock")
 
 
-def _of_training(root: Path, params: Params, started: float) -> tuple[float | None, float | None, str]:
-    file = root / STEPS
-    if _modified(file) < started:  # It is of an earlier run: this one has made no step yet.
-        return None, None, ""
+def _far(root: Path, params: Params, job: str, started: float) -> Far | None:
+    """Return how far a job is that `started` then. What is older is of an earlier run."""
+    log = root / "logs" / f"{job.replace('@', '-')}.log"
+    by_log = from_log(log) if _modified(log) >= started else None
+    if job != "train" or _modified(root / STEPS) < started:
+        return by_log
+    steps = by_log.steps if by_log else 0
+    return from_steps(root, steps or _planned_steps(root, params)) or by_log
+
+
+def _planned_steps(root: Path, params: Params) -> int:
     from pipeline.planning.duration import work_in  # It takes a while to import.
 
-    rows = [*_rows(_tail(file))]
-    steps = [row for row in rows if row.get("kind") == "step"]
-    if not steps:
-        return None, None, ""
-    last = steps[-1]
     try:
         work = work_in(root, params.train)
     except QuenchError:
-        work = None
-    seconds = sorted(row["seconds"] for row in steps[-20:] if isinstance(row.get("seconds"), int | float))
-    loss = last.get("loss")
-    shown = f", loss {loss:.3g}" if isinstance(loss, int | float) else ""
-    if not work or not isinstance(last.get("step"), int):
-        return None, None, f"step {last.get('step')}{shown}"
-    done = last["step"] / work.steps
-    left = (work.steps - last["step"]) * seconds[len(seconds) // 2] if seconds else None
-    return min(1.0, done), left, f"step {last['step']} of {work.steps}{shown}"
-
-
-def _of_log(file: Path, started: float) -> tuple[float | None, float | None, str]:
-    if _modified(file) < started:
-        return None, None, ""
-    lines = [*PROGRESS.finditer(_tail(file).decode(errors="replace"))]
-    if not lines:
-        return None, None, ""
-    found = lines[-1]
-    return int(found["percent"]) / 100, float(found["left"]), found["what"].strip()
-
-
-def _rows(tail: bytes) -> Iterable[dict[str, Any]]:
-    """Yield the complete rows at the end of a metrics log; a torn line is no row."""
-    for line in tail.split(b"\n")[:-1]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
-
-
-def _tail(file: Path) -> bytes:
-    try:
-        with file.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - TAIL))
-            return log.read()
-    except OSError:
-        return b""
+        return 0
+    return work.steps if work else 0
 
 
 def _modified(file: Path) -> float:

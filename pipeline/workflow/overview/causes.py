@@ -4,7 +4,7 @@
 
 import hashlib
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -12,16 +12,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.params import load_params
 from pipeline.config.params_text import as_yaml
+from pipeline.core.errors import QuenchError
+from pipeline.core.text import safe
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.keys.code_keys import FOLDER, LOCK
 from pipeline.workflow.keys.imports import Package
 from pipeline.workflow.overview.contents import Contents
 from pipeline.workflow.project import is_project
-from pipeline.workflow.stages import Values, code_of_stages
+from pipeline.workflow.stages import Values, code_of_stages, values_of
 from pipeline.workflow.state.lockfile import Entry
 
-NAMED = 3  # files that one line names
+PARAMS = "params.yaml"
+NAMED = 3  # files that one line names, and causes
 LONGEST = 40  # characters of a value on one line
 
 
@@ -70,7 +74,17 @@ class Cause:
                 return f"{self.name} is missing"
             case Kind.FOLLOWS:
                 return f"follows {self.name}"
-        return f"{self.name}{_in_brackets(self.files, named)}"
+        return f"{self.name} changed{_in_brackets(self.files, named)}"
+
+
+def in_words(causes: Sequence[Cause]) -> str:
+    """Return the first causes on one line; all stages that are followed count as one."""
+    parts = [cause.text() for cause in causes if cause.kind != Kind.FOLLOWS]
+    followed = tuple(cause.name for cause in causes if cause.kind == Kind.FOLLOWS)
+    if followed:
+        parts.append(f"follows {_listed(followed, NAMED)}")
+    more = f" and {len(parts) - NAMED} more (`quench status --diff`)" if len(parts) > NAMED else ""
+    return safe("; ".join(parts[:NAMED])) + more
 
 
 class Now:
@@ -83,9 +97,11 @@ class Now:
         self._files: dict[str, Values] = {LOCK: values}
 
     def setting(self, file: str, key: str) -> Any:
-        """Return the value of `key` as DVC would record it from `file`."""
+        """Return the value of `key` as DVC would record it from `file`, once that has these settings."""
         if file not in self._files:
             self._files[file] = Values(_content(self.root / file))
+        if file == PARAMS and self._written.at(key) != self._values.at(key):
+            return self._values.at(key)  # The settings are other ones than those of the file.
         return self._files[file].at(key)
 
     def code(self, path: str) -> str | None:
@@ -105,6 +121,13 @@ class Now:
             _in_git(self.root, path),
         )
         return next((text for text in texts if text is not None and _md5(text) == md5), None)
+
+    @cached_property
+    def _written(self) -> Values:
+        try:
+            return values_of(load_params(self.root / PARAMS))
+        except QuenchError:
+            return self._values
 
     @cached_property
     def _package(self) -> Package:

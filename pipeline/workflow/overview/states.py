@@ -6,7 +6,7 @@ starting DVC and without changing anything but the cache of hashes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import chain
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError
 from pipeline.core.locks import stages_at_work
+from pipeline.core.text import safe
 from pipeline.core.usage import usages
 from pipeline.workflow.cluster.jobs import receipts
 from pipeline.workflow.dvc_yaml import graph_for
@@ -44,7 +46,7 @@ class State(StrEnum):
 class Job:
     """A job, and why it is in its state. `restorable` is True if DVC's cache has all that is missing.
 
-    `seconds` is how long its last run took, None if it is unknown.
+    `seconds` is how long its last run took, None if it is unknown. It `reads` what these other jobs write.
     """
 
     name: str
@@ -52,11 +54,12 @@ class Job:
     causes: tuple[Cause, ...] = ()
     restorable: bool = False
     seconds: float | None = None
+    reads: tuple[str, ...] = ()
 
     @property
     def stage(self) -> str:
         """Return the name of its stage."""
-        return self.name.partition("@")[0]
+        return _stage_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -77,26 +80,63 @@ class Overview:
         """Return the jobs of a stage, or the one that is named with its level."""
         return [job for job in self.jobs if stage in (job.name, job.stage)]
 
+    def needed_by(self, names: Iterable[str]) -> set[str]:
+        """Return the jobs from which these read, directly or not."""
+        reads = {job.name: job.reads for job in self.jobs}
+        found: set[str] = set()
+        wanted = list(names)
+        while wanted:
+            new = {*reads[wanted.pop()]} - found
+            found |= new
+            wanted.extend(new)
+        return found
 
-def overview(root: Path, params: Params) -> Overview:
+
+def overview(root: Path, params: Params, targets: Collection[str] = ()) -> Overview:
     """Return the overview of `root` under these settings.
 
-    Raises `DataError` if dvc.lock is damaged.
+    `targets` are the stages, jobs or files up to which a run would go; the last stage if there are none.
+    Raises `DataError` if dvc.lock is damaged, `ConfigError` for a target that no job makes.
     """
     values = values_of(params)
     stages = graph_for(root, params)
     entries = {
         name: entry
         for name, entry in jobs_of(stages, values).items()
-        if name.partition("@")[0] not in (CODE, SETTINGS)
+        if _stage_of(name) not in (CODE, SETTINGS)
     }
     at_work = stages_at_work(root)
     # What a stage writes at this moment is not read.
     written_now = {out for name in at_work if name in entries for out in entries[name].outs}
     paths = {path for entry in entries.values() for path in (*entry.deps, *entry.outs)}
     contents = Contents(root, [path for path in paths if not _meets(path, written_now)])
-    judged = _Judged(root, entries, Now(root, values, contents), uncached(stages, values))
-    return Overview(judged.jobs(at_work), off(params, values), judged.would_run())
+    goals = _goals(entries, targets) if targets else {name for name in entries if _stage_of(name) == LAST}
+    judged = _Judged(root, entries, Now(root, values, contents), uncached(stages, values), goals)
+    seen = Overview(judged.jobs(at_work), off(params, values), judged.would_run())
+    if not targets:
+        return seen
+    wanted = goals | seen.needed_by(goals)
+    return replace(seen, would_run=tuple(name for name in seen.would_run if name in wanted))
+
+
+def _goals(entries: Mapping[str, Entry], targets: Collection[str]) -> set[str]:
+    """Return the jobs that `targets` name."""
+    found: set[str] = set()
+    for target in targets:
+        named = {
+            name
+            for name, entry in entries.items()
+            if target.casefold() in (name.casefold(), _stage_of(name))
+            or _meets(target.rstrip("/"), entry.outs)
+        }
+        if not named:
+            raise ConfigError(
+                "Q-WORKFLOW-008",
+                f"{safe(target, 80)} is no stage, and no file that one makes, so a dry run with other "
+                "settings can't plan it: leave the settings or -n out",
+            )
+        found |= named
+    return found
 
 
 def _records(root: Path) -> dict[str, Any]:
@@ -139,7 +179,14 @@ def uncached(stages: Mapping[str, Any], values: Values) -> set[str]:
 class _Judged:
     """The jobs of a project, judged by their records."""
 
-    def __init__(self, root: Path, entries: Mapping[str, Entry], now: Now, unkept: Collection[str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        entries: Mapping[str, Entry],
+        now: Now,
+        unkept: Collection[str],
+        goals: Collection[str],
+    ) -> None:
         self._root = root
         self._entries = entries
         self._contents = now.contents
@@ -161,7 +208,7 @@ class _Judged:
             name: [other for other, before in entries.items() if other != name and _follows(entry, before)]
             for name, entry in entries.items()
         }
-        self._to_do = self._find_to_do(unkept)
+        self._to_do = self._find_to_do(unkept, goals)
 
     def jobs(self, at_work: Collection[str]) -> tuple[Job, ...]:
         """Return all jobs, in the order in which they can run."""
@@ -171,7 +218,7 @@ class _Judged:
         own = self._own.get(name, ())
         kinds = {cause.kind for cause in own}
         lost = self._lost[name]
-        make = partial(Job, name, seconds=self._seconds(name))
+        make = partial(Job, name, seconds=self._seconds(name), reads=tuple(self._followed[name]))
         if name in at_work:
             return make(State.RUNNING, own)
         if name in self._finished:
@@ -194,10 +241,10 @@ class _Judged:
         """Return the jobs that a run would run, in that order."""
         return tuple(name for name in self._in_order() if name in self._to_do)
 
-    def _find_to_do(self, unkept: Collection[str]) -> set[str]:
+    def _find_to_do(self, unkept: Collection[str], goals: Collection[str]) -> set[str]:
         """Return the jobs that a run would run; `unkept` are the outputs that no cache has.
 
-        A job whose output is missing runs only if one that runs reads it, or if it is the last stage's.
+        A job whose output is missing runs only if one that runs reads it, or if it is one of the `goals`.
         """
         running = self._with_followers(name for name, own in self._own.items() if own and self._has_any(name))
         while True:
@@ -215,7 +262,7 @@ class _Judged:
                 alone = not self._own.get(name) and {*lost} <= {*unkept} and 0 < len(waiting) < len(readers)
                 if alone:
                     more.add(name)
-                elif name.partition("@")[0] == LAST or running & {*readers}:
+                elif name in goals or running & {*readers}:
                     more |= self._with_followers([name])
             if more <= running:
                 return running
@@ -273,6 +320,10 @@ class _Judged:
         for name in self._entries:
             add(name)
         return list(ordered)
+
+
+def _stage_of(job: str) -> str:
+    return job.partition("@")[0]
 
 
 def _follows(entry: Entry, before: Entry) -> bool:

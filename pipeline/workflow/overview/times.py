@@ -2,7 +2,9 @@
 or by the plan alone, scaled by how this machine did so far.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from pipeline.config.params import Params
@@ -10,24 +12,43 @@ from pipeline.core.errors import QuenchError
 from pipeline.core.usage import Usage, usages
 
 
-def expected_seconds(root: Path, params: Params, jobs: Collection[str]) -> dict[str, float | None]:
-    """Return the seconds that each of `jobs` will take; None if neither a run nor the plan knows."""
-    if not jobs:
-        return {}
-    usage_of = usages(root)
-    planned = _planned(root, params)
-    factor = _factor(usage_of)
-    expected: dict[str, float | None] = {}
-    for name in jobs:
-        usage = usage_of.get(name)
-        now = planned.get(name)
-        if usage is None or usage.seen.seconds is None:
-            expected[name] = None if now is None else now * factor
-        elif now and usage.planned.seconds:
-            expected[name] = usage.seen.seconds * now / usage.planned.seconds
-        else:
-            expected[name] = usage.seen.seconds
-    return expected
+@dataclass(frozen=True)
+class Forecast:
+    """The last run of each job ("quantize@Q4_K_M"), and the seconds that are planned for it."""
+
+    used: Mapping[str, Usage] = field(default_factory=dict)
+    planned: Mapping[str, float] = field(default_factory=dict)
+
+    def seconds(self, job: str) -> float | None:
+        """Return the seconds that a job will take; None if neither a run nor the plan knows."""
+        now = self.planned.get(job)
+        before = self.used.get(job)
+        if before is None or before.seen.seconds is None:
+            return None if now is None else now * self._factor
+        if now and before.planned.seconds:
+            return before.seen.seconds * now / before.planned.seconds
+        return before.seen.seconds
+
+    def of_stage(self, stage: str) -> float | None:
+        """Return the seconds of a job of this stage on average; None if nothing is known of it."""
+        names = [name for name in {*self.used, *self.planned} if name.partition("@")[0] == stage]
+        known = [seconds for name in names if (seconds := self.seconds(name)) is not None]
+        return sum(known) / len(known) if known else None
+
+    @cached_property
+    def _factor(self) -> float:
+        """How many times as long as planned the jobs took that have run here."""
+        both = [
+            (usage.seen.seconds, usage.planned.seconds)
+            for usage in self.used.values()
+            if usage.seen.seconds and usage.planned.seconds
+        ]
+        return sum(seen for seen, _ in both) / sum(planned for _, planned in both) if both else 1.0
+
+
+def forecast(root: Path, params: Params) -> Forecast:
+    """Return the forecast for these settings. It reads records and imports no PyTorch."""
+    return Forecast(usages(root), _planned(root, params))
 
 
 def _planned(root: Path, params: Params) -> Mapping[str, float]:
@@ -42,15 +63,5 @@ def _planned(root: Path, params: Params) -> Mapping[str, float]:
         # Building an architecture would import PyTorch.
         plan = plan_run(params, find_shape(params, root, build=False), root, card)
         return {name: needs.seconds for name, needs in planned_stages(params, plan) if needs.seconds}
-    except QuenchError:  # The base is not there yet, or nothing is planned for it.
+    except (QuenchError, OSError):  # The base is not there yet, or nothing is planned for it.
         return {}
-
-
-def _factor(usage_of: Mapping[str, Usage]) -> float:
-    """Return how many times as long as planned the jobs took that have run here."""
-    both = [
-        (usage.seen.seconds, usage.planned.seconds)
-        for usage in usage_of.values()
-        if usage.seen.seconds and usage.planned.seconds
-    ]
-    return sum(seen for seen, _ in both) / sum(planned for _, planned in both) if both else 1.0

@@ -14,12 +14,16 @@ from typing import Annotated, Literal
 
 @dataclass(frozen=True)
 class Planned:
-    """A stage that is to run: how many jobs it has, the seconds that they take, if that is known, and why."""
+    """A stage that is to run: how many jobs it has, the seconds that they take, if that is known, and why.
+
+    `changed` is true if something of its own has changed, false if it never ran or follows others.
+    """
 
     stage: str
     jobs: int
     seconds: float | None
     why: str
+    changed: bool
 
 
 @dataclass(frozen=True)

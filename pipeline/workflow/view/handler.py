@@ -7,6 +7,7 @@ On a terminal, and for JSON, jobs write into their logs only (`pipeline.workflow
 the view has their lines. Otherwise jobs print their lines themselves.
 """
 
+import atexit
 import logging
 import os
 import sys
@@ -21,7 +22,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
-from pipeline.workflow.view import QUIET, VIEW
+from pipeline.workflow.remote import QUIET, VIEW
 
 if TYPE_CHECKING:
     from pipeline.workflow.view.events import Event
@@ -116,6 +117,9 @@ class LogHandler(LogHandlerBase):
                 if not self.common_settings.dryrun:
                     self._show([*self._run.look(), self._run.end()])
                 self._view.close()
+        if self._form != LIVE and "colorama" in sys.modules:
+            # DVC's logger would end the output of a terminal with an escape code.
+            atexit.unregister(sys.modules["colorama"].initialise.reset_all)
         super().close()
 
     def _chosen(self) -> str:
@@ -135,7 +139,7 @@ class LogHandler(LogHandlerBase):
     def _begin(self) -> None:
         from pipeline.workflow.view.run import Run
 
-        self._run = Run(Path())
+        self._run = Run(Path(), self._foresee if self._shows_plan_once() else None)
         self._view = self._new_view()
 
     def _new_view(self) -> View:
@@ -167,7 +171,8 @@ class LogHandler(LogHandlerBase):
 
     def _look(self) -> None:
         """Follow the jobs' logs until the run is over."""
-        self._foresee()
+        if not self._shows_plan_once():
+            self._foresee()
         while not self._over.wait(LOOK_SECONDS):
             with self._state:
                 try:
@@ -177,10 +182,14 @@ class LogHandler(LogHandlerBase):
                 except Exception as error:
                     self._fail(error)
 
+    def _shows_plan_once(self) -> bool:
+        """Return True if the plan has to have its times when it is first shown."""
+        return self._form == JSON or bool(self.common_settings.dryrun)
+
     def _foresee(self) -> None:
         """Give the run its forecast. It takes a moment, for which Snakemake should not wait."""
         from pipeline.config.params import load_params
-        from pipeline.workflow.view.forecast import forecast
+        from pipeline.workflow.overview.times import forecast
 
         with suppress(Exception):  # Without a forecast no times are shown.
             known = forecast(Path(), load_params(Path("params.yaml")))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.core.text import console
 from pipeline.workflow.view import events
 from pipeline.workflow.view.run import Job, Run, Stage
-from pipeline.workflow.view.words import about, clock, end_lines, failed_lines, is_own
+from pipeline.workflow.view.words import about, clock, end_lines, failed_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -137,8 +137,8 @@ class LiveView:
             what = [f"{waiting} jobs"] if stage.jobs > 1 else []
             if stage.expected is not None:
                 what.append(about(stage.expected * waiting))
-            if is_own(stage.why):
-                what.append(stage.why)
+            if stage.why.is_own:
+                what.append(stage.why.text)
             row.append(", ".join(what))
         yield row
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.core.text import console
+from pipeline.workflow.overview.states import overview
+from pipeline.workflow.overview.times import forecast
 from pipeline.workflow.view import events
-from pipeline.workflow.view.forecast import forecast
-from pipeline.workflow.view.graph import Graph, context_of, stage_of
+from pipeline.workflow.view.reasons import Reason, context_of
 from pipeline.workflow.view.run import Run, Stage
 from pipeline.workflow.view.words import about
 
@@ -37,22 +38,16 @@ class DryView:
 
 
 def preview(root: Path, params: Params, targets: Collection[str]) -> events.Plan:
-    """Return what would run with the settings `params`, up to `targets` (all, if it is empty).
+    """Return what would run with the settings `params`, up to `targets` (stages or files; all, if empty).
 
-    Raises `DataError` for a dvc.lock that can't be read.
+    Raises what `overview` does.
     """
-    graph = Graph.of(root, params)
-    wanted = set(graph.jobs)
-    if targets:
-        named = {job for job in graph.jobs if job in targets or stage_of(job) in targets}
-        wanted = named | graph.needed_by(named)
-    changed = [job for job in graph.jobs if any(graph.causes(job))]
-    jobs = [job for job in graph.jobs if job in {*changed, *graph.followers(changed)} & wanted]
-    counts = Counter(map(stage_of, jobs))
+    seen = overview(root, params, targets)
+    counts = Counter(name.partition("@")[0] for name in seen.would_run)
     known = forecast(root, params)
-    found = context_of(graph, jobs, counts)
+    found = context_of(seen, counts)
     stages = [
-        Stage(name, counts[name], known.of_stage(name), found.why.get(name, "")).planned
+        Stage(name, counts[name], known.of_stage(name), found.why.get(name, Reason())).planned
         for name in found.order
     ]
     return events.Plan(stages, found.up_to_date)
@@ -65,7 +60,7 @@ def print_plan(plan: events.Plan) -> None:
         return
     width = max(map(len, [stage.stage for stage in plan.stages]))
     output = console(highlight=False)
-    output.print(f"{'stage':<{width}}  jobs  {'time':<12}  why", style="bold", markup=False)
+    output.print(f"{'stage':<{width}}  jobs  {'time':<12}  why", markup=False)
     for stage in plan.stages:
         row = f"{stage.stage:<{width}}  {stage.jobs:>4}  {about(stage.seconds):<12}  {stage.why}"
         output.print(row.rstrip(), markup=False, soft_wrap=True)

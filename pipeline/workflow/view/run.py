@@ -1,8 +1,9 @@
 """What is known of a run: its stages and jobs, by Snakemake's records, the jobs' logs and the forecast."""
 
+import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import LogRecord
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import Any
 
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from pipeline.workflow.overview.progress import Far, from_line, from_steps
+from pipeline.workflow.overview.times import Forecast
 from pipeline.workflow.view import events
-from pipeline.workflow.view.forecast import Forecast
 from pipeline.workflow.view.messages import STOPPING, message_of
-from pipeline.workflow.view.progress import WARNING, Far, from_line, from_steps
+from pipeline.workflow.view.reasons import Reason, context
 from pipeline.workflow.view.tail import Tail
 
 KEPT = 40  # lines of a job's log
 LAST_LINES = 15  # those that are shown if it fails
 NO_STAGES = ("all", "total")  # of Snakemake's count of jobs
+WARNING = re.compile(r"\b(?:warn(?:ing)?|beware)\b", re.IGNORECASE)
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Stage:
     name: str
     jobs: int
     expected: float | None  # seconds of one of its jobs
-    why: str = ""
+    why: Reason = field(default_factory=Reason)
     done: int = 0
     restored: int = 0
     failed: int = 0
@@ -77,14 +80,18 @@ class Stage:
     def planned(self) -> events.Planned:
         """The stage as a part of a plan."""
         seconds = None if self.expected is None else round(self.expected * self.jobs, 3)
-        return events.Planned(self.name, self.jobs, seconds, self.why)
+        return events.Planned(self.name, self.jobs, seconds, self.why.text, self.why.is_own)
 
 
 class Run:
-    """The run in the folder `root`. `take` and `look` yield what has happened as events."""
+    """The run in the folder `root`. `take` and `look` yield what has happened as events.
 
-    def __init__(self, root: Path) -> None:
+    `foresee` calls `know` before the plan is an event, if that has to have its times.
+    """
+
+    def __init__(self, root: Path, foresee: Callable[[], None] | None = None) -> None:
         self.root = root
+        self._foresee = foresee
         self.began = time.monotonic()
         self.forecast = Forecast()
         self.stages: dict[str, Stage] = {}
@@ -162,15 +169,15 @@ class Run:
         return events.End(round(self.seconds, 3), done, self.count("restored"), failed, missing, advice)
 
     def _plan(self, stats: Mapping[str, int]) -> events.Plan:
-        from pipeline.workflow.view.graph import context
-
         self.is_planned = True
         self.began = time.monotonic()
         counts = {name: count for name, count in stats.items() if name not in NO_STAGES}
-        found = context(self.root, counts)
+        found = context(self.root, counts)  # Soon, because the first jobs run meanwhile.
+        if self._foresee:
+            self._foresee()
         for name in found.order:
             expected = self.forecast.of_stage(name)
-            self.stages[name] = Stage(name, counts[name], expected, found.why.get(name, ""))
+            self.stages[name] = Stage(name, counts[name], expected, found.why.get(name, Reason()))
         self.up_to_date = found.up_to_date
         return events.Plan([stage.planned for stage in self.stages.values()], self.up_to_date)
 

@@ -1,7 +1,6 @@
 """The words that all views for people use."""
 
 from pipeline.workflow.view import events
-from pipeline.workflow.view.graph import NEW
 
 
 def clock(seconds: float) -> str:
@@ -22,11 +21,6 @@ def about(seconds: float | None) -> str:
     return f"about {seconds / 3600:.1f} h"
 
 
-def is_own(why: str) -> bool:
-    """Return True if a stage runs for a reason of its own, and not because it never ran or follows others."""
-    return bool(why) and not why.startswith("after ") and NEW not in why
-
-
 def plan_lines(plan: events.Plan) -> list[str]:
     """Return the plan in a sentence, and why the first of its stages run."""
     jobs = sum(stage.jobs for stage in plan.stages)
@@ -34,7 +28,7 @@ def plan_lines(plan: events.Plan) -> list[str]:
     count = f"{jobs} job{'s' if jobs != 1 else ''} to do: {', '.join(names)}"
     if plan.up_to_date:
         count += f"; up to date: {', '.join(plan.up_to_date)}"
-    own = [stage for stage in plan.stages if is_own(stage.why)]
+    own = [stage for stage in plan.stages if stage.changed]
     return [count, *(f"  {stage.stage}: {stage.why}" for stage in own)]
 
 

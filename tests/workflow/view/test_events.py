@@ -13,7 +13,8 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import TestLogHandlerBase as HandlerContract
 
 from pipeline.core.places import PROJECT
-from pipeline.workflow.view import QUIET, VIEW, events
+from pipeline.workflow.remote import QUIET, VIEW
+from pipeline.workflow.view import events
 from pipeline.workflow.view.handler import LogHandler, LogHandlerSettings
 from pipeline.workflow.view.run import Run
 from pipeline.workflow.view.words import about, clock

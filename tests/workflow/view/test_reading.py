@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.workflow.overview.progress import STEPS, from_line, from_steps
 from pipeline.workflow.view.messages import message_of
-from pipeline.workflow.view.progress import STEPS, from_line, from_steps
 from pipeline.workflow.view.tail import MOST, Tail
 
 
