@@ -51,7 +51,7 @@ def port(project: Path) -> Iterator[int]:
 def test_clients_find_the_port_while_it_is_served(project: Path, port: int) -> None:
     with announced(project, port):
         shown = quench("status", "--root", project)
-        assert shown.exit_code == 0 and "demo-Q5_K_M is served" in shown.stdout
+        assert shown.exit_code == 0 and f"is served at http://127.0.0.1:{port}/v1" in shown.stdout
         chat = quench("chat", "--root", project, input="/quit\n")
         assert chat.exit_code == 0 and "demo-Q5_K_M" in chat.stdout
     assert not (project / PORT_FILE).exists()

@@ -12,15 +12,14 @@ from pipeline.__main__ import run
 from pipeline.core.jsonl import read_rows
 from pipeline.stages.evaluate import kept
 from pipeline.workflow.keys.code_keys import key_file
+from pipeline.workflow.state import record
 
 
 @pytest.fixture
 def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(kept, "is_disturbed", lambda figures: False)  # Other tests may keep the machine busy.
     root = Path(shutil.copytree(finished, tmp_path / "project"))
-    key = root / key_file("evaluate")
-    key.parent.mkdir(parents=True, exist_ok=True)
-    key.write_text("code\n")
+    (root / key_file("evaluate")).parent.mkdir(parents=True, exist_ok=True)  # Then a stage writes its key.
     return root
 
 
@@ -43,15 +42,18 @@ def test_other_scorers_score_the_stored_answers(project: Path, capsys: pytest.Ca
     second = evaluated(project, "base-F16", scorers=["rouge_l", "exact_match"])
     assert "are scored again" in capsys.readouterr().out
     assert second["speed"] == first["speed"]
-    assert list(second["task"]["scores"]) == ["rouge_l", "exact_match"]
-    assert list(second["task_with_examples"]["scores"]) == ["rouge_l", "exact_match"]
+    assert (first["task"]["scorer"], second["task"]["scorer"]) == ("exact_match", "rouge_l")
+    assert second["task"]["scores"].keys() == {"rouge_l", "exact_match"}
+    assert second["task_with_examples"]["scores"].keys() == {"rouge_l", "exact_match"}
     rescored = list(read_rows(project / "reports/eval/base-F16.answers.jsonl"))
     assert [answer["answer"] for answer in rescored] == [answer["answer"] for answer in answers]
     assert rescored[0]["scores"].keys() == {"rouge_l", "exact_match"}
 
 
 @pytest.mark.parametrize("what", ["nothing", "rows", "code", "damaged"])
-def test_anything_else_measures_again(what: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_anything_else_measures_again(
+    what: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     evaluated(project, "F16")
     scorers = ["rouge_l"]
     if what == "nothing":
@@ -60,7 +62,9 @@ def test_anything_else_measures_again(what: str, project: Path, capsys: pytest.C
         rows = project / "data/final/test.jsonl"
         rows.write_text(rows.read_text(encoding="utf-8").replace("What is", "How much is"), encoding="utf-8")
     elif what == "code":
-        (project / key_file("evaluate")).write_text("other code\n")
+        key = project / key_file("evaluate")
+        assert key.read_text()
+        monkeypatch.setattr(record, "refresh_keys_for", lambda *_: key.write_text("other code\n"))
     else:
         (project / ".quench/evaluated/F16.json").write_text('{"half')
     capsys.readouterr()
