@@ -46,7 +46,7 @@ def known_tracker(name: str) -> str:
 
 def missing_trackers(names: Iterable[str]) -> str:
     """Return a sentence on the named trackers that are not installed, with the remedy; "" if all are."""
-    missing = [name for name in names if find_spec(TRACKERS[name].module) is None]
+    missing = [name for name in names if not _is_installed(TRACKERS[name].module)]
     if not missing:
         return ""
     packages = " ".join(f"'{TRACKERS[name].pip}'" for name in missing)
@@ -55,6 +55,12 @@ def missing_trackers(names: Iterable[str]) -> str:
         f"train.report_to names {', '.join(missing)}, which {are} not installed: `pip install {packages}`, "
         "or take it out of train.report_to"
     )
+
+
+def _is_installed(module: str) -> bool:
+    """Return True for an installed package. A mere folder of its name, as W&B leaves, has no origin."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None
 
 
 def need_trackers(names: Iterable[str]) -> None:

@@ -4,9 +4,9 @@ All lines are complete except for a torn last line, whenever the run is killed.
 
 A row has a `kind`. "step": step, epoch (passes done), loss, learning_rate, grad_norm (before clipping),
 tokens, trained_tokens, rows (packed rows in order), row_ids, seconds, tokens_per_second, memory_bytes.
-"eval": step, eval_loss, samples ({"prompt", "answer", "reference"} each), seconds. Both have `items` (pairs
-or answers) and `measures` (means by name) if the method measures more than its loss. Only the fields in
-`MEASURED` differ between two runs of the same inputs.
+"eval": step, eval_loss, samples ({"prompt", "answer", "reference"} each), seconds; asked if it was only asked
+for (`quench watch`). Both have `items` (pairs or answers) and `measures` (means by name) if the method
+measures more than its loss. Only the fields in `MEASURED` differ between two runs of the same inputs.
 """
 
 import json

@@ -68,6 +68,7 @@ class Request(NamedTuple):
     """A program for the host's Python: `source`, whose answers are lines of the model `kind` behind `mark`.
 
     `what` is its name on the host's command line, for its logs. With `follows` it sends signs of life.
+    `python` is the oldest version that runs it.
     """
 
     what: str
@@ -75,6 +76,7 @@ class Request(NamedTuple):
     kind: type[Answer]
     mark: str
     follows: bool = False
+    python: str = "3.11"
 
 
 def parse(kind: type[Answer], text: str) -> Answer:
@@ -111,7 +113,6 @@ class Ssh:
     """
 
     tools: tuple[str, ...] = ("ssh",)  # programs needed on this machine
-    speaker = "remote"  # what its messages begin with
 
     def __init__(self, name: str, python: str, config: Path | None) -> None:
         if not HOST.fullmatch(name):
@@ -158,7 +159,7 @@ class Ssh:
                         f"{self.name} does not answer any more ({cut}): what it published is here, so run "
                         "the same command again, for this host or another",
                     ) from cut
-                print(f"{self.speaker}: no connection to {self.name} ({cut}): trying again", file=sys.stderr)
+                print(f"remote: no connection to {self.name} ({cut}): trying again", file=sys.stderr)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -189,7 +190,8 @@ class Ssh:
                 why = f"{self.python} is not there" if code in NOT_THERE else reason(others)
                 raise ToolError(
                     "Q-REMOTE-005",
-                    f"{self.name} can't do its part ({why}): name a Python 3.11 or later with --python",
+                    f"{self.name} can't do its part ({why}): name a Python {request.python} or later "
+                    "with --python",
                 )
             if code or not answered:
                 raise ConnectionLost(reason(others) or "it ended early")

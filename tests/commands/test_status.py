@@ -192,7 +192,7 @@ def test_history_has_a_run_for_each_record_in_git(root: Path) -> None:
         next(out for out in record["outs"] if out["path"] == "reports/metrics.json")["md5"] = first
     commit("first")
     with changed_lock(root, "train") as record:
-        record["params"]["params.lock.yaml"]["train"]["r"] = 99
+        record["params"]["params.lock.yaml"]["train.r"] = 99
     commit("second")
     with changed_lock(root, "curate") as record:
         next(dep for dep in record["deps"] if dep["path"] == "data/raw")["md5"] = "0" * 32

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from pipeline.core.metrics_log import Row, parse_row
-from pipeline.core.text import shortened
+from pipeline.core.text import safe, shortened
 from pipeline.extras.trackers.request import FILES, Outcome, Request, Sent, Stamp, Table, stamps
 from pipeline.extras.trackers.sent_settings import USER
 from pipeline.stages.train.run import run_id
@@ -122,7 +122,8 @@ class Session:
             sent.write(root, request.tracker)
         if not request.table:
             again = "continues run" if sent is before else "gets this run as"
-            print(f"train: {request.tracker} {again} {title} ({tracker.where})", file=terminal, flush=True)
+            where = shown(tracker.where)
+            print(f"train: {request.tracker} {again} {title} ({where})", file=terminal, flush=True)
         return cls(root, tracker, sent)
 
     def send(self, rows: Iterator[Row]) -> None:
@@ -152,7 +153,7 @@ class Session:
         """Send the table at the end of a run, as a step after its last one."""
         step = self.sent.step + 1
         self.tracker.table(table, step)
-        self.tracker.log(table.figures, step)
+        self.tracker.log(numbers(table.figures), step)
         self.sent.step = step
         self.sent.write(self.root, self.tracker.name)
 
@@ -175,6 +176,11 @@ def points_of_evaluation(row: Row) -> dict[str, float]:
     """Return an evaluation's points by the names of their curves, which are TensorBoard's."""
     measures = {f"eval_{name}": value for name, value in row.get("measures", {}).items()}
     return numbers({"eval_loss": row.get("eval_loss")} | measures)
+
+
+def shown(text: str) -> str:
+    """Return a library's or a server's text for the terminal, without the password of an address."""
+    return safe(USER.sub("", text))
 
 
 def numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -243,7 +249,7 @@ def main() -> int:
             follow(request, ending, terminal)
     # A library may raise anything, or exit. Whatever it is, the training goes on.
     except (Exception, SystemExit) as error:
-        reason = USER.sub("", f"{type(error).__name__}: {shortened(error)}")  # no password of an address
+        reason = shown(f"{type(error).__name__}: {shortened(error)}")
         print(
             f"train: warning: {request.tracker} failed ({reason}) and gets no more of this run, which goes "
             f"on; {log.relative_to(root)} has what it printed",

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.core.errors import Stopped
 from pipeline.core.places import PROJECT
 from pipeline.extras.trackers.request import Outcome, Request, Sent, Table, stamps
 from pipeline.extras.trackers.sent_settings import sent_settings
@@ -129,7 +128,7 @@ def following(params: Params, root: Path) -> Iterator[None]:
     try:
         yield
         outcome = "finished"
-    except (Stopped, KeyboardInterrupt):
+    except KeyboardInterrupt:  # `Stopped` is one.
         outcome = "stopped"
         raise
     finally:

@@ -42,7 +42,7 @@ class Plot(Static):
     """One curve with its newest value and its scale."""
 
     def __init__(self, curve: Curve, app: "WatchApp") -> None:
-        super().__init__(id=f"plot-{curve.key}".replace(":", "-").replace(".", "-"), classes="plot")
+        super().__init__(classes="plot")
         self.curve = curve
         self.of = app
 

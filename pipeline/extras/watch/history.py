@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check
 from pipeline.core.jsonl import BadLine, parse_object
-from pipeline.core.metrics_log import NO_NUMBERS
+from pipeline.core.metrics_log import parse_row
 from pipeline.core.text import plural, safe
 from pipeline.core.units import size_text
 from pipeline.extras.watch.source import Facts, Piece
@@ -28,6 +28,7 @@ from pipeline.stages.train.monitoring.monitor import Monitor
 
 LINES = 200  # last lines of the log that are kept
 LONGEST = 4000  # characters of a line, or of a text in a sample
+LONGEST_TITLE = 40  # characters of a measure's name
 EVALUATIONS = 50  # last evaluations whose samples are kept
 RECENT = 20  # last steps from whose median time the time left is estimated
 HALF_TIME_UNKNOWN = 1 << 50
@@ -138,9 +139,8 @@ class History:
         self.points: dict[str, Points] = {}
         self.held_out: dict[str, Points] = {}
         self.evaluations: deque[Evaluation] = deque(maxlen=EVALUATIONS)
-        self.events: list[
-            Check
-        ] = []  # new warnings and failures as they came; a rule repeats only a graver one
+        # New warnings and failures as they came. A rule repeats only a graver one.
+        self.events: list[Check] = []
         self.seconds: deque[float] = deque(maxlen=RECENT)
         self.left_out = 0  # bytes of the journal before the part that is read
         self.damaged = 0  # lines that can't be read
@@ -190,17 +190,13 @@ class History:
 
     def _row(self, line: bytes) -> None:
         try:
-            row = parse_object(line)
+            row = parse_row(line)
             step = row["step"]
             if not isinstance(step, int) or isinstance(step, bool) or row["kind"] not in ("step", "eval"):
                 raise BadLine("not_a_step", "it is no row of the metrics log")
         except (BadLine, KeyError):
             self.damaged += bool(line.strip())
             return
-        row = {
-            key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value
-            for key, value in row.items()
-        }
         if row["kind"] == "step":
             self.step = step
             self._put(self.points, step, row)
@@ -287,7 +283,9 @@ class History:
         known = [key for key in MEASURES if key in self.points]
         first = {curve.key for curve in CURVES} | {"eval_loss", "weightless", "asked"}
         others = sorted(self.points.keys() - first - MEASURES.keys())
-        measures = [Curve(key, MEASURES.get(key, key), number, key) for key in [*known, *others]]
+        measures = [
+            Curve(key, MEASURES.get(key, safe(key, LONGEST_TITLE)), number, key) for key in [*known, *others]
+        ]
         leading = [curve for curve in measures if curve.key == "reward"]
         rest = [curve for curve in measures if curve.key != "reward"]
         return [*leading, *CURVES, *rest]

@@ -2,6 +2,7 @@
 
 import queue
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pipeline.core.text import safe
 from pipeline.extras.watch import files
 
 REMOTE = re.compile(r"([^/:]+):(.*)", re.DOTALL)
+OLDEST_PYTHON = "3.8"  # that runs `files` on another machine
 Word = Annotated[str, Field(max_length=1000)]
 # The text that a host's Python runs. It is a module with a name, or `from __future__` would be too late.
 MAKE = """
@@ -130,7 +132,6 @@ class RemoteRun:
     folder: Path | None = None
 
     def __init__(self, connection: Ssh, there: str) -> None:
-        connection.speaker = "watch"
         self.connection = connection
         self.there = there or "."
         self.name = f"{connection.name}:{safe(there, 200)}"
@@ -138,11 +139,11 @@ class RemoteRun:
         self.error: QuenchError | None = None
         self._news: queue.SimpleQueue[Facts | Piece] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._ready = threading.Event()  # All that was there has come, or the connection has ended.
+        self._ready = threading.Event()  # All that was there has come, or an error has ended the thread.
         # The first look says in one sentence what is wrong, before a screen is drawn.
         connection.trying(lambda: next(self._call("look")))
         threading.Thread(target=self._read, daemon=True).start()
-        self._ready.wait()
+        self._wait()
 
     def news(self) -> list[Facts | Piece]:
         """Return what has come since the last call. Raises the `QuenchError` that ended the connection."""
@@ -170,7 +171,17 @@ class RemoteRun:
     def _call(self, call: str, **given: Any) -> Iterator[News]:
         source = Path(files.__file__).read_text(encoding="utf-8")
         script = MAKE.format(source=source, call=call, given={"folder": self.there, **given})
-        return self.connection.call(Request(call, script, News, files.MARK, follows=call == "follow"))
+        request = Request(call, script, News, files.MARK, follows=call == "follow", python=OLDEST_PYTHON)
+        return self.connection.call(request)
+
+    def _wait(self) -> None:
+        """Wait until all that is there has come. Print why if it does not come."""
+        said = ""
+        while not self._ready.wait(files.LOOK_SECONDS):
+            trouble = self.trouble
+            if trouble and trouble != said:
+                print(f"watch: {trouble}", file=sys.stderr, flush=True)
+            said = trouble
 
     def _read(self) -> None:
         pause = 0.5

@@ -20,6 +20,7 @@
   };
   const known = { begun: -1, step: -1, evaluated: -1, page: undefined, said: "", evaluations: [] };
   const curves = new Map();
+  const unanswered = at("answers").firstElementChild, unjudged = at("checks").textContent;
 
   const figures = (value) => (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e6) ? value.toExponential(1) : String(Number(value.toPrecision(3))));
 
@@ -105,7 +106,8 @@
 
   const show = (news) => {
     if (news.begun !== known.begun) {
-      for (const curve of curves.values()) { curve.trained = []; curve.heldOut = []; }
+      at("plots").replaceChildren(); // Another run may have other curves.
+      curves.clear();
       known.evaluations = [];
     }
     for (const found of news.curves) {
@@ -122,17 +124,15 @@
     Object.assign(known, { begun: news.begun, step: news.step, evaluated: news.evaluated });
     at("headline").textContent = news.headline;
     at("notes").replaceChildren(...[news.trouble, ...news.notes].filter(Boolean).map((note) => made("li", note)));
-    if (news.checks.length) {
-      const passed = news.checks.filter((check) => check.verdict === "pass").length;
-      at("checks").textContent = `${passed} of ${news.checks.length} passed.`;
-    }
+    const passed = news.checks.filter((check) => check.verdict === "pass").length;
+    at("checks").textContent = news.checks.length ? `${passed} of ${news.checks.length} passed.` : unjudged;
     const found = news.checks.filter((check) => check.verdict === "warn" || check.verdict === "fail");
     at("findings").replaceChildren(...found.map((check) => {
       const line = made("li");
       line.append(made("b", `${check.verdict}: ${check.name}${check.step === null ? "" : ` (step ${check.step})`}: `), `${check.found}${check.remedy ? ` → ${check.remedy}` : ""}`);
       return line;
     }));
-    if (isNew && known.evaluations.length) at("answers").replaceChildren(...known.evaluations.toReversed().map(answersOf));
+    if (isNew) at("answers").replaceChildren(...(known.evaluations.length ? known.evaluations.toReversed().map(answersOf) : [unanswered]));
     at("log").textContent = news.log.join("\n");
     // A screen reader hears of evaluations and of the end, not of every step.
     const said = known.evaluations.length ? `${news.state}, evaluated at step ${news.evaluated}` : news.state;

@@ -12,17 +12,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
 import pytest
 import yaml
+from conftest import run_stages
+from make import change_params, until
+from needed import need
 from training_logs import eval_row, step_row
 
+from pipeline.__main__ import _tracked
 from pipeline.config.params import Params, load_params
 from pipeline.config.trackers import TRACKERS, missing_trackers, need_trackers
-from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.errors import ConfigError, Stopped, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
@@ -39,8 +44,8 @@ LEVELS = "model,gate,bytes,task_score\nF16,pass,100,0.5\nQ4_K_M,,50,0.25\n"
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
-    missing = missing_trackers(names)
-    return pytest.mark.skipif(bool(missing), reason=missing)
+    missing = [name for name in names if missing_trackers([name])]
+    return pytest.mark.skipif(bool(missing), reason=need(", ".join(missing)))
 
 
 @pytest.fixture(autouse=True)
@@ -81,18 +86,6 @@ class FakeRun:
             self.log.append(step_row(step, 2.0 - step / 10))
             if step % 2 == 0:
                 self.log.append(eval_row(step, 1.5 - step / 10) | {"samples": SAMPLES})
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.2)
-
-
-def sent_step(root: Path, tracker: str) -> int:
-    sent = Sent.read(root, tracker)
-    return sent.step if sent else 0
 
 
 def follow_to(root: Path, tracker: str, outcome: Outcome | None = "finished") -> None:
@@ -193,7 +186,8 @@ def wandb_records(root: Path) -> list[Any]:
     from wandb.proto import wandb_internal_pb2
 
     records = []
-    for file in sorted((root / "reports/trackers/wandb").glob("*/*.wandb")):
+    # A link beside the folders leads to the newest one.
+    for file in sorted((root / "reports/trackers/wandb").glob("offline-run-*/*.wandb")):
         for content in leveldb_records(file.read_bytes()):
             records.append(wandb_internal_pb2.Record())
             records[-1].ParseFromString(content)
@@ -347,15 +341,15 @@ def test_each_run_that_takes_the_folder_is_a_run_and_a_damaged_line_is_left_out(
     def act(run: FakeRun) -> None:
         run.begin()
         run.steps(1, 1)
-        wait_for(lambda: collected and collected[0].steps)
+        until(lambda: collected and collected[0].steps)
         run.steps(3, 3)
         run.log.close()
         with run.log.path.open("ab") as log:
             log.write(b"{half\n")
         run.steps(5, 5)
-        wait_for(lambda: 5 in collected[0].steps)
+        until(lambda: 5 in collected[0].steps)
         run.begin(settings={"r": 8})
-        wait_for(lambda: len(collected) == 2)
+        until(lambda: len(collected) == 2)
         run.steps(1, 1)
 
     followed(tmp_path, act)
@@ -405,33 +399,142 @@ def test_a_process_that_can_not_be_started_is_a_line(
     assert capfd.readouterr().err.count("warning: mlflow") == 1
 
 
+class Noted:
+    """A tracker's process that notes what it is told."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.words: list[bytes] = []
+
+    def close(self, line: bytes = b"") -> None:
+        self.words.append(line)
+
+    def wait(self, seconds: float) -> None:
+        self.words.append(b"waited for")
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[Noted]:
+    """The processes that are started."""
+    processes: list[Noted] = []
+
+    def start(request: Request) -> Noted:
+        processes.append(Noted(request))
+        return processes[-1]
+
+    monkeypatch.setattr(tracking, "started", start)
+    return processes
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (None, b"finished"),
+        (Stopped(15), b"stopped"),
+        (KeyboardInterrupt(), b"stopped"),
+        (OSError(), b"failed"),
+    ],
+    ids=["end", "signal", "key", "error"],
+)
+def test_a_tracker_is_told_how_the_training_ended(
+    error: BaseException | None, word: bytes, tmp_path: Path, noted: list[Noted]
+) -> None:
+    def train() -> None:
+        if error:
+            raise error
+
+    raised = nullcontext() if error is None else pytest.raises(type(error))
+    with raised, _tracked("train", params_with("mlflow", "wandb"), tmp_path):
+        train()
+    assert [process.request.tracker for process in noted] == ["mlflow", "wandb"]
+    assert [process.words for process in noted] == [[word, b"waited for"]] * 2
+
+
+def test_without_trackers_nothing_is_started(tmp_path: Path, noted: list[Noted]) -> None:
+    for stage in ("train", "report"):
+        with _tracked(stage, params_with(), tmp_path):
+            pass
+    with _tracked("merge", params_with("mlflow"), tmp_path):
+        pass
+    assert noted == []
+
+
+def test_the_reports_table_goes_to_the_trackers_that_have_the_adapters_run(
+    tmp_path: Path, noted: list[Noted]
+) -> None:
+    write_json(tmp_path / "models/adapter/run.json", RECORD)
+    Sent(run_id(RECORD), "1").write(tmp_path, "mlflow")
+    Sent("an earlier run", "2").write(tmp_path, "wandb")
+    with _tracked("report", params_with("mlflow", "wandb", "dvclive"), tmp_path):
+        (tmp_path / "reports/quants.csv").write_text(LEVELS, encoding="utf-8")
+    (process,) = noted
+    assert process.request.tracker == "mlflow" and process.words == [b"", b"waited for"]
+    assert process.request.table and len(process.request.table.rows) == 2
+
+
+RAISING = """
+class Live:
+    def __init__(self, **options):
+        pass
+
+    def log_params(self, params):
+        raise RuntimeError("https://anna:geheim@board.example says \\x1b[2J no")
+"""
+
+
+@pytest.fixture
+def raising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tracker whose library raises an error at its first call, here and in the tracker's process."""
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "dvclive.py").write_text(RAISING, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    return "dvclive"
+
+
+def test_a_tracker_that_raises_is_one_line_and_its_log_has_the_rest(
+    tmp_path: Path, raising: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "project"
+    with tracking.following(params_with(raising), root):
+        run = FakeRun(root)
+        run.begin()
+        run.steps(1, 3)
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "warning: dvclive failed (RuntimeError: https://board.example says" in said
+    assert "geheim" not in said and "\x1b" not in said
+    assert (root / "logs/trackers/dvclive.log").is_file()
+    assert Sent.read(root, raising) is None
+
+
 @pytest.mark.slow
-@needs("mlflow", "trackio")
-def test_a_training_has_the_same_bytes_with_trackers(prepared: Path, tmp_path: Path) -> None:
-    """The stage's command, once without trackers, and once with two."""
+@needs("mlflow", "wandb")
+def test_a_training_has_the_same_bytes_with_trackers(
+    prepared: Path, tmp_path: Path, raising: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stage's command: without trackers, and with two, and one that raises an error."""
     alone, tracked = tmp_path / "alone", tmp_path / "tracked"
     for root in (alone, tracked):
         shutil.copytree(prepared, root, symlinks=True)
-    assert train(alone).returncode == 0
-    params = yaml.safe_load((tracked / "params.yaml").read_text(encoding="utf-8"))
-    params["train"]["report_to"] = ["mlflow", "trackio"]
-    (tracked / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
-    done = train(tracked)
-    assert done.returncode == 0, done.stderr
+    few = {"max_steps": 3, "eval_steps": 2}
+    run_stages(change_params(alone, train=few | {"report_to": ["tensorboard"]}), ("train",))
+    assert "warning" not in capfd.readouterr().err
+    assert (alone / "reports/tensorboard").is_dir() and not (alone / "reports/trackers").exists()
+    run_stages(change_params(tracked, train=few | {"report_to": ["mlflow", "wandb", raising]}), ("train",))
+    said = capfd.readouterr().err
+    assert re.findall("warning: .* failed", said) == ["warning: dvclive failed"], said
     assert tree_hash(alone / "models/adapter") == tree_hash(tracked / "models/adapter")
     assert not (tracked / "reports/tensorboard").exists()
-    steps = [row["step"] for row in MetricsLog(tracked / "models/checkpoints/steps.jsonl").rows()]
-    assert [step for step, _ in MlflowStore(tracked).points("loss")] == sorted({*steps})
-
-
-def train(root: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline", "train", "--root", str(root)],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    losses = [
+        (row["step"], row["loss"])
+        for row in MetricsLog(tracked / "models/checkpoints/steps.jsonl").rows()
+        if row["kind"] == "step"
+    ]
+    assert [step for step, _ in losses] == [1, 2, 3]
+    assert MlflowStore(tracked).points("loss") == losses
+    assert [(row["_step"], row["loss"]) for row in wandb_history(tracked) if "loss" in row] == losses
 
 
 # ---- what is asked for, and what is sent
@@ -445,6 +548,13 @@ def test_a_tracker_that_is_not_installed_is_one_sentence_with_its_remedy(
     with pytest.raises(ToolError, match=re.escape(f"pip install '{TRACKERS[name].pip}'")) as refused:
         need_trackers([name])
     assert refused.value.id == "Q-TRACKERS-001"
+
+
+def test_a_folder_of_a_trackers_name_is_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb").mkdir()  # as W&B leaves where it ran
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert "pip install" in missing_trackers(["wandb"])
 
 
 def test_an_unknown_tracker_is_refused_with_the_one_that_is_meant(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from html_page import Page, assert_accessible
 from make import until
 from needed import need
 from training_logs import eval_row, step_row
-from watched_runs import ODD, SAMPLE, append, at_work, demo_run, sampled, watched, write_run
+from watched_runs import ODD, SAMPLE, append, at_work, demo_run, rewarded, sampled, watched, write_run
 
 from pipeline.extras.watch.live import LivePage
 
@@ -124,14 +124,21 @@ def test_curves_grow_without_a_reload(
         assert "training · step 25" in tab.locator("#live-headline").inner_text()
         before = tab.locator("polyline.trained").first.get_attribute("points")
         append(root, step_row(26, 0.5), eval_row(26, 0.25) | {"samples": [SAMPLE]})
-        until(lambda: "step 26" in tab.locator("#live-headline").inner_text(), 30)
+        until(lambda: "step 26" in tab.locator("#live-headline").inner_text())
         assert tab.locator("polyline.trained").first.get_attribute("points") != before
-    assert tab.locator("#live-answers article").count() == 2
-    assert tab.locator("#live-answers b").count() == 0  # A model's markup is text.
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.locator("#live-plots svg[role=img]").count() == 5
+        assert tab.locator("#live-answers article").count() == 2
+        assert tab.locator("#live-answers b").count() == 0  # A model's markup is text.
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.locator("#live-plots svg[role=img]").count() == 5
+        write_run(root, rewarded(4), method="grpo")  # Another run has taken the folder.
+        until(lambda: "step 4" in tab.locator("#live-headline").inner_text())
+        assert tab.locator("#live-plots figcaption strong").first.inner_text() == "Reward"
+        write_run(root, demo_run()[:5])
+        until(lambda: "step 5" in tab.locator("#live-headline").inner_text())
+        assert tab.locator("#live-plots svg[role=img]").count() == 5
+        assert tab.locator("#live-answers article").count() == 0
     (root / "reports").mkdir()
     (root / "reports/index.html").write_text(REPORT)
-    until(lambda: tab.locator("#live-report").is_visible(), 30)
+    until(lambda: tab.locator("#live-report").is_visible())
     assert (said, len(loads)) == ([], 1)
     context.close()

@@ -10,7 +10,8 @@ from ssh_host import ssh_host
 from training_logs import eval_row, step_row
 from watched_runs import ODD, append, at_work, demo_run, sampled, write_run
 
-from pipeline.core.ssh import Ssh
+from pipeline.core.ssh import ConnectionLost, Ssh
+from pipeline.extras.watch import files
 from pipeline.extras.watch.source import RemoteRun
 from pipeline.extras.watch.watched import Watched
 from pipeline.stages.train.requests import CHECKPOINT
@@ -70,6 +71,30 @@ def test_it_goes_on_after_a_cut_and_passes_requests_on(host: Path, monkeypatch: 
             assert (root / "models/checkpoints" / CHECKPOINT).exists()
             (host / "cut").touch()
             assert "no connection" in watched.ask(CHECKPOINT)
+    finally:
+        source.close()
+
+
+def test_a_connection_that_is_lost_before_all_has_come_is_said(
+    host: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(host / ODD, demo_run()[:5])
+    call = RemoteRun._call
+    calls: list[str] = []
+
+    def cut_once(run: RemoteRun, name: str, **given: Any) -> Any:
+        calls.append(name)
+        if calls.count("follow") == 1 and name == "follow":
+            raise ConnectionLost("gone")
+        return call(run, name, **given)
+
+    monkeypatch.setattr(RemoteRun, "_call", cut_once)
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0.01)
+    source = RemoteRun(Ssh("card", "python3", None), ODD)
+    try:
+        assert calls == ["look", "follow", "follow"]
+        assert capsys.readouterr().err == "watch: no connection to card (gone); trying again\n"
+        assert source.news()
     finally:
         source.close()
 

@@ -50,7 +50,7 @@ def test_other_scorers_score_the_stored_answers(project: Path, capsys: pytest.Ca
     assert rescored[0]["scores"].keys() == {"rouge_l", "exact_match"}
 
 
-@pytest.mark.parametrize("what", ["nothing", "rows", "code", "damaged"])
+@pytest.mark.parametrize("what", ["nothing", "rows", "code", "machine", "damaged"])
 def test_anything_else_measures_again(
     what: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +65,8 @@ def test_anything_else_measures_again(
         key = project / key_file("evaluate")
         assert key.read_text()
         monkeypatch.setattr(record, "refresh_keys_for", lambda *_: key.write_text("other code\n"))
+    elif what == "machine":
+        monkeypatch.setattr(kept, "machine", lambda: "another CPU")
     else:
         (project / ".quench/evaluated/F16.json").write_text('{"half')
     capsys.readouterr()
