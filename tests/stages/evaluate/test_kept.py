@@ -19,6 +19,7 @@ from pipeline.workflow.state import record
 def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(kept, "is_disturbed", lambda figures: False)  # Other tests may keep the machine busy.
     root = Path(shutil.copytree(finished, tmp_path / "project"))
+    shutil.rmtree(root / kept.FOLDER, ignore_errors=True)  # It is there if the machine was at rest then.
     (root / key_file("evaluate")).parent.mkdir(parents=True, exist_ok=True)  # Then a stage writes its key.
     return root
 
