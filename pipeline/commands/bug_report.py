@@ -4,7 +4,7 @@ Names, paths, secrets and texts of rows are left out: of the settings only those
 numbers, names of Quench's own or from its recipes; in the last error every name that this machine and project
 are known to have is replaced, as are quoted texts, paths, and what stage curate takes for secret or personal.
 
-Reads `params.yaml`, `dvc.yaml`, `dvc.lock`, and the ends of `logs/`. Writes nothing.
+Reads `params.yaml`, `dvc.lock`, what the stages read and wrote, and the ends of `logs/`. Changes nothing.
 
     quench doctor report
 """
@@ -31,15 +31,14 @@ from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.catalog import catalog
 from pipeline.core.errors import QuenchError, ToolError
 from pipeline.core.hardware import machine
-from pipeline.core.locks import stages_at_work
 from pipeline.core.places import IS_CHECKOUT, PROJECT, resource
 from pipeline.core.text import one_line, plural
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.workflow.graph_source import graph_source
-from pipeline.workflow.keys.code_keys import CODE, SETTINGS
-from pipeline.workflow.state.lockfile import recorded_stages, seems_unchanged, stages_of
+from pipeline.workflow.overview.causes import Kind
+from pipeline.workflow.overview.states import overview
 
 PACKAGES = (
     *PINNED,
@@ -54,6 +53,7 @@ PACKAGES = (
 LOGS = ("logs/*.log", ".snakemake/log/*.log")
 END_BYTES = 1 << 16  # read from the end of a log
 LONGEST = 600  # characters of the last error
+CAUSES = 3  # of a job's state that are named
 OWN_WORDS = (
     "quench",
     "pipeline",
@@ -210,22 +210,13 @@ def settings(root: Path, hide: Hider) -> Iterator[str]:
 
 
 def states(root: Path, hide: Hider) -> Iterator[str]:
-    """Yield each job's state: by sizes and dates, nothing is hashed."""
-    running = stages_at_work(root)
-    recorded = recorded_stages(root)
-    for name, entry in stages_of(root).items():
-        if name in (CODE, SETTINGS):
-            continue
-        missing = [out for out in entry.outs if not (root / out).exists()]
-        if name in running:
-            state = "running"
-        elif name not in recorded:
-            state = "not run here"
-        elif missing:
-            state = f"{len(missing)} of {plural(len(entry.outs), 'output')} missing"
-        else:
-            state = "as recorded" if seems_unchanged(name, root) else "an input, a setting or code differs"
-        yield f"{name}: {state}"
+    """Yield each job's state as `quench status` has it, with what differs, but no values and no files."""
+    params = read_params(root / "params.yaml").params
+    for job in overview(root, params).jobs:
+        causes = [f"{cause.kind} {cause.name}" for cause in job.causes if cause.kind != Kind.NO_RECORD]
+        more = f" and {len(causes) - CAUSES} more" if len(causes) > CAUSES else ""
+        differs = f" ({', '.join(causes[:CAUSES])}{more})" if causes else ""
+        yield f"{job.name}: {job.state}{differs}"
 
 
 def last_error(root: Path, hide: Hider) -> Iterator[str]:

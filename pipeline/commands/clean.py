@@ -76,9 +76,8 @@ def cache_of(root: Path) -> Iterator[Cache]:
 
 def disk_line(root: Path) -> str:
     """Return a line on what the project takes on its disk, and what of that is DVC's cache."""
-    seen: set[tuple[int, int]] = (
-        set()
-    )  # A file that is also in the cache, by a hard link, takes its bytes once.
+    # A file that is also in the cache, by a hard link, takes its bytes once.
+    seen: set[tuple[int, int]] = set()
     made = sum(_bytes_below(root / name, seen) for name in MADE)
     cache = _bytes_below(root / CACHE, seen)
     return (

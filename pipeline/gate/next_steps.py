@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -124,10 +124,9 @@ def _memory(case: Case) -> NextStep | None:
     refused = all(verdict.verdict == "fail" for verdict in case.verdicts.values())
     if case.advice.model is not None or refused or case.product.served:
         return None
-    limit = f"{case.params.report.memory_gb:g} GB"
-    return _with_level(
-        case, SMALLER, f"No level that the gate passes fits in {limit}.", "Make and measure a smaller one"
-    )
+    passed = [model for model, verdict in case.verdicts.items() if verdict.verdict != "fail"]
+    reason = f"No level that the gate passes fits in {case.params.report.memory_gb:g} GB."
+    return _with_level(case, SMALLER, passed, reason, "Make and measure a smaller one")
 
 
 def _barely_trained(case: Case) -> NextStep | None:
@@ -246,10 +245,8 @@ def _rounding(case: Case) -> NextStep | None:
     sixteen = case.verdicts.get(reference)
     if not models or sixteen is None or sixteen.verdict == "fail":
         return None
-    names = listed(list(dict.fromkeys(models)))
-    return _with_level(
-        case, WIDER, f"Rounding costs {names} more than the gate allows.", "Make and measure a wider level"
-    )
+    reason = f"Rounding costs {listed(list(dict.fromkeys(models)))} more than the gate allows."
+    return _with_level(case, WIDER, models, reason, "Make and measure a wider level")
 
 
 def _no_gain(case: Case) -> NextStep | None:
@@ -383,10 +380,13 @@ CAUSES: tuple[Callable[[Case], NextStep | None], ...] = (
 )
 
 
-def _with_level(case: Case, levels: Iterable[str], reason: str, advice: str) -> NextStep:
-    """Return the step to add the first of `levels` that was not made yet."""
+def _with_level(
+    case: Case, levels: Sequence[str], known: Iterable[str], reason: str, advice: str
+) -> NextStep:
+    """Return the step to add the first of `levels` that comes after all `known` ones and was not made yet."""
+    first = max((levels.index(model) + 1 for model in known if model in levels), default=0)
     made = case.params.quantize.levels
-    level = next((level for level in levels if level not in made), None)
+    level = next((level for level in levels[first:] if level not in made), None)
     if level is None:
         return NextStep(reason, "Take another base", "", "levels")
     command = _command(

@@ -8,10 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 from graph_settings import graph_text
 from make import change_params, full_params, quench
 
+from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
+from pipeline.workflow.overview.states import overview
+from pipeline.workflow.state.lockfile import stages_of
 
 SECRETS = {
     "the login": "wilhelmina",
@@ -116,17 +120,23 @@ def test_the_newest_error_counts_and_a_large_log_is_read_from_its_end(project: P
     assert "Q-MERGE-002: at the end" in said and "Q-CURATE-001" not in said and "Q-MERGE-001" not in said
 
 
-def test_the_states_of_stages_are_told(project: Path) -> None:
+def test_the_states_of_stages_are_those_of_status(project: Path) -> None:
     from dvc.repo import Repo
 
     Repo.init(str(project)).close()
     (project / "dvc.yaml").write_text(graph_text("merged"))
     (project / "models/adapter").mkdir(parents=True)
-    lock = "schema: '2.0'\nstages:\n  train:\n    cmd: x\n    outs: [{path: models/adapter, md5: '0'}]\n"
-    (project / "dvc.lock").write_text(lock)
+    params = load_params(project / "params.yaml")
+    train = next(entry for name, entry in stages_of(project).items() if name == "train")
+    keys = {"params.lock.yaml": {"train.r": 16}}
+    outs = [{"path": path, "md5": "0"} for path in train.outs]
+    record = {"cmd": train.command, "params": keys, "outs": outs}
+    (project / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"train": record}}))
     said = report(project)
-    assert "train: 2 of 3 outputs missing" in said or "train: 3 of 4 outputs missing" in said, said
-    assert "merge: not run here" in said
+    jobs = overview(project, params).jobs
+    assert [job.name for job in jobs if f"    {job.name}: {job.state}" not in said] == []
+    assert "train: damaged (" in said and "merge: missing\n" in said
+    assert not told(said), said
 
 
 @pytest.mark.parametrize("text", ["train: [", "trian: {}", "train: {r: 'My mother has been ill'}"])

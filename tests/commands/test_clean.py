@@ -130,6 +130,40 @@ def test_branches_tags_and_stashes_are_kept(project: Path) -> None:
     assert restored(project, "HEAD~1") is None
 
 
+def test_what_only_the_index_or_a_stash_of_untracked_files_names_is_kept(project: Path) -> None:
+    extra = project / "extra.txt"
+    extra.write_text("untracked" * 1000)
+    dvc(project, "add", "--quiet", "extra.txt")
+    git(project, "stash", "--quiet", "--include-untracked")
+    extra.unlink(missing_ok=True)
+    train(project, "staged", commit=False)
+    git(project, "add", "--all")
+    for name in ("two", "three"):
+        train(project, name, commit=False)
+    clean(project, "--keep", "1")
+    git(project, "commit", "--quiet", "--message", "staged")
+    git(project, "checkout", "--quiet", "dvc.lock")
+    assert restored(project, git(project, "rev-parse", "HEAD").strip()) == "staged"
+    git(project, "stash", "pop", "--quiet")
+    dvc(project, "checkout", "--quiet", "extra.txt.dvc")
+    assert extra.read_text().startswith("untracked")
+
+
+def test_a_tag_from_before_the_project_moved_is_kept(project: Path, tmp_path: Path) -> None:
+    inner = tmp_path / "repository" / "project"
+    shutil.copytree(project, inner, ignore=shutil.ignore_patterns(".git"))
+    dvc(inner, "config", "core.no_scm", "true")
+    git(inner.parent, "init", "--quiet")
+    train(inner, "tagged")
+    git(inner, "tag", "v1")
+    moved = inner.rename(inner.with_name("moved"))
+    train(moved, "two")
+    dvc(moved, "config", "--unset", "core.no_scm")
+    cache = files_below(moved / ".dvc/cache/files")
+    assert clean(moved, "--keep", "1")["objects"] == 0
+    assert files_below(moved / ".dvc/cache/files") == cache
+
+
 def test_runs_that_were_never_committed_count_too(project: Path) -> None:
     from dvc.repo import Repo
 

@@ -15,6 +15,7 @@ from report_inputs import MODELS, change, demo_params, put
 
 from pipeline.config.overrides import from_words
 from pipeline.config.params import Params
+from pipeline.config.sections import Gate
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.gate.evaluations import Answer
 from pipeline.gate.inputs import load_inputs
@@ -139,6 +140,52 @@ def test_a_level_that_rounding_spoils_is_followed_by_a_wider_one(tmp_path: Path)
     made = from_words([levels, models])
     assert made[("quantize", "levels")] == [*params.quantize.levels, "Q6_K"]
     assert made[("evaluate", "models")] == [*MODELS, "Q6_K"]
+
+
+def with_level(root: Path, level: str, *, passes: bool) -> Params:
+    """Let the project have made no other level than this, which does not fit into the memory."""
+    report_inputs.write_inputs(root)
+    folder = root / "reports/eval"
+    for suffix in (".json", ".answers.jsonl"):
+        (folder / f"Q4_K_M{suffix}").rename(folder / f"{level}{suffix}")
+    change(folder / f"{level}.json", model=level, kld_mean=3.0)
+    parity = root / "reports/parity.json"
+    checks = parity.read_text(encoding="utf-8").replace("Q4_K_M", level)
+    parity.write_text(checks.replace("q4_k_m", level.lower()), encoding="utf-8")
+    params = demo_params()
+    gate = Gate(**dict.fromkeys(Gate.model_fields)) if passes else params.report.gate
+    models = ["base-F16", "F16", level]
+    return params.model_copy(
+        update={
+            "quantize": params.quantize.model_copy(update={"levels": [level]}),
+            "evaluate": params.evaluate.model_copy(update={"models": models}),
+            "report": params.report.model_copy(update={"memory_gb": 0.05, "gate": gate}),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "passes", "added"),
+    [
+        ("Q8_0", True, "Q4_K_M"),
+        ("Q3_K_M", True, "Q2_K"),
+        ("Q2_K", True, None),
+        ("Q4_K_M", False, "Q5_K_M"),
+        ("Q6_K", False, "Q8_0"),
+        ("Q8_0", False, None),
+    ],
+)
+def test_a_level_that_passes_is_followed_by_a_smaller_and_a_refused_one_by_a_wider(
+    level: str, passes: bool, added: str | None, tmp_path: Path
+) -> None:
+    params = with_level(tmp_path, level, passes=passes)
+    step = next(step for step in of(tmp_path, params) if step.section == "levels")
+    assert ("Rounding" in step.reason) != passes
+    if added is None:
+        assert not step.command
+    else:
+        levels = shlex.split(step.command)[2]
+        assert from_words([levels])[("quantize", "levels")] == [level, added]
 
 
 def test_what_decides_is_named_by_its_scorer(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ def main(folder: Path | None, *, in_browser: bool) -> None:
 
 def need_new(folder: Path) -> None:
     """Raise `ConfigError` if `folder` is a file or a folder with content."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if folder.is_dir() or folder.exists():
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not is_empty:
         raise ConfigError("Q-MANUAL-003", f"{folder} has content: name a new folder, or an empty one")

@@ -3,6 +3,7 @@
 A build is kept under the hash of what it is made from, so the manual is built once for each version.
 """
 
+import fcntl
 import json
 import re
 import subprocess
@@ -15,8 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.core.errors import ToolError
+from pipeline.core.locks import locked
 from pipeline.core.places import own_folder, resource
-from pipeline.core.publish import publishing, remove
+from pipeline.core.publish import publishing, remove, unwritable
 from pipeline.extras.manual.reference import commands_page, settings_page
 from pipeline.extras.manual.sources import DOCS, HOME, groups, hand_written
 from pipeline.extras.manual.stage_pages import stage_pages
@@ -61,12 +63,26 @@ def built_site() -> Path:
         key.update(f"{place}\n{len(content)}\n".encode() + content)
     site = KEPT / key.hexdigest()[:16]
     if not site.is_dir():
-        with publishing(site) as aside:
-            build(aside, made)
-        for other in KEPT.iterdir():
-            if other != site:
-                remove(other)
+        _build_once(site, made)
     return site / "site" / "index.html"
+
+
+def _build_once(site: Path, made: Manual) -> None:
+    """Build the site unless another process just did, and remove those of other versions.
+
+    Raises `MachineError` if nothing can be written there.
+    """
+    try:
+        with locked(KEPT / "lock", fcntl.LOCK_EX):
+            if site.is_dir():
+                return
+            with publishing(site) as aside:
+                build(aside, made)
+            for other in KEPT.iterdir():
+                if other.is_dir() and other != site:
+                    remove(other)
+    except OSError as error:
+        raise unwritable(error, KEPT) from error
 
 
 def need_generator() -> None:

@@ -13,11 +13,12 @@ from pipeline.commands.data.diff import Difference as RowDifference
 from pipeline.commands.data.diff import compare as compare_rows
 from pipeline.config.products import is_base
 from pipeline.core.errors import DataError
-from pipeline.extras.runs.read import Run, flat
+from pipeline.extras.runs.read import Run
 from pipeline.gate.evaluations import Answer
 from pipeline.metrics.statistics import compare_scores, holm
 from pipeline.stages.report.calls_section import answer_with_calls
 from pipeline.stages.report.comparisons import Comparison
+from pipeline.stages.report.last_run import flat
 
 # of reports/data.json: what is compared, the rest follows from rows
 COUNTED = ("rows_read", "rows_kept", "rows_rejected", "splits", "rejected")

@@ -18,6 +18,7 @@ from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.gate.deciding_scorer import with_deciding_scorer
 from pipeline.gate.evaluations import ANSWERS, Answers, Evaluation, Evaluations
 from pipeline.gate.inputs import faults
+from pipeline.stages.report.last_run import flat
 from pipeline.workflow.keys.code_keys import LOCK
 
 EVALUATIONS = "reports/eval"
@@ -53,7 +54,7 @@ def read_run(root: Path, name: str) -> Run:
     folder = root / name
     version = _folder(folder, name) if (folder / "reports").is_dir() else revision(root, name, EVALUATIONS)
     settings = _settings(version)
-    models = settings.get("evaluate", {}).get("models", [])
+    models = _mapping(settings.get("evaluate")).get("models", [])
     lacks: list[str] = []
     evaluations: dict[str, Evaluation] = {}
     answers: dict[str, Any] = {}
@@ -104,15 +105,22 @@ def _folder(folder: Path, name: str) -> Version:
 
 def _settings(version: Version) -> dict[str, Any]:
     """Return all settings in effect, sections of keys."""
+    path = LOCK
     try:
-        with version.open(LOCK) as file:
-            values = yaml.safe_load(file.read())
-    except DataError:
-        with version.open("params.yaml") as file:
-            values = with_defaults(_mapping(yaml.safe_load(file.read())))
+        content = _content(version, path)
+    except DataError:  # A folder in which nothing ran with this version of Quench has only the user's file.
+        path = "params.yaml"
+        content = _content(version, path)
+    try:
+        values = _mapping(yaml.safe_load(content))
     except yaml.YAMLError as error:
-        raise DataError("Q-RUNS-002", f"{LOCK} of {version.name} is not YAML: {_again(version)}") from error
-    return _mapping(values)
+        raise DataError("Q-RUNS-002", f"{path} of {version.name} is not YAML: {_again(version)}") from error
+    return values if path == LOCK else with_defaults(values)
+
+
+def _content(version: Version, path: str) -> bytes:
+    with version.open(path) as file:
+        return file.read()
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -121,8 +129,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _checked(version: Version, path: str, shape: TypeAdapter[Value]) -> Value:
     """Return one record, or a list of the records of a JSONL, of this shape. Raises `DataError`."""
-    with version.open(path) as file:
-        content = file.read()
+    content = _content(version, path)
     try:
         if path.endswith(".jsonl"):
             return shape.validate_python([parse_record(line) for line in content.split(b"\n") if line])
@@ -137,15 +144,3 @@ def _checked(version: Version, path: str, shape: TypeAdapter[Value]) -> Value:
 
 def _again(version: Version) -> str:
     return f"run the stage that makes it again, or compare another run than {version.name}"
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with keys like train.r. Lists and empty mappings are values."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        place = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{place}.")
-        else:
-            found[place] = value
-    return found

@@ -92,7 +92,7 @@ def record_of(
     first = next(iter(inputs.answers.values()), [])
     return RunRecord(
         at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        settings=_flat(params.model_dump(mode="json", exclude=set(OF_THE_MACHINE))),
+        settings=flat(params.model_dump(mode="json", exclude=set(OF_THE_MACHINE))),
         recommended=recommended,
         rows=json_hash([row.id for row in first]),
         rows_trained=inputs.data.splits.get("train", 0),
@@ -204,13 +204,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def _flat(settings: Mapping[str, Any], start: str = "") -> dict[str, Any]:
-    """Return {"section.key": value} of nested settings."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        place = f"{start}{key}"
+def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with keys like train.r. Lists and empty mappings are values."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{above}{key}"
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{place}.")
+            found |= flat(value, f"{name}.")
         else:
-            flat[place] = value
-    return flat
+            found[name] = value
+    return found

@@ -1,7 +1,7 @@
 """Find the objects of DVC's cache that neither the working tree nor the last runs need, and remove them.
 
 An object is needed if its hash is in
-- a `dvc.lock` or `*.dvc` file of the working tree,
+- a `dvc.lock` or `*.dvc` file of the working tree or of Git's index,
 - such a file at the tip of a branch or tag, in a stash, or in one of the last commits of `dvc.lock`,
 - one of the newest records that DVC keeps of each stage's runs, for runs that were never committed,
 or if a link in the working tree points to it. Hashes are found in the text of these files, so a file that is
@@ -24,6 +24,7 @@ from pipeline.workflow.state.dvc_project import FOLDER_ENDING, RUN, listing, pla
 HASH = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32}(?:\.dir)?(?![0-9a-f])")
 OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")
 COMMAND = re.compile(rb"^cmd: *(.*)$", re.MULTILINE)
+BLOB = re.compile(r"\b[0-9a-f]{40,}\b")  # in the lists of Git's commits and of its index
 EMPTY = b"[]"  # list of a folder without files
 NOT_SEARCHED = (".git", ".dvc", ".venv")
 
@@ -131,13 +132,16 @@ def _linked(cache: Cache) -> set[str]:
 
 
 def _committed(root: Path, keep: int) -> Iterator[bytes]:
-    """Yield the text of each file of DVC's in the commits that are kept."""
-    blobs = set()
+    """Yield the text of each file of DVC's in Git's index and in the commits that are kept."""
+    listed = _git(root, "ls-files", "--stage", "-z").split("\0")
     for commit in {*_tips(root), *_last(root, keep)}:
-        for entry in _git(root, "ls-tree", "-r", "-z", commit).split("\0"):
-            about, _, path = entry.partition("\t")
-            if _names_outputs(path.rpartition("/")[2]):
-                blobs.add(about.split()[2])
+        # The project's folder may have been elsewhere in the repository then.
+        listed += _git(root, "ls-tree", "-r", "-z", "--full-tree", commit).split("\0")
+    blobs = set()
+    for entry in listed:
+        about, _, path = entry.partition("\t")
+        if _names_outputs(path.rpartition("/")[2]):
+            blobs.add(BLOB.findall(about)[0])
     for blob in sorted(blobs):
         yield _git(root, "cat-file", "blob", blob).encode(errors="surrogateescape")
 
@@ -149,7 +153,8 @@ def _tips(root: Path) -> Iterator[str]:
         tip, *types = line.split()
         if types[-1] != "blob":
             yield tip
-    yield from _git(root, "stash", "list", "--format=%H").split()
+    # A stash keeps Git's index and the untracked files in parents of its own.
+    yield from _git(root, "stash", "list", "--format=%H %P").split()
 
 
 def _last(root: Path, keep: int) -> list[str]:

@@ -5,7 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import needed
@@ -133,16 +135,34 @@ def test_a_broken_link_is_refused_with_its_place(tmp_path: Path) -> None:
 def test_it_is_served_until_it_is_stopped_and_built_once(built: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipeline.cli", "doctor", "docs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as process:
-        assert process.stdout
-        address = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
-        assert address
-        with urllib.request.urlopen(f"{address[0]}stages/train.html") as answer:  # noqa: S310
-            assert b"Stage train" in answer.read()
-        process.send_signal(signal.SIGINT)
+        try:
+            assert process.stdout
+            address = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+            assert address
+            with urllib.request.urlopen(f"{address[0]}stages/train.html") as answer:  # noqa: S310
+                assert b"Stage train" in answer.read()
+        finally:
+            process.send_signal(signal.SIGINT)
     assert process.returncode == 0
     done = quench("doctor", "docs", "--write", tmp_path / "my site")
     assert done.exit_code == 0 and (tmp_path / "my site/stages/train.html").is_file()
-    assert [*site.KEPT.iterdir()] == [built.parent]
+    assert [path for path in site.KEPT.iterdir() if path.is_dir()] == [built.parent]
+
+
+@installed
+def test_two_that_build_at_once_build_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds: list[Path] = []
+
+    def build(folder: Path, made: site.Manual) -> None:
+        builds.append(folder)
+        (folder / "site").mkdir(parents=True)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(site, "KEPT", tmp_path / "manual")
+    monkeypatch.setattr(site, "build", build)
+    with ThreadPoolExecutor(2) as both:
+        first, second = (both.submit(site.built_site) for _ in range(2))
+    assert first.result() == second.result() and len(builds) == 1
 
 
 def test_a_folder_with_content_is_not_replaced(tmp_path: Path) -> None:

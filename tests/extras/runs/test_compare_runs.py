@@ -200,6 +200,17 @@ def test_a_folder_without_the_locked_settings_is_read_by_its_own(runs: Path, tmp
     assert changed["train.r"] == 4 and "curate.test_fraction" not in changed  # a default of both
 
 
+@pytest.mark.parametrize("left", ["params.lock.yaml", "params.yaml"])
+def test_settings_that_are_not_yaml_are_refused(runs: Path, tmp_path: Path, left: str) -> None:
+    def change(folder: Path) -> None:
+        (folder / "params.lock.yaml").unlink()
+        (folder / left).write_text("train: [")
+
+    root = changed_copy(runs, tmp_path, change)
+    with pytest.raises(DataError, match=f"Q-RUNS-002: {left} of two "):
+        compared(root)
+
+
 def test_the_page_is_whole_and_shows_the_answers_escaped(runs: Path) -> None:
     html = render(compared(runs))
     page = Page(html)

@@ -11,12 +11,17 @@ import yaml
 from pipeline.__main__ import run
 from pipeline.core.jsonl import read_rows
 from pipeline.stages.evaluate import kept
+from pipeline.workflow.keys.code_keys import key_file
+from pipeline.workflow.state import record
 
 
 @pytest.fixture
 def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(kept, "is_disturbed", lambda figures: False)  # Other tests may keep the machine busy.
-    return Path(shutil.copytree(finished, tmp_path / "project"))
+    root = Path(shutil.copytree(finished, tmp_path / "project"))
+    shutil.rmtree(root / kept.FOLDER, ignore_errors=True)  # It is there if the machine was at rest then.
+    (root / key_file("evaluate")).parent.mkdir(parents=True, exist_ok=True)  # Then a stage writes its key.
+    return root
 
 
 def evaluated(root: Path, model: str, **settings: Any) -> dict[str, Any]:
@@ -38,6 +43,7 @@ def test_other_scorers_score_the_stored_answers(project: Path, capsys: pytest.Ca
     second = evaluated(project, "base-F16", scorers=["rouge_l", "exact_match"])
     assert "are scored again" in capsys.readouterr().out
     assert second["speed"] == first["speed"]
+    assert (first["task"]["scorer"], second["task"]["scorer"]) == ("exact_match", "rouge_l")
     assert second["task"]["scores"].keys() == {"rouge_l", "exact_match"}
     assert second["task_with_examples"]["scores"].keys() == {"rouge_l", "exact_match"}
     rescored = list(read_rows(project / "reports/eval/base-F16.answers.jsonl"))
@@ -45,9 +51,9 @@ def test_other_scorers_score_the_stored_answers(project: Path, capsys: pytest.Ca
     assert rescored[0]["scores"].keys() == {"rouge_l", "exact_match"}
 
 
-@pytest.mark.parametrize("what", ["nothing", "rows", "machine", "damaged"])
+@pytest.mark.parametrize("what", ["nothing", "rows", "code", "machine", "damaged"])
 def test_anything_else_measures_again(
-    what: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    what: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluated(project, "F16")
     scorers = ["rouge_l"]
@@ -56,6 +62,10 @@ def test_anything_else_measures_again(
     elif what == "rows":
         rows = project / "data/final/test.jsonl"
         rows.write_text(rows.read_text(encoding="utf-8").replace("What is", "How much is"), encoding="utf-8")
+    elif what == "code":
+        key = project / key_file("evaluate")
+        assert key.read_text()
+        monkeypatch.setattr(record, "refresh_keys_for", lambda *_: key.write_text("other code\n"))
     elif what == "machine":
         monkeypatch.setattr(kept, "machine", lambda: "another CPU")
     else:
