@@ -16,7 +16,7 @@ from statistics import median
 
 from pipeline.config.params import Params
 from pipeline.config.products import Product, product_of
-from pipeline.core.text import listed
+from pipeline.core.text import listed, plural
 from pipeline.gate.deciding_scorer import passed_over_sentence
 from pipeline.gate.evaluations import Answer
 from pipeline.gate.inputs import Inputs
@@ -280,6 +280,13 @@ def _base_at_the_floor(case: Case) -> NextStep | None:
     if evaluation is None or evaluation.score is None or evaluation.score > FLOOR:
         return None
     points = f"{base} scores {100 * evaluation.score:.1f} points"
+    shown = evaluation.task_with_examples
+    if shown and shown.score is not None and shown.score > FLOOR:
+        reason = (
+            f"{points}, and {100 * shown.score:.1f} with {plural(shown.examples, 'training chat')} in its "
+            "prompt: nobody else tells it the form that is wanted."
+        )
+        return NextStep(reason, "Compare with the second: a prompt alone gives that much", "", "overview")
     keys = unnamed_keys(case.inputs.answers.get(base, ()))
     if keys:
         more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""

@@ -215,6 +215,17 @@ def test_a_base_that_is_not_told_the_keys_is_not_a_fair_one(tmp_path: Path) -> N
     assert "module, name, required and 2 more" in step.reason
 
 
+def test_a_base_that_answers_with_examples_is_named_with_both_scores(tmp_path: Path) -> None:
+    root = report_inputs.write_inputs(tmp_path)
+    report = root / "reports/eval/base-F16.json"
+    task = json.loads(report.read_text(encoding="utf-8"))["task"]
+    shown = task | {"examples": 3, "score": 0.792, "score_low": 0.7, "score_high": 0.9}
+    change(report, task_with_examples=shown)
+    steps = of(root, demo_params())
+    (step,) = [step for step in steps if "79.2 with 3 training chats" in step.reason]
+    assert step.section == "overview"
+
+
 def answer(prompt: str, reference: str) -> Answer:
     return Answer.model_validate({"id": "a", "score": 0.0, "prompt": prompt, "reference": reference})
 
