@@ -300,7 +300,8 @@ def is_open(page: Any, place: str) -> bool:
                 const fold = one.closest("details");
                 const inside = one.closest("summary") ? fold.lastElementChild : one;
                 const top = one.getBoundingClientRect().top;
-                return inside.checkVisibility() && top >= 0 && top < innerHeight;
+                // It scrolls by whole pixels.
+                return inside.checkVisibility() && top > -1 && top < innerHeight;
             }""",
             place,
         )
