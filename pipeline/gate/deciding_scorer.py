@@ -74,9 +74,8 @@ def _tells_apart(name: str, tasks: Iterable[Task], answers: Answers) -> bool:
 
 def _decided(evaluation: Evaluation, name: str, passed_over: list[str], rows: Sequence[Answer]) -> Evaluation:
     """Return the evaluation with the task's figures by another scorer."""
-    from pipeline.metrics.asking import (
-        domain_means,  # It loads numpy, and `quench config plan` reads this module.
-    )
+    # Imported here because it loads numpy, and `quench config plan` reads this module.
+    from pipeline.metrics.asking import domain_means
 
     task = evaluation.task
     if task is None or task.scores is None:
