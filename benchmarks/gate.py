@@ -128,8 +128,8 @@ class Bench:
 
         kept = self.folder / f"{case}.json"
         if not kept.exists():
-            figures, answers = evaluate(self.params, self.root, ModelFiles(model), reference)
-            kept.write_text(json.dumps({"figures": figures, "answers": answers}))
+            measured = evaluate(self.params, self.root, ModelFiles(model), reference, untuned=False)
+            kept.write_text(json.dumps({"figures": measured.figures, "answers": measured.answers}))
         found = json.loads(kept.read_text())
         return found["figures"], found["answers"]
 

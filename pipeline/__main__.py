@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,20 @@ def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> N
 
             check_beforehand(params, root, processes=extra["group"].count if extra["group"] else 1)
         module = importlib.import_module(stage_module(name))
-        module.main(params, root, *([item] if item else []), **extra)
+        with _tracked(name, params, root):
+            module.main(params, root, *([item] if item else []), **extra)
+
+
+def _tracked(name: str, params: "Params", root: Path) -> AbstractContextManager[None]:
+    """Return the context in which the trackers of `train.report_to` get a training, or the report's table."""
+    if not params.train.trackers or name not in ("train", "report"):
+        return nullcontext()
+    from pipeline.extras.table import load_extra
+
+    trackers: Any = load_extra("trackers")
+    context: AbstractContextManager[None]
+    context = trackers.following(params, root) if name == "train" else trackers.sending_levels(params, root)
+    return context
 
 
 def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:

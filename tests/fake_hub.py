@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import TypeVar
 from urllib.parse import unquote
 
 import pytest
@@ -21,9 +22,13 @@ class FakeHub(ThreadingHTTPServer):
     `main`; `served` logs (file, first byte) of every GET.
     """
 
-    def __init__(self, folder: Path, kind: str = "models") -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(
+        self, folder: Path, kind: str = "models", handler: type[BaseHTTPRequestHandler] | None = None
+    ) -> None:
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.kind = kind
+        self.commit = COMMIT
+        self.private = False
         self.files = {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in sorted(folder.rglob("*"))
@@ -62,7 +67,7 @@ class FakeHub(ThreadingHTTPServer):
         return rows
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: FakeHub
 
@@ -73,17 +78,22 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.split("?")[0])
         kind = self.server.kind
         api = f"/api/{kind}/{REPO}"
-        prefix = f"/{'' if kind == 'models' else f'{kind}/'}{REPO}/resolve/{COMMIT}/"
+        prefix = f"/{'' if kind == 'models' else f'{kind}/'}{REPO}/resolve/{self.server.commit}/"
         if self.server.refusal:
             status, code = self.server.refusal
             self.answer(status, b"{}", {"X-Error-Code": code})
         elif self.server.token and self.headers["Authorization"] != f"Bearer {self.server.token}":
             self.answer(401, b"{}", {"X-Error-Code": "GatedRepo"})
         elif path in (api, *(f"{api}/revision/{revision}" for revision in self.server.revisions)):
-            known = {"id": REPO, "sha": COMMIT, "gguf": self.server.gguf}
+            known = {
+                "id": REPO,
+                "sha": self.server.commit,
+                "gguf": self.server.gguf,
+                "private": self.server.private,
+            }
             listed = known | {"siblings": self.server.listing(tree=False)}
             self.answer(200, json.dumps(listed).encode())
-        elif path == f"{api}/tree/{COMMIT}":
+        elif path == f"{api}/tree/{self.server.commit}":
             self.answer(200, json.dumps(self.server.listing(tree=True)).encode())
         elif (name := path.removeprefix(prefix)) in self.server.moved:
             self.answer(302, b"", {"Location": self.server.moved[name]})
@@ -97,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_file(self, name: str) -> None:
         data = self.server.files[name]
         headers = {
-            "X-Repo-Commit": COMMIT,
+            "X-Repo-Commit": self.server.commit,
             "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
             "Accept-Ranges": "bytes",
         }
@@ -137,10 +147,20 @@ class _Handler(BaseHTTPRequestHandler):
         """Stay quiet."""
 
 
+Hub = TypeVar("Hub", bound=FakeHub)
+
+
 @contextmanager
 def fake_hub(folder: Path, kind: str = "models") -> Iterator[FakeHub]:
     """Run a FakeHub of `folder` while the body runs."""
-    with FakeHub(folder, kind) as server:
+    with running(FakeHub(folder, kind)) as server:
+        yield server
+
+
+@contextmanager
+def running(server: Hub) -> Iterator[Hub]:
+    """Answer while the body runs."""
+    with server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
@@ -151,9 +171,16 @@ def fake_hub(folder: Path, kind: str = "models") -> Iterator[FakeHub]:
 @contextmanager
 def hub_here(folder: Path, patch: pytest.MonkeyPatch, kind: str = "models") -> Iterator[FakeHub]:
     """Such a hub, which huggingface_hub talks to in this process, reading in pieces of 1 KB."""
+    with talked_to(FakeHub(folder, kind), patch) as server:
+        yield server
+
+
+@contextmanager
+def talked_to(server: Hub, patch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Let huggingface_hub of this process talk to `server` while the body runs."""
     from huggingface_hub import constants
 
-    with fake_hub(folder, kind) as server:
+    with running(server):
         patch.setattr(constants, "ENDPOINT", server.url)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

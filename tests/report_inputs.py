@@ -212,8 +212,8 @@ CALLABLES: list[Callable] = [
 ]
 WRONG: dict[float, dict[str, Any]] = {
     1.0: {},
-    0.8: {"summary": "None."},
-    0.6: {"summary": "None.", "optional": []},
+    0.8: {"summary": "Unclear."},
+    0.6: {"summary": "Unclear.", "optional": []},
 }
 
 

@@ -90,7 +90,7 @@ import report_inputs
 from pipeline.stages.report import stage
 stage.main(report_inputs.demo_params(), report_inputs.write_inputs(Path("finished")))
 page = Path("finished/reports/index.html").read_text()
-assert 'href="#libraries"' in page and "<p>torch " in page
+assert 'id="libraries"' in page and "<p>torch " in page
 """,
     "level": f"""
 import re, subprocess, sys

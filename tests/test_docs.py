@@ -135,6 +135,8 @@ def parse(words: list[str], *, complete: bool) -> None:
     while isinstance(command, TyperGroup):
         if not words and (not complete or command.invoke_without_command):
             return
+        if words and any(words[0] in option.opts for option in command.params):
+            return  # an option of the group: to parse --install-completion is to run it
         name, command, words = command.resolve_command(context, words)
         context = command.context_class(command, info_name=name, parent=context, **command.context_settings)
     try:

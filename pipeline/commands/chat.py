@@ -25,6 +25,7 @@ from pipeline.core.text import safe
 from pipeline.llamacpp.server import connect
 from pipeline.serve.client import BROKEN_OFF, Piece, parse_line, reason
 from pipeline.serve.key import KEY_FILE, read_key
+from pipeline.serve.port import server_url
 
 HELP = (
     "/new forgets the conversation, /quit ends (so do Ctrl-D and Ctrl-C twice), Ctrl-C breaks an answer "
@@ -43,7 +44,7 @@ def served_model(client: httpx.Client) -> str:
     The first request has no key: a program that listens on the port and requires none does not get it.
     """
     what = f"what listens on {client.base_url}"
-    remedy = "stop it, or set another serve.port in params.yaml"
+    remedy = "stop it, or serve on another port (`quench serve --port N`)"
     try:
         # The request is sent without the key.
         answer = httpx.get(client.base_url.join("/v1/models"), timeout=10, trust_env=False)
@@ -158,7 +159,7 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
 
 def main(params: Params, root: Path, model: str | None) -> None:
     """Chat with the running server. Raises `ConfigError` if it serves another model than `model`."""
-    with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
+    with connect(server_url(root, params.serve.port), read_key(root / KEY_FILE)) as client:
         served = served_model(client)
         if model:
             wanted = f"{params.convert.name}-{Project(params, root).name_of(model)}"

@@ -7,6 +7,7 @@ Writes nothing.
 """
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from pipeline.llamacpp.tools import TOOLS, VERSION, find_toolchain
 GB = 1e9
 DEMO_DISK = 16 * GB  # bytes for the set-up and the demo's artifacts
 DEMO_MEMORY = 8 * GB
+JSON_KEYS = {"name": "name", "verdict": "verdict", "finding": "sentence", "remedy": "remedy", "id": "id"}
 PINNED = (
     "transformers",
     "peft",
@@ -200,10 +202,13 @@ def gpu() -> Check:
     return Check("GPU", "pass", described)
 
 
-def main(root: Path) -> None:
+def main(root: Path, *, as_json: bool = False) -> None:
     """Print every check. Raises `ToolError` if one fails."""
     checks = doctor(root=root, lock=resource("requirements.lock"))
-    print(*checks, sep="\n")
+    if as_json:
+        print(json.dumps([check.record(JSON_KEYS) for check in checks], indent=2, ensure_ascii=False))
+    else:
+        print(*checks, sep="\n")
     failed = [check.name for check in checks if check.verdict == "fail"]
     if failed:
         raise ToolError("Q-DOCTOR-001", f"{', '.join(failed)} failed: each line above says what to do")

@@ -5,6 +5,7 @@ Reads `params.yaml` and the recipe that it names. With --write, adds the keys th
 nothing else.
 """
 
+import difflib
 import json
 import re
 from pathlib import Path
@@ -50,8 +51,12 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only
         if section is None or setting.name == section or setting.name.startswith(f"{section}.")
     ]
     if not shown:
+        names = {name for setting in settings(read, recipe) for name in _with_sections(setting.name)}
+        near = difflib.get_close_matches(str(section), sorted(names), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(
-            "Q-COMMANDS-001", f"no section or key is called {section!r}: `quench config show` shows all"
+            "Q-COMMANDS-001",
+            f"no section or key is called {section!r}: {hint}`quench config show` shows all",
         )
     if only_idle:
         names = {setting.name for setting in shown}
@@ -89,6 +94,12 @@ def settings(read: Read, recipe: str | None) -> list[Setting]:
         for place, field in keys_of(Params)
         if not group_of(field)
     ]
+
+
+def _with_sections(key: str) -> list[str]:
+    """Return a dotted key, and the sections that it is in."""
+    parts = key.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def recipe_of(file: Path) -> str | None:

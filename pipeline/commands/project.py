@@ -2,6 +2,7 @@
 the check that these are the recorded ones.
 """
 
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,20 @@ from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles, is_base
 from pipeline.config.sections import BASE
 from pipeline.core.errors import ConfigError, DataError, QuenchError
-from pipeline.core.text import one_line, plural
+from pipeline.core.text import one_line, plural, quoted
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.workflow.state.integrity import verify_outputs
 
 REASON = 160  # characters of the gate's reason
+
+
+def model_names(params: Params) -> tuple[str, ...]:
+    """Return the models that the settings make and that can be served."""
+    served = params.product.served
+    if served:
+        return served, BASE
+    untuned = [f"base-{params.convert.type}"] if params.base_gguf else []
+    return (*params.quantize.files, *params.quantize.untuned, params.convert.type, *untuned)
 
 
 @dataclass(frozen=True)
@@ -39,30 +49,24 @@ class Project:
         that the recipe does not make.
         """
         params = self.params
-        served = params.product.served
-        if served:
-            model = (requested or served).lower()
-            if model not in (served, BASE):
-                raise ConfigError(
-                    "Q-SERVE-001",
-                    f"no model is called {requested!r}: with base.quantization gguf there are {served} "
-                    f"(the base with {params.product.beside}) and {BASE}",
-                )
-            return model
-        untuned = [f"base-{params.convert.type}"] if params.base_gguf else []
-        names = {
-            name.upper(): name
-            for name in (*params.quantize.files, *params.quantize.untuned, params.convert.type, *untuned)
-        }
+        names = {name.upper(): name for name in model_names(params)}
         if requested is None:
-            return names.get(self._recommended().upper(), params.quantize.tuned[0])
-        if requested.upper() not in names:
+            return params.product.served or names.get(self._recommended().upper(), params.quantize.tuned[0])
+        if requested.upper() in names:
+            return names[requested.upper()]
+        near = difflib.get_close_matches(requested.upper(), names, n=1)
+        hint = f"did you mean {names[near[0]]}? " if near else ""
+        if params.product.served:
             raise ConfigError(
                 "Q-SERVE-001",
-                f"no model is called {requested!r}: this recipe makes {', '.join(names.values())} "
-                "(quantize.levels in params.yaml)",
+                f"no model is called {quoted(requested)}: {hint}with base.quantization gguf there are "
+                f"{params.product.served} (the base with {params.product.beside}) and {BASE}",
             )
-        return names[requested.upper()]
+        raise ConfigError(
+            "Q-SERVE-001",
+            f"no model is called {quoted(requested)}: {hint}This recipe makes {', '.join(names.values())} "
+            "(quantize.levels in params.yaml)",
+        )
 
     def files(self, model: str) -> ModelFiles:
         """Return the files of a model.

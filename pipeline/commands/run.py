@@ -6,6 +6,7 @@ would only wait for their end.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,12 @@ from types import FrameType
 
 import psutil
 
+from pipeline.commands.clean import CACHE, disk_line
+from pipeline.config.params import Params
 from pipeline.core.child import bound
 from pipeline.core.errors import Stopped
 from pipeline.core.locks import stages_at_work
+from pipeline.workflow.prepare import is_dry_run
 
 LOOK_SECONDS = 0.1  # seconds between two looks for stages that a signal is to be passed on to
 REMEDY = "the same command goes on"
@@ -51,7 +55,39 @@ def main(root: Path, words: Sequence[str]) -> int:
         raise Stopped(heard.all[0], REMEDY)
     if code < 0:
         raise Stopped(-code, REMEDY)
+    if not code and (root / CACHE).is_dir() and not is_dry_run([*words]):
+        print(disk_line(root), file=sys.stderr)
     return code
+
+
+def view_options(words: Sequence[str], *, as_json: bool, verbose: bool) -> list[str]:
+    """Return Snakemake's options for the view of a run with `words`, unless they name a logger themselves."""
+    options = ["--verbose"] if verbose else []
+    if not any(re.fullmatch(r"--logger(=.*)?", word) for word in words):
+        # Projects that an earlier version made have profiles that don't name it.
+        options.append("--logger=quench")
+    return [*options, "--logger-quench-form=json"] if as_json else options
+
+
+def preview(root: Path, params: Params, words: Sequence[str], *, as_json: bool) -> None:
+    """Print what `quench run` would run with the settings `params` and Snakemake's `words`; writes nothing.
+
+    Raises `ConfigError` for a stage that these settings don't have.
+    """
+    from pipeline.commands.targets import files_of, targets_in
+    from pipeline.workflow.view import preview as view
+    from pipeline.workflow.view.events import as_line
+
+    targets = targets_in(words)
+    for target in targets:
+        next(files_of(target, params, root))
+    if "all" in targets:
+        targets = []
+    plan = view.preview(root, params, targets)
+    if as_json:
+        print(as_line(plan))
+    else:
+        view.print_plan(plan)
 
 
 @contextmanager

@@ -3,23 +3,26 @@
 Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, if base.quantization is gguf) and its adapters.
 Reads `reports/` (for the recommended level, and whether the gate refuses it), section `serve` and, for the
 smoke test, `data/final/test.jsonl`. Writes `.quench/api-key` (a new one each time, readable by its owner
-only) and a new `logs/serve-MODEL.log`.
+only), `.quench/port` while it serves, and a new `logs/serve-MODEL.log`.
 
-    quench serve [MODEL] [--lora] [--adapter FILE[=SCALE] ...] [--smoke K]
+    quench serve [MODEL] [--port N] [--lora] [--adapter FILE[=SCALE] ...] [--smoke K]
 """
 
 import errno
+import json
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from pipeline.chat.selection import why_unanswered
+from pipeline.commands.chat import served_model
 from pipeline.commands.project import Project
 from pipeline.config.sections import Serve as ServeSettings
-from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.errors import ConfigError, MachineError, QuenchError
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server import Server, connect, start, wait_for_health
@@ -27,15 +30,31 @@ from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
 from pipeline.serve.client import how_to_call
-from pipeline.serve.key import new_key, read_key
+from pipeline.serve.key import KEY_FILE, new_key, read_key
+from pipeline.serve.port import announced
 from pipeline.serve.restarts import keep_serving
-from pipeline.serve.smoke import held_out_prompts, judge, smoke
+from pipeline.serve.smoke import held_out_prompts, judge, smoke, summary
 
+LAST_PORT = 65535
 STOPS = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
 )  # Ctrl-C, a service manager, a closed terminal
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is served. `lora` applies the project's own adapter to a level of the untuned base, and
+    `adapters` (FILE or FILE=SCALE) further ones. `port` replaces serve.port. With `smoke`, that many test
+    prompts are sent, and then the server is stopped; with `as_json` the figures are JSON.
+    """
+
+    smoke: int = 0
+    lora: bool = False
+    adapters: Sequence[str] = ()
+    port: int | None = None
+    as_json: bool = False
 
 
 def chosen_adapters(project: Project, model: str, *, lora: bool, given: Sequence[str]) -> list[Adapter]:
@@ -57,10 +76,22 @@ def chosen_adapters(project: Project, model: str, *, lora: bool, given: Sequence
     return chosen
 
 
-def need_port(port: int) -> None:
+def need_port(port: int, root: Path | None = None) -> None:
     """Raise `MachineError` if something listens on `port` of 127.0.0.1. This is checked first, because it
-    must not pass for our server.
+    must not pass for our server. If it is the server of the project `root`, the message says so.
     """
+    if not _in_use(port):
+        return
+    free = next((other for other in range(port + 1, LAST_PORT + 1) if not _in_use(other)), None)
+    served = _served_on(port, root) if root else None
+    what = f"port {port} of 127.0.0.1 is in use: stop what listens there"
+    if served:
+        what = f"{served} of this project is served on port {port} of 127.0.0.1: stop it"
+    elsewhere = f", or serve on another (`quench serve --port {free}`)" if free else ""
+    raise MachineError("Q-SERVE-003", what + elsewhere)
+
+
+def _in_use(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -68,11 +99,15 @@ def need_port(port: int) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise MachineError(
-                "Q-SERVE-003",
-                f"port {port} of 127.0.0.1 is in use: stop what listens there, or set another serve.port in "
-                "params.yaml",
-            ) from None
+            return True
+    return False
+
+
+def _served_on(port: int, root: Path) -> str | None:
+    """Return the model that a server of the project `root` serves on `port`; None if it is another's."""
+    with suppress(QuenchError), connect(f"http://127.0.0.1:{port}", read_key(root / KEY_FILE)) as client:
+        return served_model(client)
+    return None
 
 
 @contextmanager
@@ -101,40 +136,29 @@ def serve(
             yield Server(process, url, log, client, slots, layers)
 
 
-def main(
-    project: Project,
-    model_name: str | None,
-    smoke_count: int,
-    *,
-    lora: bool = False,
-    adapters: Sequence[str] = (),
-) -> None:
-    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes. With `smoke_count`, send
-    that many test prompts, then stop.
-
-    `lora` applies the project's own adapter to a level of the untuned base, and `adapters` (FILE or
-    FILE=SCALE) further ones.
-    """
+def main(project: Project, model_name: str | None, options: Options) -> None:
+    """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes, or for a smoke test."""
     params = project.params
     root = project.root
     model = project.name_of(model_name)
     path, lora_of_model = project.files(model)
-    chosen = chosen_adapters(project, model, lora=lora, given=adapters)
+    chosen = chosen_adapters(project, model, lora=options.lora, given=options.adapters)
     project.verify(path, *(adapter.file for adapter in chosen))
     applied = matching_adapters(path, chosen)
     named = applied[1:] if lora_of_model else applied  # The model's name already contains its own adapter.
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     held_out = root / "data" / "final" / "test.jsonl"
     unanswered = None
-    if smoke_count and held_out.exists():
+    if options.smoke and held_out.exists():
         unanswered = why_unanswered(held_out)
     prompts = []
-    if smoke_count and not unanswered:
-        prompts = held_out_prompts(held_out, smoke_count)
+    if options.smoke and not unanswered:
+        prompts = held_out_prompts(held_out, options.smoke)
     log = root / "logs" / f"serve-{model}.log"
     tools = project.tools
     # This is checked before key and log are replaced: they may belong to a running server.
-    need_port(params.serve.port)
+    settings = params.serving.model_copy(update={"port": options.port or params.serve.port})
+    need_port(settings.port, root)
     key_file = new_key(root)
     with suppress(OSError):  # Anything else than a file is refused when the log is opened.
         log.unlink()
@@ -146,16 +170,24 @@ def main(
         tools=tools,
         key_file=key_file,
         log=log,
-        settings=params.serving,
+        settings=settings,
     )
-    with stopped_by_signals():
+    with stopped_by_signals(), announced(root, settings.port):
         if unanswered:
             with server():
-                print(f"{title}: it starts, and nothing was asked: {unanswered}")
+                if options.as_json:
+                    print(json.dumps({"model": alias, "answers": 0, "not_asked": unanswered}, indent=2))
+                else:
+                    print(f"{title}: it starts, and nothing was asked: {unanswered}")
             return
         if prompts:
             with server() as running:
-                print(f"{title}: {judge(smoke(running, prompts), params.report.gate.min_stopped)}")
+                replies = smoke(running, prompts)
+            if options.as_json:
+                print(json.dumps({"model": alias, **asdict(summary(replies))}, indent=2))
+            sentence = judge(replies, params.report.gate.min_stopped)
+            if not options.as_json:
+                print(f"{title}: {sentence}")
             return
         refusal = project.refusal(model)
         if refusal:
@@ -163,7 +195,7 @@ def main(
         note = context_note(path, params.serve.ctx_size)
         if note:
             _print(note)
-        url = f"http://127.0.0.1:{params.serve.port}"
+        url = f"http://127.0.0.1:{settings.port}"
         call = how_to_call(title, url, key_file, log, [adapter.name for adapter in applied])
         try:
             keep_serving(server, call, _print)

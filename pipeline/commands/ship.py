@@ -6,11 +6,14 @@ the adapter's. If train.tuner is scales too, it is `tuned`: the base's GGUF with
 
     quench ship Q4_K_M
     quench ship Q4_K_M --to /mnt/share --sign quench.key
+    quench ship Q4_K_M --push OWNER/NAME
     quench ship --check models/bundle/demo-Q4_K_M
 """
 
+import json
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.commands.project import Project
@@ -29,15 +32,33 @@ from pipeline.ship.verification import bundle_faults
 
 # inputs of a bundle's texts
 DESCRIBED = ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
+PROGRAMS = ("ollama", "lmstudio")  # values of --to that are programs, not folders
 
 
-def main(project: Project, requested: str, to: Path | None, key: Path | None) -> int:
+@dataclass(frozen=True)
+class Destination:
+    """Where a bundle goes after it was made: a `repository` (OWNER/NAME) on the hub, a `program` here."""
+
+    repository: str | None = None
+    public: bool = False
+    program: str | None = None
+
+
+def main(
+    project: Project,
+    requested: str,
+    to: Path | None,
+    key: Path | None,
+    destination: Destination | None = None,
+) -> int:
     """Make the bundle of a level and print its path. Return the exit code: 5 with a line per reason if it may
     not be shipped, otherwise 0.
     """
     params = project.params
     root = project.root
     level = shippable(params, requested)
+    if destination:
+        load_extra("publish").check(destination, with_lora=params.product.with_lora)
     if key:
         load_extra("signing").signer(
             key
@@ -63,6 +84,8 @@ def main(project: Project, requested: str, to: Path | None, key: Path | None) ->
         f"publish: everything in {place} (README.md is the model card)",
         sep="\n  ",
     )
+    if destination:
+        load_extra("publish").deliver(folder, destination)
     return 0
 
 
@@ -129,11 +152,22 @@ def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]
     ]
 
 
-def check_bundle(folder: Path, key: Path | None) -> int:
+def check_bundle(folder: Path, key: Path | None, *, as_json: bool = False) -> int:
     """Check a bundle, signed by the public `key` if one is given, and print the result. Return the exit code:
     5 if it does not verify, otherwise 0.
     """
     faults = bundle_faults(folder, key)
+    if as_json:
+        signed = (folder / SIGNATURE).exists()
+        report = {
+            "bundle": str(folder),
+            "verdict": "fail" if faults else "pass",
+            "faults": list(faults),
+            "signed": signed,
+            "signature_checked": bool(key),
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+        return GateError.exit_code if faults else 0
     if faults:
         print(f"{folder} does not verify:", *faults, sep="\n  ", file=sys.stderr)
         return GateError.exit_code

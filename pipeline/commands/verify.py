@@ -6,6 +6,7 @@ A damaged object of the cache is moved to `.dvc/cache/rotten`, so that nothing r
     quench model verify
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ from pipeline.workflow.state.integrity import changed_files, damage_sentences
 OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")  # does not match the leftovers of a killed copy
 
 
-def main(root: Path) -> int:
+def main(root: Path, *, as_json: bool = False) -> int:
     """Print each difference with its remedy. Return the exit code: 3 if there is one, otherwise 0."""
     if not (root / ".dvc").is_dir():
         raise ConfigError(
@@ -68,6 +69,16 @@ def main(root: Path) -> int:
             file=sys.stderr,
         )
     bad = len(sentences) + len(damaged)
+    if as_json:
+        report = {
+            "outputs": len(outs),
+            "missing": missing,
+            "objects": len(objects),
+            "damaged_outputs": list(sentences),
+            "damaged_objects": damaged,
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+        return DataError.exit_code if bad else 0
     are = {0: "none is", 1: "1 is"}.get(bad, f"{bad} are")
     line = f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: {are} damaged"
     if missing:

@@ -1,5 +1,6 @@
 """The spelling of models and their quantization levels: in `params.yaml`, in reports and in file names."""
 
+import difflib
 import re
 
 from pipeline.config.ggml_types import LEVELS, TYPES
@@ -67,8 +68,10 @@ def level_problem(spelled: str) -> str | None:
     if model.made_of:
         return f"{spelled} is made of {model.level}: write {model.level} here, and in quantize.distill too"
     if name not in LEVELS:
+        near = difflib.get_close_matches(name, LEVELS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
         return (
-            f"unknown level {spelled}: llama.cpp has {', '.join(sorted(LEVELS))}, each also with "
+            f"unknown level {spelled}: {hint}llama.cpp has {', '.join(sorted(LEVELS))}, each also with "
             f"{SUFFIX} behind it"
         )
     if LEVELS[name].needs_imatrix and not model.imatrix:

@@ -4,9 +4,9 @@ All lines are complete except for a torn last line, whenever the run is killed.
 
 A row has a `kind`. "step": step, epoch (passes done), loss, learning_rate, grad_norm (before clipping),
 tokens, trained_tokens, rows (packed rows in order), row_ids, seconds, tokens_per_second, memory_bytes.
-"eval": step, eval_loss, samples ({"prompt", "answer", "reference"} each), seconds. Both have `items` (pairs
-or answers) and `measures` (means by name) if the method measures more than its loss. Only the fields in
-`MEASURED` differ between two runs of the same inputs.
+"eval": step, eval_loss, samples ({"prompt", "answer", "reference"} each), seconds; asked if it was only asked
+for (`quench watch`). Both have `items` (pairs or answers) and `measures` (means by name) if the method
+measures more than its loss. Only the fields in `MEASURED` differ between two runs of the same inputs.
 """
 
 import json
@@ -108,15 +108,19 @@ class MetricsLog:
 
     def _parsed(self, number: int, line: bytes) -> Row:
         try:
-            row = parse_object(line)  # A model's answer may contain any character.
+            return parse_row(line)
         except BadLine as reason:
             raise DataError(
                 "Q-CORE-007", f"line {number} of {self.path} is damaged ({reason}): {RESTART}"
             ) from reason
-        return {
-            key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value
-            for key, value in row.items()
-        }
+
+
+def parse_row(line: bytes) -> Row:
+    """Return the row in a complete line. Raises `BadLine` if it is damaged."""
+    row = parse_object(line)  # A model's answer may contain any character.
+    return {
+        key: NO_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in row.items()
+    }
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

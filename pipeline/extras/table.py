@@ -1,7 +1,7 @@
 """The table of extras: the only place that ties them to the core, which loads them by these names.
 
-The module of a verb of its own (judge, remote) has the command line: `app`. The others have the functions
-that the verb or stage calls. A stage `compare_nf4` has its module next to that of stage compare.
+The module of a verb of its own (judge, remote, watch) has the command line: `app`. The others have the
+functions that the verb or stage calls. A stage `compare_nf4` has its module next to that of stage compare.
 """
 
 import importlib
@@ -20,18 +20,24 @@ class Extra(NamedTuple):
     page: str  # its page of the documentation
     verb: str = ""  # verb of `quench` that uses it
     stage: str = ""  # stage that it is, or that uses it
+    setting: str = ""  # setting that asks for it, if it only observes a stage
     pip: str = ""  # extra of the distribution (`quench[NAME]`) that it needs
 
 
 EXTRAS: Mapping[str, Extra] = {
     "sweep": Extra("sweep.command", "docs/sweeps.md", verb="run sweep", pip="sweep"),
     "remote": Extra("remote.verb", "docs/remote.md", verb="remote"),
+    "watch": Extra("watch.verb", "docs/watching.md", verb="watch", pip="watch"),
     "judge": Extra("judge.verb", "docs/judging.md", verb="judge"),
     "pairs": Extra("pairs.command", "docs/rewards.md", verb="data pairs"),
     "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness"),
     "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
+    "publish": Extra("publish.delivery", "docs/shipping.md", verb="ship"),
+    "runs": Extra("runs.command", "docs/workflow.md", verb="status"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
+    "trackers": Extra("trackers.tracking", "docs/training.md", setting="train.report_to"),
+    "manual": Extra("manual.command", "docs/tutorial.md", verb="doctor docs", pip="docs"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
 }
 

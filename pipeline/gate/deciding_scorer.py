@@ -22,7 +22,8 @@ def with_deciding_scorer(evaluations: Evaluations, answers: Answers) -> tuple[Ev
     if len(present) != 1 or not _is_silent(present.pop(), answers):
         return evaluations, answers
     first = next(iter(tasks.values()))
-    names = list(first.scores or {})
+    # A row has the order of evaluate.scorers; an evaluation is JSON with sorted keys.
+    names = list(next((row.scores for rows in answers.values() for row in rows), {}))
     later = names[names.index(first.scorer) + 1 :] if first.scorer in names else []
     telling = next((name for name in later if _tells_apart(name, tasks.values(), answers)), None)
     if telling is None:

@@ -69,6 +69,12 @@ class Task(Scored):
         return self.rows if self.measured is None else self.measured
 
 
+class TaskWithExamples(Task):
+    """Figures of the task when `examples` training chats stand before each question."""
+
+    examples: Count
+
+
 class General(Scored):
     """General ability: 1 or 0 for each question."""
 
@@ -140,6 +146,7 @@ class Evaluation(Shape):
 
     bytes: Size
     task: Task | None
+    task_with_examples: TaskWithExamples | None = None
     file: FileName
     sha256: Sha256
     reference: str

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.config.params import Params
 from pipeline.config.products import product_of
+from pipeline.config.sections.shipping import Acceptance
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import BadLine, parse_record, read_rows
@@ -22,6 +23,7 @@ from pipeline.core.text import safe
 from pipeline.gate.deciding_scorer import with_deciding_scorer
 from pipeline.gate.evaluations import ANSWERS, Answer, Answers, Evaluation, Evaluations
 from pipeline.gate.records import Base, Data, Labels, Merge, Parity, Shape, Strategies, Train
+from pipeline.workflow.state.lockfile import in_force
 
 SHOWN = 3  # faults named in one sentence
 Record = TypeVar("Record", bound=Shape)
@@ -48,6 +50,8 @@ class Inputs:
     answers: Answers = field(default_factory=dict)
     # The measurement of this very base by `quench model nf4`, which is not a stage.
     quantization_check: Mapping[str, Any] | None = None
+    # {job: a change of its settings or code that was declared to be without effect}
+    accepted: Mapping[str, Acceptance] = field(default_factory=dict)
 
 
 def load_inputs(root: Path, params: Params) -> Inputs:
@@ -81,7 +85,13 @@ def load_inputs(root: Path, params: Params) -> Inputs:
             )
     check = read_quantization_check(root / "reports/quantization-check.json", inputs.base.files)
     evaluations, decided_answers = with_deciding_scorer(inputs.evaluations, answers)
-    return replace(inputs, evaluations=evaluations, answers=decided_answers, quantization_check=check)
+    return replace(
+        inputs,
+        evaluations=evaluations,
+        answers=decided_answers,
+        quantization_check=check,
+        accepted=in_force(root, params),
+    )
 
 
 @contextmanager

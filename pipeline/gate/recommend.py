@@ -13,12 +13,14 @@ Scores are compared by `pipeline.gate.scores`.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.levels import ModelName
 from pipeline.config.products import REFERENCES, Product, is_base, product_of
 from pipeline.config.sections import AUTO, BASE, Report, Serve
+from pipeline.core.text import listed
 from pipeline.gate.deciding_scorer import passed_over_sentence
 from pipeline.gate.evaluations import Evaluation, Evaluations
 from pipeline.gate.inputs import Inputs
@@ -26,6 +28,7 @@ from pipeline.gate.scores import TOLERANCE, Evidence, Gain, could_fall, gain_ove
 from pipeline.gate.verdict import Judgment, judge
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
+FIGURE = re.compile(r"[-+−]?\d[\d.,]*")
 MIN_SAME_TOP = 0.9  # share of positions, used if no task score distinguishes levels
 
 
@@ -91,7 +94,7 @@ def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Rec
     gains = tuple(gain_over(model, evidence, product.untuned(evidence.evaluations)) for model in memory)
     fitting = [model for model in memory if memory[model].total <= room.memory_gb * GB]
     allowed = {model: memory[model] for model in fitting if model not in refused}
-    refusals = [f"The gate refuses {model}: {refused[model]}" for model in memory if model in refused]
+    refusals = _refusals({model: refused[model] for model in memory if model in refused})
     if not fitting:
         chosen = _nothing_fits(product, memory, room, refusals)
     elif not allowed and product.served:
@@ -119,6 +122,23 @@ def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Rec
     if passed_over is not None:
         chosen = replace(chosen, warnings=(*chosen.warnings, passed_over))
     return replace(chosen, arithmetic={model: str(needed) for model, needed in memory.items()}, gains=gains)
+
+
+def _refusals(refused: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each reason why the gate refuses models. Reasons that differ only in figures and
+    the model's name are said once.
+    """
+    alike: dict[str, list[str]] = {}
+    for model, reason in refused.items():
+        # "demo-F16" names a file, not the model.
+        unnamed = re.sub(rf"(?<![\w-]){re.escape(model)}(?![\w-])", "", reason)
+        alike.setdefault(FIGURE.sub("#", unnamed), []).append(model)
+    sentences = []
+    for models in alike.values():
+        is_same = len({refused[model] for model in models}) == 1
+        more = "" if is_same else " The others likewise."
+        sentences.append(f"The gate refuses {listed(models)}: {refused[models[0]]}{more}")
+    return sentences
 
 
 def _nothing_fits(

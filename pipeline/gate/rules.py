@@ -20,7 +20,7 @@ UNSCORED = 0.05
 TITLES = {
     "parity": "Parity checks",
     "reference": "Reference",
-    "kld": "Divergence",
+    "kld": "Gate KLD",
     "same_top": "Same first choice",
     "trained": "From the trained model",
     "task_drop": "Task",

@@ -25,6 +25,33 @@ class Reply:
     tokens_per_second: float
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Figures of all replies. `cut` and `empty` are the numbers of answers, from 1, that were cut off or are
+    empty; the speed is the average of the answers'.
+    """
+
+    answers: int
+    stopped: int
+    tokens: int
+    tokens_per_second: float
+    cut: list[int]
+    empty: list[int]
+
+
+def summary(replies: Sequence[Reply]) -> Summary:
+    """Return the figures of one or more replies."""
+    cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason == "length"]
+    return Summary(
+        answers=len(replies),
+        stopped=len(replies) - len(cut),
+        tokens=sum(reply.tokens for reply in replies),
+        tokens_per_second=sum(reply.tokens_per_second for reply in replies) / len(replies),
+        cut=cut,
+        empty=[number for number, reply in enumerate(replies, 1) if not reply.text.strip()],
+    )
+
+
 def smoke(server: Server, prompts: Sequence[dict[str, Any]]) -> list[Reply]:
     """Send every prompt (messages, and tools if it has them) through the OpenAI protocol, greedily, and
     return the replies in order.
@@ -50,26 +77,23 @@ def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
     `min_stopped` is the gate's share (None: no limit). Too few is what a model at that limit would show in
     less than one test of twenty (binomial). So a few answers refuse no model that passed the gate on many.
     """
-    cut = [number for number, reply in enumerate(replies, 1) if reply.finish_reason == "length"]
-    empty = [number for number, reply in enumerate(replies, 1) if not reply.text.strip()]
-    stopped = len(replies) - len(cut)
-    figures = (
-        f"{stopped} of {len(replies)} answers stopped by themselves, "
-        f"{sum(reply.tokens for reply in replies)} tokens"
-    )
-    if cut and (not stopped or _too_few(stopped, len(replies), min_stopped)):
+    seen = summary(replies)
+    figures = f"{seen.stopped} of {seen.answers} answers stopped by themselves, {seen.tokens} tokens"
+    if seen.cut and (not seen.stopped or _too_few(seen.stopped, seen.answers, min_stopped)):
         raise GateError(
             "Q-SERVE-005",
-            f"{figures}; cut off: answer {_numbers(cut)}: the model has not learned to end its turn, or "
+            f"{figures}; cut off: answer {_numbers(seen.cut)}: the model has not learned to end its turn, or "
             "serve.n_predict is too small",
         )
-    if empty:
+    if seen.empty:
         raise GateError(
-            "Q-SERVE-005", f"{figures}; empty: answer {_numbers(empty)}: train it longer on rows like these"
+            "Q-SERVE-005",
+            f"{figures}; empty: answer {_numbers(seen.empty)}: train it longer on rows like these",
         )
-    speed = sum(reply.tokens_per_second for reply in replies) / len(replies)
-    allowed = f"; cut off: answer {_numbers(cut)}, as report.gate.min_stopped allows" if cut else ""
-    return f"{figures}, {speed:.1f} tokens/s on average{allowed}"
+    allowed = ""
+    if seen.cut:
+        allowed = f"; cut off: answer {_numbers(seen.cut)}, as report.gate.min_stopped allows"
+    return f"{figures}, {seen.tokens_per_second:.1f} tokens/s on average{allowed}"
 
 
 def _too_few(stopped: int, answers: int, min_stopped: float | None) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.config.params import Params
+from pipeline.config.trackers import TENSORBOARD
 from pipeline.core.child import bound
 from pipeline.core.errors import (
     ConfigError,
@@ -47,7 +48,10 @@ def open_subproject(folder: Path, values: Settings, links: Mapping[str, Path]) -
         link.parent.mkdir(parents=True, exist_ok=True)
         remove(link)  # It may lead to where the project was before it was copied.
         link.symlink_to(target.resolve())
-    write_text(folder / "params.yaml", json.dumps(values, indent=2, ensure_ascii=False))  # JSON is YAML.
+    # Trackers get the project's own training, not each of a hundred trials.
+    train = values["train"] | {"report_to": [TENSORBOARD]}
+    # JSON is YAML.
+    write_text(folder / "params.yaml", json.dumps(values | {"train": train}, indent=2, ensure_ascii=False))
     return folder
 
 

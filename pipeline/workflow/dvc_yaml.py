@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.config.params import Params
 from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import Graph
@@ -79,7 +81,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
         items = [f"${{item.{key}}}" for key in stage.each]
     elif stage.each:
         items = ["${item}"]
-    params = [key for param in stage.params for key in _keys(param)]
+    params = [key for param in stage.params for key in param_keys(param)]
     uncached: list[Any] = [path.rstrip("/") for path in stage.uncached]
     if not cache_base:
         uncached = [{path: {"cache": False}} for path in uncached]
@@ -98,7 +100,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     return {"foreach": f"${{{stage.each}}}", "do": entry} if stage.each else entry
 
 
-def _keys(param: str) -> list[str]:
+def param_keys(param: str) -> list[str]:
     """Return what DVC gets for a stage's `param`.
 
     It is the param itself, or for "train -seed -r" all keys of train except these.
@@ -225,6 +227,22 @@ def wanted_text(root: Path, params: Params, *, cache_base: bool | None = None) -
     if cache_base is None:
         cache_base = _keeps_base(_stages(root / "dvc.yaml"))
     return dvc_text(params, of_project=is_project(root), cache_base=cache_base)
+
+
+def graph_for(root: Path, params: Params) -> dict[str, Any]:
+    """Return the stages of `root`/dvc.yaml, as a run that begins now would have them.
+
+    A run writes the file again first if optional stages come or go. This writes nothing. Raises
+    `ConfigError` as `need_graph` does, and `ToolError` if the file can't be read.
+    """
+    file = root / "dvc.yaml"
+    stages = graph_stages(file)
+    graph = _graph_of(stages)
+    follows = graph == params.graph and {*_optional_in(stages, graph)} != {*asked_by(params)}
+    if follows or not file.exists():
+        return dict(yaml.safe_load(wanted_text(root, params))["stages"])
+    _need_graph(file, stages, params)
+    return stages
 
 
 def put_graph(root: Path, params: Params, *, cache_base: bool | None = None) -> bool:

@@ -16,6 +16,7 @@ from typing import IO, Any
 from pipeline.config.conditions import idle
 from pipeline.config.overrides import Given, from_sections, override
 from pipeline.config.params import Params, read_params
+from pipeline.config.trackers import need_trackers
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take, unusable
 from pipeline.core.owner import mark_run
@@ -78,6 +79,8 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         if follow_settings(root, params, is_dry_run=is_dry_run(sys.argv[1:])):
             print(f"{root / 'dvc.yaml'}: other stages, as params.yaml asks for", file=sys.stderr)
         need_settings(root, read)
+        if not is_dry_run(sys.argv[1:]):  # Otherwise the training would say so, hours later.
+            need_trackers(params.train.trackers)
         for setting in idle(params):
             print(f"{root / 'params.yaml'}: {setting}", file=sys.stderr)
         with working(root):  # This removes what killed runs left.

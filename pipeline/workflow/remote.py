@@ -27,9 +27,16 @@ from pipeline.workflow.state.lockfile import changed_paths, md5s_of, stages_of
 from pipeline.workflow.state.record import inputs_state, record, record_all, refresh_keys_for
 from pipeline.workflow.state.sync_mtimes import REUSE
 
+VIEW = "QUENCH_VIEW"  # in a job's environment: QUIET if its output goes into its log only
+QUIET = "quiet"
 # Ctrl-C sends SIGINT, and SLURM SIGTERM, to every process of a job. The shell and `tee` wait for the stage,
 # which saves its work. If they exited first, its last output would be lost, and SLURM would kill the stage.
-SHELL = """set -euo pipefail; trap : INT TERM; tee() ( trap "" INT TERM; exec tee "$@" ); """
+# A view of the run that reads the logs wants no other output (`pipeline.workflow.view.handler`), and a
+# terminal that is full or gone fails no stage. Snakemake formats this text, so it has no braces.
+SHELL = (
+    'set -euo pipefail; trap : INT TERM; tee() ( set +u; trap "" INT TERM PIPE; '
+    f'[ "${VIEW}" != {QUIET} ] || exec > /dev/null; command tee "$@" || : ); '
+)
 
 
 def job_settings(root: Path = Path(), *, remote: bool) -> Params:
@@ -42,6 +49,7 @@ def job_settings(root: Path = Path(), *, remote: bool) -> Params:
         # A scheduler copies the environment of the machine that submits.
         os.environ.pop(RUN, None)
         os.environ.pop(REUSE, None)
+        os.environ.pop(VIEW, None)
         use_this_python()
     return load_params(root / "params.yaml")
 

@@ -18,9 +18,11 @@ from user_project import user_project
 from verbs import verb_names
 
 from pipeline.config.sections import Gate
+from pipeline.core.errors import MachineError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import free_port
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.serve.port import PORT_FILE
 
 BASE, TUNED, LEVEL = (f"{{project}}/models/gguf/tiny-{name}.gguf" for name in ("base-F16", "F16", "Q4_K_M"))
 
@@ -48,10 +50,16 @@ LINES = {
     "config show": Line("quench config show train.r --json --root {project}", field=("train.r", "value", 4)),
     "config graph": Line("quench config graph --root {copy}", "dvc.yaml"),
     "config methods": Line("quench config methods --json", field=("methods", 0, "NF4", "yes")),
-    "doctor": Line("quench doctor --root {project}", "params.yaml: graph of merged models"),
+    "doctor": Line(
+        "quench doctor --root {project} && quench doctor --json --root {project}", field=(0, "name", "Python")
+    ),
     "config plan": Line("quench config plan --json --root {project}", field=("tokens_per_forward", 160)),
+    "doctor docs": Line(
+        "quench doctor docs --write {project}", "Q-MANUAL-003", 2
+    ),  # it builds: extras/manual
     "doctor explain": Line("quench doctor explain Q-BASE-001", "Q-BASE-001 (exit code 3)"),
-    "status": Line("quench status --root {project}", "/reports/index.html"),
+    "status": Line("quench status --json --root {project}", field=("jobs", 0, "state", "fresh")),
+    "watch": Line("quench watch {project} --plain", "finished · step 2"),
     "model norms": Line(
         "quench model norms {project}/models/adapter --base {project}/models/base --json",
         field=(0, "tensor", "model.layers.0.mlp.down_proj.weight"),
@@ -64,7 +72,12 @@ LINES = {
     ),
     "model nf4": Line("quench model nf4 --prompts 1 --json --root {project}", field=("verdict", "pass")),
     "model parity": Line("quench model parity --json --root {project}", field=("verdict", "pass")),
-    "model verify": Line("quench model verify --root {project}", "none is damaged"),
+    "doctor report": Line("quench doctor report --root {project}", "### Last error"),
+    "doctor clean": Line("quench doctor clean --json --root {whole}", field=("frees", "10", 0)),
+    "model verify": Line(
+        "quench model verify --root {project} && quench model verify --json --root {project}",
+        field=("damaged_objects", []),
+    ),
     "model patch": Line(f"quench model patch {BASE} {TUNED} {{out}}/patch", "proven by sha256"),
     "model apply": Line(
         f"quench model patch {BASE} {TUNED} {{out}}/patch && "
@@ -72,17 +85,24 @@ LINES = {
         "with the sha256",
     ),
     "ship": Line(
-        "quench ship Q4_K_M --to {out} --root {project} && quench ship --check {out}/tiny-Q4_K_M", "verifies"
+        "quench ship Q4_K_M --to {out} --root {project} && quench ship --check {out}/tiny-Q4_K_M && "
+        "quench ship --check {out}/tiny-Q4_K_M --json",
+        field=("verdict", "pass"),
     ),
     "data check": Line("quench data check {project}/data/raw", "40 usable"),
     "data get": Line(
         "quench data get chats.jsonl --root {copy}", "Q-GET-001", 2
     ),  # it gets: test_data_get.py
     "data demo": Line("quench data demo --kind chats --root {copy}", makes="{copy}/data/raw/pydoc.jsonl"),
-    "data diff": Line("quench data diff HEAD --root {project}", "no row differs (40 rows)"),
+    "data diff": Line(
+        "quench data diff HEAD --root {project} && quench data diff HEAD --json --root {project}",
+        field=("same", 40),
+    ),
     "data show": Line("quench data show --row 1 --root {project}", "<|im_start|>assistant"),
     "data export": Line(
-        "quench data export {out}/chats.jsonl --to sharegpt --root {project}", "28", makes="{out}/chats.jsonl"
+        "quench data export {out}/chats.jsonl --to sharegpt --json --root {project}",
+        field=("rows", 28),
+        makes="{out}/chats.jsonl",
     ),
     "data schema": Line("quench data schema", field=("$defs", "Chat", "additionalProperties", False)),
     "remote train": Line("quench remote train nowhere.invalid --root {whole}", "Q-REMOTE-", 4),
@@ -153,10 +173,12 @@ def test_the_pipeline_is_run_through_snakemake(project: Path) -> None:
 
 @pytest.fixture
 def online(served: Path, tools: Toolchain, tmp_path: Path) -> Iterator[Path]:
-    """A finished project of a base with an adapter beside it, that `quench serve` serves."""
+    """A finished project of a base with an adapter beside it, that `quench serve` serves on a port that is
+    not that of its settings.
+    """
     root = Path(shutil.copytree(served, tmp_path / "project"))
     change_params(root, serve={"port": free_port(), "ctx_size": 512, "n_predict": 4})
-    command = [sys.executable, "-m", "pipeline.cli", "serve", "--root", root]
+    command = [sys.executable, "-m", "pipeline.cli", "serve", "--port", str(free_port()), "--root", root]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(PROJECT)}
     ) as process:
@@ -166,20 +188,23 @@ def online(served: Path, tools: Toolchain, tmp_path: Path) -> Iterator[Path]:
         finally:
             process.send_signal(signal.SIGINT)
             assert process.stdout and "stopped" in process.stdout.read()
-    assert process.returncode == 0
+    assert process.returncode == 0 and not (root / PORT_FILE).exists()
 
 
 @pytest.mark.slow
 def test_the_served_model_is_asked_and_its_adapter_weakened(online: Path) -> None:
     listed = quench("status", "--root", online)
-    assert listed.exit_code == 0 and listed.stdout.splitlines()[1:] == [
-        "tiny-adapter is served",
-        "  tiny-lora  1",
-    ]
+    assert listed.exit_code == 0
+    served, adapter = listed.stdout.splitlines()[-2:]
+    assert served.startswith("tiny-adapter is served at http://127.0.0.1:")
+    assert adapter == "  tiny-lora  1"
     changed = quench("serve", "--scale", "tiny-lora=0.5", "--root", online)
     assert (changed.exit_code, changed.stdout.split()[-2:]) == (0, ["tiny-lora", "0.5"])
     said = quench("chat", "--root", online, input="What is 2 plus 2?\n/quit\n")
     assert said.exit_code == 0 and "tiny-adapter" in said.stdout and "[4 tokens, " in said.stdout
+    port = (online / PORT_FILE).read_text().strip()
+    second = quench("serve", "--port", port, "--root", online)
+    assert second.exit_code == MachineError.exit_code and "tiny-adapter of this project" in second.stderr
 
 
 def test_every_verb_is_here() -> None:

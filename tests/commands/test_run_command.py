@@ -36,9 +36,26 @@ def test_settings_and_snakemakes_own_words_are_told_apart(started: list[list[str
     assert refused.exit_code == 2 and "Q-CONFIG-005" in refused.stderr and not started
     done = quench("run", "--root", folder, *words)
     assert done.exit_code == 0, done.output
-    assert started[0][:-1] == ["train", "-c2", "--quiet", "--config"]
+    assert started[0][:-1] == ["train", "-c2", "--quiet", "--logger=quench", "--config"]
     name, _, keys = started[0][-1].partition("=")
     assert (name, json.loads(keys)) == ("train", {"method": "dpo", "preference": {"beta": 0.5}})
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ([], ["--logger=quench"]),
+        (["--json"], ["--logger=quench", "--logger-quench-form=json"]),
+        (["-v", "-c2"], ["-c2", "--verbose", "--logger=quench"]),
+        (["--logger", "rich"], ["--logger", "rich"]),
+    ],
+)
+def test_the_view_is_quench_s_unless_another_is_named(
+    started: list[list[str]], folder: Path, words: list[str], given: list[str]
+) -> None:
+    done = quench("run", "--root", folder, *words)
+    assert done.exit_code == 0, done.output
+    assert started == [given]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import tomllib
 import pytest
 from verbs import verb_names
 
+from pipeline.config.params import Params
+from pipeline.config.sections.values import keys_of
 from pipeline.core.places import PACKAGE, PROJECT
 from pipeline.extras.table import EXTRAS, load_extra
 from pipeline.workflow.stages import table
@@ -21,7 +23,9 @@ def test_what_a_row_names_is_there(name: str) -> None:
     extra = EXTRAS[name]
     assert load_extra(name).__name__ == f"pipeline.extras.{extra.module}"
     assert (PROJECT / extra.page).is_file()
-    assert extra.verb or extra.stage
+    assert extra.verb or extra.stage or extra.setting
+    if extra.setting:
+        assert extra.setting in [".".join(place) for place, _ in keys_of(Params)]
     if extra.verb:
         assert extra.verb.removesuffix(" sweep") in verb_names() or f"{extra.verb} train" in verb_names()
     if extra.stage:

@@ -20,7 +20,7 @@ from tiny_lora import tiny_lora
 
 from pipeline.commands.project import Project
 from pipeline.commands.serve import chosen_adapters, serve
-from pipeline.commands.status import change_scales
+from pipeline.commands.served import change_scales
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash

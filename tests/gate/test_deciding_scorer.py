@@ -76,3 +76,25 @@ def test_where_no_scorer_tells_more_the_first_stays() -> None:
     decided, _ = with_deciding_scorer(evaluations, answers)
     assert {evaluation.score for evaluation in decided.values()} == {0.0}
     assert passed_over_sentence(decided) is None
+
+
+def test_the_next_scorer_is_the_next_of_the_settings_not_of_the_alphabet() -> None:
+    evaluations, answers = measured(0.0)
+    asked = ("rouge_l", "judge", "exact_match")  # only the last tells anything apart
+    for model, rows in answers.items():
+        task = evaluations[model].task
+        assert task is not None and task.scores is not None
+        old = task.scores
+        figures = {
+            "exact_match": old["rouge_l"],
+            "judge": old["exact_match"],
+            "rouge_l": old["exact_match"],
+        }
+        task.__dict__.update(scorer="rouge_l", scores=figures)
+        for row in rows:
+            points = {"rouge_l": 0.0, "judge": 0.0, "exact_match": row.scores["rouge_l"]}
+            row.__dict__.update(scores={name: points[name] for name in asked})
+    decided, _ = with_deciding_scorer(evaluations, answers)
+    task = decided["F16"].task
+    assert task is not None
+    assert (task.scorer, task.passed_over) == ("exact_match", ["rouge_l", "judge"])

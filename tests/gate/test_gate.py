@@ -37,7 +37,7 @@ def test_a_good_level_passes_and_every_rule_has_its_figure_and_limit() -> None:
     assert (record["model"], record["verdict"]) == ("Q4_K_M", "pass")
     assert record["findings"][1] == {
         "rule": "kld",
-        "title": "Divergence",
+        "title": "Gate KLD",
         "figure": 0.01,
         "limit": 0.5,
         "verdict": "pass",

@@ -15,6 +15,7 @@ import tiny
 import yaml
 from make import quench
 
+from pipeline.chat.selection import answerable_rows
 from pipeline.commands import chat as chatting
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
@@ -22,9 +23,8 @@ from pipeline.core.jsonl import write_rows
 from pipeline.extras.pairs.answering import Sampling, sampled_answers
 from pipeline.llamacpp.server import Server, Unparsed, connect, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.metrics.asking import answer_row, score_answers
+from pipeline.metrics.asking import answer_row, answers_of, score_answers
 from pipeline.serve.smoke import judge, smoke
-from pipeline.stages.evaluate.stage import task
 from pipeline.stages.parity.behavior import Answer, answer
 
 HIDDEN, NEWLINE, END, TOKENS = 32, "Ċ", 260, 261  # of tiny.tiny_gguf's vocabulary
@@ -177,8 +177,10 @@ def test_the_stage_asks_chats_at_their_last_call_and_at_their_end(
     rows = tmp_path / "test.jsonl"
     write_rows(rows, [{**ROW, "messages": [*QUESTION, EXPECTING, result, end]}])
     settings = PARAMS.evaluating.model_copy(update={"scorers": ["tool_calls", "exact_match"]})
-    found = {name: task(server, rows, tmp_path, settings, name) for name, server in servers.items()}
-    assert {name: {row["id"]: row["scores"] for row in answers} for name, (_, answers) in found.items()} == {
+    asked = answerable_rows(rows, settings.task_rows, settings.scorers)
+    answers = {name: answers_of(server, asked, settings, name) for name, server in servers.items()}
+    figures = {name: score_answers(rows, settings.scorers) for name, rows in answers.items()}
+    assert {name: {row["id"]: row["scores"] for row in rows} for name, rows in answers.items()} == {
         "reasons": {
             "r1": {"tool_calls": None, "exact_match": 1.0},
             "r1#2": {"tool_calls": 0.0, "exact_match": None},
@@ -188,9 +190,7 @@ def test_the_stage_asks_chats_at_their_last_call_and_at_their_end(
             "r1#2": {"tool_calls": 1.0, "exact_match": None},
         },
     }
-    figures, _ = found["calls"]
-    assert figures is not None
-    counted = {key: figures["calls"][key] for key in ("rows", "equal", "others", "unexpected")}
+    counted = {key: figures["calls"]["calls"][key] for key in ("rows", "equal", "others", "unexpected")}
     assert counted == {"rows": 1, "equal": 1, "others": 1, "unexpected": 1}
 
 

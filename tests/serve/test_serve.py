@@ -41,7 +41,7 @@ from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.client import Piece, parse_line
 from pipeline.serve.key import KEY_FILE, new_key, read_key
-from pipeline.serve.smoke import Reply, held_out_prompts, judge
+from pipeline.serve.smoke import Reply, Summary, held_out_prompts, judge, summary
 
 QUESTION = [{"role": "user", "content": "say it"}]
 
@@ -159,6 +159,11 @@ def test_a_handful_of_answers_refuses_only_what_the_gate_would(
         with pytest.raises(GateError) as refused:
             judge(replies, limit)
         assert refused.value.id == "Q-SERVE-005"
+
+
+def test_the_figures_of_a_smoke_test() -> None:
+    replies = [Reply("he", "stop", 2, 1.0), Reply(" \n", "stop", 1, 2.0), Reply("and on", "length", 8, 3.0)]
+    assert summary(replies) == Summary(3, 2, tokens=11, tokens_per_second=2.0, cut=[3], empty=[2])
 
 
 def test_an_empty_answer_fails_the_smoke_test() -> None:

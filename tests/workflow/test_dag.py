@@ -32,16 +32,19 @@ from user_project import BIN, nothing_to_do
 
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Graph
+from pipeline.core.errors import ConfigError
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
+from pipeline.workflow.overview import accepted
+from pipeline.workflow.overview.states import overview
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL
 from pipeline.workflow.stages import optional, stages_in, table
 from pipeline.workflow.state.dvc_project import place
-from pipeline.workflow.state.lockfile import recorded_stages
+from pipeline.workflow.state.lockfile import in_force, recorded_stages
 from pipeline.workflow.state.sync_mtimes import reuse, settle
 
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
@@ -229,6 +232,7 @@ def test_every_parameter_is_tracked(recipe: Path, dvc_stages: dict[str, Any]) ->
             continue
         keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
         assert sections[stage].keys() == {key.partition(".")[2] for key in keys}
+        keys -= {"train.report_to"}  # Trackers only look at a training.
         assert "compare_" in name or stage in tracked or keys <= tracked | in_graph, (
             f"{name} doesn't track {keys - tracked - in_graph}"
         )
@@ -275,9 +279,7 @@ class Toy:
         """What `snakemake -n` would run, sorted."""
         done = self.snakemake("-n", *targets)
         assert done.returncode == 0, done.stderr
-        counts = dict(
-            re.findall(r"^(\w+) +(\d+)$", (done.stdout + done.stderr).partition("Reasons:")[0], re.M)
-        )
+        counts = dict(re.findall(r"^(\w+) +(\d+)\b", done.stdout, re.M))
         assert counts or nothing_to_do(done.stdout + done.stderr)
         return sorted(
             name for name, count in counts.items() if name not in ("all", "total") for _ in range(int(count))
@@ -1022,3 +1024,132 @@ def test_other_uses_of_snakemake_still_work(toy: Toy) -> None:
 def test_stop_at_a_named_stage(fresh_toy: Path, tmp_path: Path) -> None:
     shutil.copytree(fresh_toy, tmp_path / "toy")
     assert Toy(tmp_path / "toy").plan("train") == ["base", "curate", "train"]
+
+
+# ---- the overview, which starts neither tool, and gives their verdict
+
+
+def _edit(root: Path, name: str, text: str) -> None:
+    (root / name).chmod(0o644)
+    (root / name).write_text(text)
+
+
+def _damage(root: Path, name: str) -> None:
+    """Other bytes under the same date and size, as of a failing disk."""
+    file = root / name
+    state = file.stat()
+    file.chmod(0o644)
+    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def _without_cache(toy: Toy, name: str) -> None:
+    toy.object(name).unlink()
+    lose(toy.root / name)
+
+
+EDITS = {
+    "none": lambda toy: None,
+    "setting": lambda toy: toy.change("\n  base: auto", "\n  base: nf4"),
+    "code": lambda toy: _edit(toy.root, "train.txt", "code of train, another\n"),
+    "data": lambda toy: (toy.root / "data/raw/b.jsonl").write_text("more\n"),
+    "touched": lambda toy: os.utime(toy.root / "train.txt"),
+    "lost": lambda toy: lose(toy.root / "models/adapter"),
+    "lost, last": lambda toy: lose(toy.root / "reports/index.html"),
+    "lost, not cached, last": lambda toy: _without_cache(toy, "reports/index.html"),
+    "lost, not cached, not needed": lambda toy: _without_cache(toy, "models/demo-F16.gguf"),
+    "two lost, not cached, not needed": lambda toy: (
+        _without_cache(toy, "models/demo-F16.gguf"),
+        _without_cache(toy, "models/adapter"),
+    ),
+    "lost, not cached, needed": lambda toy: (
+        _without_cache(toy, "models/demo-F16.gguf"),
+        _without_cache(toy, "models/demo-Q4_K_M.gguf"),
+        toy.change("max_task_drop: 10.0", "max_task_drop: 8.0"),
+    ),
+    "base lost": lambda toy: lose(toy.root / "models/base"),
+    "damaged": lambda toy: _edit(toy.root, "models/demo-Q4_K_M.gguf", "damaged\n"),
+    "damaged under the same date": lambda toy: _damage(toy.root, "models/demo-F16.gguf"),
+    "no record": lambda toy: (toy.root / "dvc.lock").unlink(),
+    "level added": lambda toy: toy.change("levels: [Q4_K_M, Q5_K_M]", "levels: [Q4_K_M, Q5_K_M, Q6_K]"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_overview_is_what_snakemake_would_run(toy: Toy, edit: str) -> None:
+    EDITS[edit](toy)
+    seen = overview(toy.root, load_params(toy.root / "params.yaml"))
+    assert sorted(name.partition("@")[0] for name in seen.would_run) == toy.plan()
+
+
+# ---- a change that is declared to be without effect
+
+
+@pytest.mark.slow
+def test_an_accepted_change_runs_nothing_but_the_report_in_either_tool(toy: Toy) -> None:
+    before = toy.bytes()
+    toy.change("\n  base: auto", "\n  base: nf4")
+    assert accepted.accept(toy.root, "merge", "the same on this base") == {"merge": "merge.base: auto → nf4"}
+    params = load_params(toy.root / "params.yaml")
+    assert params.report.accepted["merge"].why == "the same on this base"
+    assert in_force(toy.root, params).keys() == {"merge"}
+    assert {*toy.status()} == {"report"}
+    assert toy.plan() == ["report"]
+    assert toy.repro() == ["report"]
+    toy.agree()
+    assert {path: md5 for path, md5 in toy.bytes().items() if "index" not in path} == {
+        path: md5 for path, md5 in before.items() if "index" not in path
+    }
+
+
+@pytest.mark.slow
+def test_what_is_taken_back_runs_again(toy: Toy) -> None:
+    """Also by `dvc repro`, whose cache of runs must not take the outputs for those of the new setting; and a
+    setting that is set back is up to date.
+    """
+    recorded = recorded_stages(toy.root)["merge"]
+    toy.change("\n  base: auto", "\n  base: nf4")
+    accepted.accept(toy.root, "merge", "as I say")
+    assert recorded_stages(toy.root)["merge"] != recorded
+    assert accepted.undo(toy.root, "merge") == ["merge"]
+    assert recorded_stages(toy.root)["merge"] == recorded
+    assert toy.plan() == AFTER_TRAIN
+    toy.change("\n  base: nf4", "\n  base: auto")
+    assert toy.plan() == []
+    toy.change("\n  base: auto", "\n  base: nf4")
+    accepted.accept(toy.root, "merge", "as I say")
+    shutil.rmtree(toy.root / ".quench/accepted")  # as in another clone
+    accepted.undo(toy.root, "merge")
+    assert sorted(toy.repro()) == AFTER_TRAIN
+    toy.agree()
+
+
+@pytest.mark.slow
+def test_what_was_accepted_ends_when_the_stage_runs_again(toy: Toy) -> None:
+    toy.change("\n  base: auto", "\n  base: nf4")
+    accepted.accept(toy.root, "merge", "as I say")
+    assert toy.snakemake("--force", "merge").returncode == 0
+    assert toy.ran()[len(ALL) :] == ["merge"]
+    params = load_params(toy.root / "params.yaml")
+    assert params.report.accepted and not in_force(toy.root, params)
+    toy.build()
+    toy.agree()
+
+
+@pytest.mark.slow
+def test_only_settings_and_code_can_be_accepted(toy: Toy) -> None:
+    files = [toy.root / name for name in ("params.yaml", "dvc.lock")]
+    before = [file.read_bytes() for file in files]
+    toy.change("\n  base: auto", "\n  base: nf4")
+    (toy.root / "data/raw/b.jsonl").write_text("more\n")
+    _edit(toy.root, "models/demo-F16.gguf", "damaged\n")
+    for stage in ("curate", "train", "merge", "report", "quantize@F16"):
+        with pytest.raises(ConfigError) as refused:
+            accepted.accept(toy.root, stage, "as I say")
+        assert refused.value.id == "Q-WORKFLOW-041", stage
+    with pytest.raises(ConfigError) as refused:
+        accepted.undo(toy.root, "merge")
+    assert refused.value.id == "Q-WORKFLOW-042"
+    toy.change("\n  base: nf4", "\n  base: auto")
+    assert [file.read_bytes() for file in files] == before

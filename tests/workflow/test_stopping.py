@@ -70,7 +70,7 @@ class Terminal:
         code = self.process.wait(SECONDS)
         self.reader.join(SECONDS)
         os.close(self.keys)
-        plain = re.sub(r"\x1b\[\d*m", "", self.text)  # without Snakemake's colors
+        plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.text)  # without colors and moves of the cursor
         return code, [line.strip() for line in plain.splitlines() if line.strip()]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline.commands.topics.options import Model, ParamsFile, Root, Split, project_of, topic, working
+from pipeline.commands.topics.options import Json, Model, ParamsFile, Root, Split, project_of, topic, working
 from pipeline.core.errors import ToolError
 from pipeline.core.places import resource
 from pipeline.extras.table import load_extra
@@ -100,12 +100,13 @@ def diff(
     rows: Annotated[
         int, typer.Option("--rows", metavar="N", min=0, help="Show N rows of each kind of change.")
     ] = 0,
+    as_json: Json = False,
     root: Root = Path(),
 ) -> None:
     """Say what changed in data/final between two versions."""
     from pipeline.commands.data.diff import main
 
-    main(root, first, second, rows)
+    main(root, first, second, rows, as_json=as_json)
 
 
 @app.command(epilog="example: quench data show --split test --row 3")
@@ -135,12 +136,13 @@ def export(
         bool, typer.Option("--skip", help="Exit 0 even if rows were left out that the format can't say.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    as_json: Json = False,
     root: Root = Path(),
 ) -> None:
     """Write a split as JSONL in another tool's format; exit 3 if rows had to be left out."""
-    from pipeline.commands.data.export import main
+    from pipeline.commands.data.export import Options, main
 
-    raise typer.Exit(main(root, file, to, split, skip=skip, force=force))
+    raise typer.Exit(main(root, file, Options(to, split, skip, force, as_json)))
 
 
 @app.command(epilog="example: quench data schema > row.schema.json")
@@ -184,6 +186,7 @@ def pairs(
             "--chosen", help="What the worst answer is held against: the best of K, or the row's own."
         ),
     ] = "best",
+    as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
@@ -191,4 +194,4 @@ def pairs(
     extra = load_extra("pairs")
     options = extra.Options(answers, rows, seed, temperature, scorer, min_gap, chosen)
     with working(root):
-        extra.main(project_of(params, root), file, model, options)
+        extra.main(project_of(params, root), file, model, options, as_json=as_json)

@@ -6,9 +6,10 @@ Streams both versions. Only 64 bits and the split of each row stay in memory, an
 differ.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ class Difference:
     changed: list[tuple[Place, Place]] = field(default_factory=list)
     splits: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
     domains: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
+
+    @property
+    def moved_into_test(self) -> int:
+        """Return the number of rows that are held out now and were not before."""
+        return sum(place.split != "test" and split == "test" for place, split in self.moved)
 
 
 def compare(before: Version, after: Version) -> Difference:
@@ -95,12 +101,36 @@ def summary(before: Version, after: Version, difference: Difference) -> Iterable
     yield from _table(
         "rejected", *(Counter(version.stats().get("rejected") or {}) for version in (before, after))
     )
-    leaked = sum(place.split != "test" and split == "test" for place, split in difference.moved)
-    if leaked:
+    if difference.moved_into_test:
         yield (
-            f"\nbeware: moved into test, where it was not held out before: {leaked:,}; don't measure a "
-            f"model trained on {before.name} with it"
+            "\nbeware: moved into test, where it was not held out before: "
+            f"{difference.moved_into_test:,}; don't measure a model trained on {before.name} with it"
         )
+
+
+def as_value(before: Version, after: Version, difference: Difference, rows: int) -> dict[str, Any]:
+    """Return the difference as JSON: numbers, and the places of up to `rows` rows of each kind."""
+    kinds: dict[str, list[Any]] = {
+        "added": [asdict(place) for place in difference.added],
+        "removed": [asdict(place) for place in difference.removed],
+        "changed": [{"before": asdict(was), "after": asdict(now)} for was, now in difference.changed],
+        "moved": [asdict(place) | {"to": split} for place, split in difference.moved],
+    }
+    return {
+        "from": before.name,
+        "to": after.name,
+        "same": difference.same,
+        **{kind: len(places) for kind, places in kinds.items()},
+        "moved_into_test": difference.moved_into_test,
+        "splits": _both(*difference.splits),
+        "domains": _both(*difference.domains),
+        "rejected": _both(*(version.stats().get("rejected") or {} for version in (before, after))),
+        "rows": {kind: places[:rows] for kind, places in kinds.items()},
+    }
+
+
+def _both(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    return {"before": dict(before), "after": dict(after)}
 
 
 def examples(before: Version, after: Version, difference: Difference, count: int) -> Iterable[str]:
@@ -128,11 +158,14 @@ def examples(before: Version, after: Version, difference: Difference, count: int
     yield from ["", "moved", *moved] if moved else []
 
 
-def main(root: Path, first: str, second: str | None, rows: int) -> None:
+def main(root: Path, first: str, second: str | None, rows: int, *, as_json: bool = False) -> None:
     """Print what changed from revision `first` to `second` (None: workspace), with `rows` examples a kind."""
     before = revision(root, first)
     after = revision(root, second) if second else workspace(root)
     difference = compare(before, after)
+    if as_json:
+        print(json.dumps(as_value(before, after, difference, rows), indent=2, ensure_ascii=False))
+        return
     for line in chain(summary(before, after, difference), examples(before, after, difference, rows)):
         print(line)  # Lines are printed one by one: the summary appears even if the examples can't be read.
 

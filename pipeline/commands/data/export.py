@@ -4,8 +4,10 @@ refused; nothing is dropped silently.
 quench data export train.json --to sharegpt
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,22 +122,37 @@ def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str
     return write_rows(target, rendered()), left
 
 
-def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:
-    """Export and print which rows were left out. Return exit code 3 if some were and `skip` does not allow
-    it, otherwise 0.
+@dataclass(frozen=True)
+class Options:
+    """What is exported, and how. `skip` allows rows to be left out, `force` overwrites the file."""
+
+    format: str
+    split: str
+    skip: bool = False
+    force: bool = False
+    as_json: bool = False
+
+
+def main(root: Path, target: Path, options: Options) -> int:
+    """Export and print which rows were left out. Return exit code 3 if some were and that is not allowed,
+    otherwise 0.
     """
-    source = split_file(root, split)
+    source = split_file(root, options.split)
     if target.exists() and not target.is_file():
         raise ConfigError("Q-COMMANDS-017", f"{target} is not a regular file: name a file to write")
-    if target.exists() and not force:
+    if target.exists() and not options.force:
         raise DataError("Q-COMMANDS-018", f"{target} exists: name another file, or overwrite it with --force")
-    written, left = export(source, target, format)
-    print(f"{target}: {plural(written, 'row')} of {split} as {format}")
+    written, left = export(source, target, options.format)
+    code = 3 if left and not options.skip else 0
+    counted = Counter(why.code for _, why in left)
+    if options.as_json:
+        report = {"file": str(target), "format": options.format, "rows": written, "left_out": dict(counted)}
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+        return code
+    print(f"{target}: {plural(written, 'row')} of {options.split} as {options.format}")
     for place, why in left[:NAMED]:
         print(f"left out: {one_line(place)}: {why.code}: {one_line(str(why))}")
     if left:
-        reasons = ", ".join(
-            f"{number} {code}" for code, number in Counter(why.code for _, why in left).most_common()
-        )
-        print(f"{plural(len(left), 'row')} left out, which {format} can't say: {reasons}")
-    return 3 if left and not skip else 0
+        reasons = ", ".join(f"{number} {reason}" for reason, number in counted.most_common())
+        print(f"{plural(len(left), 'row')} left out, which {options.format} can't say: {reasons}")
+    return code

@@ -73,9 +73,9 @@ def workspace(root: Path) -> Version:
     return Version("the workspace", opened)
 
 
-def revision(root: Path, name: str) -> Version:
-    """Return the data of git revision `name`. Raises `ConfigError` if there is no such revision, and
-    `DataError` if it has no data.
+def revision(root: Path, name: str, holding: str = FINAL) -> Version:
+    """Return what git revision `name` recorded. Raises `ConfigError` if there is no such revision, and
+    `DataError` if it has no `holding`, an output of a stage.
     """
     commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if commit is None:
@@ -91,10 +91,11 @@ def revision(root: Path, name: str) -> Version:
             f"{name} has no dvc.lock, so no data was recorded with it: `git log --oneline -- dvc.lock` "
             "lists those that have",
         )
-    if not any(path == FINAL or path.startswith(f"{FINAL}/") for path in _outputs(lock)):
+    if not any(path == holding or path.startswith(f"{holding}/") for path in _outputs(lock)):
         raise DataError(
             "Q-COMMANDS-021",
-            f"dvc.lock of {name} names no {FINAL}: stage curate had not run, so choose a later revision",
+            f"dvc.lock of {name} names no {holding}: the stage that makes it had not run, so choose a later "
+            "revision",
         )
     from dvc.api import DVCFileSystem
     from dvc.exceptions import DvcException

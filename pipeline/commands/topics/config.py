@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.topics import candidates
 from pipeline.commands.topics.options import Json, ParamsFile, Root, topic
 
 app = topic("Show and choose the settings of params.yaml; plan what they need.")
@@ -14,7 +15,11 @@ app = topic("Show and choose the settings of params.yaml; plan what they need.")
 def show(
     section: Annotated[
         str | None,
-        typer.Argument(metavar="SECTION", help="Show this section, or this key (train.r), alone."),
+        typer.Argument(
+            metavar="SECTION",
+            autocompletion=candidates.keys,
+            help="Show this section, or this key (train.r), alone.",
+        ),
     ] = None,
     write: Annotated[
         bool,
@@ -38,7 +43,12 @@ def show(
 @app.command(epilog="example: quench config use qwen2.5-7b-8gb")
 def use(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="Name of a file in recipes/, without .yaml.")
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            autocompletion=candidates.recipes,
+            help="Name of a file in recipes/, without .yaml.",
+        ),
     ],
     force: Annotated[bool, typer.Option("--force", help="Overwrite a params.yaml that was edited.")] = False,
     root: Root = Path(),
@@ -83,7 +93,12 @@ def methods(
 def plan(
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", metavar="NAME", help="Plan this recipe instead of params.yaml."),
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            autocompletion=candidates.recipes,
+            help="Plan this recipe instead of params.yaml.",
+        ),
     ] = None,
     config: Annotated[
         Path | None,

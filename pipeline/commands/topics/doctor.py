@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.topics.options import Root, topic
+from pipeline.commands.topics import candidates
+from pipeline.commands.topics.options import Json, Root, topic
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import IS_CHECKOUT, resource
+from pipeline.extras.table import load_extra
 
 app = topic(
     "Check this machine, set up, explain errors, upgrade a project; exit 4 if something is missing.\n\n"
@@ -20,12 +22,12 @@ app = topic(
 
 
 @app.callback(invoke_without_command=True)
-def doctor(context: typer.Context, root: Root = Path()) -> None:
+def doctor(context: typer.Context, as_json: Json = False, root: Root = Path()) -> None:
     """Check the machine, unless a command is given."""
     if context.invoked_subcommand is None:
         from pipeline.commands.doctor import main
 
-        main(root)
+        main(root, as_json=as_json)
 
 
 @app.command(epilog="example: quench doctor explain Q-CONFIG-001")
@@ -34,6 +36,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="ID",
+            autocompletion=candidates.explained,
             help="An error's id, an area (TRAIN), or the reason of a rejected row (unknown_format); default: "
             "all errors.",
         ),
@@ -101,6 +104,18 @@ def env() -> None:
     print(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
 
 
+@app.command(epilog="example: quench doctor docs --open")
+def docs(
+    in_browser: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="DIR", help="Instead: write the site into this new folder."),
+    ] = None,
+) -> None:
+    """Show the manual, with every setting, command and error, on 127.0.0.1 until Ctrl-C; needs no network."""
+    load_extra("manual").main(write, in_browser=in_browser)
+
+
 @app.command(epilog="example: quench doctor upgrade --yes")
 def upgrade(
     yes: Annotated[bool, typer.Option("--yes", help="Do it, without a question.")] = False,
@@ -110,3 +125,33 @@ def upgrade(
     from pipeline.commands.upgrade import main
 
     main(root, yes=yes)
+
+
+@app.command(epilog="example: quench doctor clean --keep 2")
+def clean(
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep",
+            metavar="N",
+            min=1,
+            help="Delete what the last N runs don't need; default: say what that would free.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    root: Root = Path(),
+) -> None:
+    """Free disk in DVC's cache; what the working tree, a branch, a tag or a kept run needs stays."""
+    from pipeline.commands.clean import main
+
+    main(root, keep, as_json=as_json)
+
+
+@app.command(epilog="example: quench doctor report > report.md")
+def report(root: Root = Path()) -> None:
+    """Print a text for a bug report: versions, machine, settings, stages, the last error; without names,
+    secrets, paths and rows.
+    """
+    from pipeline.commands.bug_report import main
+
+    main(root)

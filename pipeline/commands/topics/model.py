@@ -72,11 +72,11 @@ def norms(
 
 
 @app.command(epilog="example: quench model verify")
-def verify(root: Root = Path()) -> None:
+def verify(as_json: Json = False, root: Root = Path()) -> None:
     """Read every recorded file and all of DVC's cache. Name damage and its remedy; exit 3 if there is any."""
     from pipeline.commands.verify import main
 
-    raise typer.Exit(main(root))
+    raise typer.Exit(main(root, as_json=as_json))
 
 
 @app.command(epilog="example: quench model patch base-Q4_0.gguf tuned-Q4_0.gguf tuned.patch")

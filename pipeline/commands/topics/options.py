@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 from typer.core import TyperGroup
 
+from pipeline.commands.topics import candidates
+
 if TYPE_CHECKING:
     from pipeline.commands.project import Project
     from pipeline.config.params import Params
 
 JSON_HELP = "Print JSON."
+PROJECT_FILES = ("params.yaml", "dvc.yaml")  # A folder with both is a project.
 
 
 class WholeLines(TyperGroup):
@@ -52,17 +55,35 @@ def working(root: Path) -> Any:
     return cleanup.working(root)
 
 
-def _existing(root: Path) -> Path:
+def _existing(context: typer.Context, option: typer.CallbackParam, root: Path) -> Path:
     from pipeline.core.publish import need_folder
 
+    source = context.get_parameter_source(option.name or "")
+    if source is None or source.name != "COMMANDLINE":
+        root = _around(root)
     need_folder(root)
     return root
+
+
+def _around(folder: Path) -> Path:
+    """Return the project that `folder` is in, as Git would; `folder` itself if it is one, or in none."""
+    try:
+        depth = len(Path.cwd().parts)
+    except OSError:  # The folder was deleted meanwhile.
+        return folder
+    places = (Path(*[".."] * steps) for steps in range(depth))
+    return next(
+        (place for place in places if all((place / name).is_file() for name in PROJECT_FILES)), folder
+    )
 
 
 Root = Annotated[
     Path,
     typer.Option(
-        "--root", metavar="DIR", callback=_existing, help="Folder that holds data/, models/, reports/."
+        "--root",
+        metavar="DIR",
+        callback=_existing,
+        help="Folder that holds data/, models/, reports/ (default: this one, or the project that it is in).",
     ),
 ]
 ParamsFile = Annotated[
@@ -75,6 +96,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=candidates.models,
         help="Q4_K_M, F16, base-F16, … in any case; with base.quantization gguf: adapter or tuned, base. "
         "Default: the recommended one.",
     ),

@@ -122,6 +122,11 @@ class EvaluateKeys(Section):
     )
     perplexity_rows: Count = key(64, "held-out rows for perplexity and divergence")
     task_rows: Count = key(64, "held-out rows answered and scored")
+    base_examples: Annotated[int, Field(ge=0, le=20)] = key(
+        3,
+        "training chats put before each question when the untuned base is asked once more: what a prompt "
+        "with examples reaches without training; 0: it is not asked",
+    )
     scorers: Annotated[list[str], Field(max_length=20), ONCE] = key(
         ["rouge_l"],
         "how answers are scored, the first decides: "

@@ -71,6 +71,17 @@ class Gate(Section):
         return None if self.max_kld is None else AUTO
 
 
+class Acceptance(Section):
+    """A change of a job's settings or code that was declared to be without effect.
+
+    `outputs` is a hash of the outputs that it is about.
+    """
+
+    why: Annotated[str, Field(min_length=1, max_length=200)]
+    what: str
+    outputs: str
+
+
 class Report(Section):
     memory_gb: Annotated[float, Field(gt=0, le=10**5)] = key(
         8.0,
@@ -78,6 +89,10 @@ class Report(Section):
         "fits it",
     )
     gate: Gate = group(Gate, "what `quench ship` refuses; null: that rule is off")
+    accepted: dict[str, Acceptance] = key(
+        {},
+        "changes of stages that were declared to be without effect; `quench status --accept STAGE` writes it",
+    )
 
     @property
     def max_task_drop(self) -> float:

@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.scorers import TOOL_CALLS, scorer_problems
@@ -34,11 +34,13 @@ from pipeline.config.sections.values import (
     group,
     key,
 )
+from pipeline.config.trackers import TENSORBOARD, known_tracker
 from pipeline.config.tuners import TUNERS, TunerName, Tuning
 from pipeline.core.cpu import ComputeDtype
 
 EXTERNAL = "external"  # name in `rewards` of the program of `external`
 JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
+Trackers = Annotated[list[Annotated[str, AfterValidator(known_tracker)]], ONCE]
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
 
 
@@ -259,6 +261,11 @@ class Train(Section):
         4, "held-out questions answered at each evaluation, as samples to read"
     )
     seed: Seed = key(42, "seed of the adapter's start, the row order and the dropout")
+    report_to: Trackers = key(
+        [TENSORBOARD],
+        "who gets the run's curves beside reports/train.jsonl: tensorboard | wandb | mlflow | trackio | "
+        "comet_ml | clearml | dvclive | swanlab | aim (docs/training.md); changes nothing in what is trained",
+    )
     grpo: Grpo = group(Grpo, "method grpo only: rewards, rollouts and the update")
 
     @field_validator("max_steps")
@@ -285,6 +292,11 @@ class Train(Section):
     def gguf_graph(self) -> Literal["adapter", "tuned"]:
         """The graph of stages for a GGUF that is trained on."""
         return self.tuning.graph
+
+    @property
+    def trackers(self) -> list[str]:
+        """The trackers in `report_to` that have a process of their own."""
+        return [name for name in self.report_to if name != TENSORBOARD]
 
     @property
     def saved_tables(self) -> list[str]:

@@ -8,6 +8,7 @@ yet, its account `reports/pairs/FILE.json` and the answers below `reports/pairs/
     quench data pairs data/raw/own.jsonl Q4_K_M -k 8 --rows 500
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -41,9 +42,14 @@ class Options:
     chosen: Literal["best", "reference"] = "best"
 
 
-def main(project: Project, target: Path, model: str | None, options: Options) -> None:
-    """Make the pairs. Print how many there are and the path of the account."""
+def main(
+    project: Project, target: Path, model: str | None, options: Options, *, as_json: bool = False
+) -> None:
+    """Make the pairs. Print how many there are and the path of the account, or the account itself."""
     account = make(project, target, model, options)
+    if as_json:
+        print(json.dumps({"file": str(target), **account}, indent=2, ensure_ascii=False))
+        return
     place = account_file(project.root, target)
     print(f"{target}: {sentence(account)}")
     print(f"the account: {place}; `snakemake` curates the pairs like any other rows")

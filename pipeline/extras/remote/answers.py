@@ -1,36 +1,17 @@
-"""Answers of a host: the shape and the length of everything that it sends, checked once before it is used.
-The host may be in the hands of an attacker.
-
-A line has at most `LONGEST_LINE` bytes. Other output, of a login shell or ssh, has at most `MOST_CHATTER` in
-total.
+"""Answers of a host that trains: the shape and the length of everything that it sends, checked once before it
+is used (`pipeline.core.ssh.parse`).
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import accumulate
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    Base64Bytes,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Base64Bytes, Field, model_validator
 
-from pipeline.core.errors import DataError
-from pipeline.core.text import safe
+from pipeline.core.ssh import Answer
 
-LONGEST_LINE = 16 << 20  # bytes; the host sends a file in pieces of 1 MiB (`host.files.PIECE`)
-MOST_CHATTER = 1 << 20  # bytes
 MOST_FOLLOWED = 4 << 30  # bytes of a log or a journal
 LONGEST_NAME = 255  # bytes of a file's name
-
-
-class Malformed(ValueError):
-    """An answer that no function of `host` gives. The message describes the fault."""
 
 
 def _place(value: str) -> str:
@@ -46,27 +27,6 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 Place = Annotated[str, Field(max_length=1000), AfterValidator(_place)]
-
-
-def foreign(host: str, why: str) -> DataError:
-    """Return the error for an unexpected answer."""
-    return DataError(
-        "Q-REMOTE-008",
-        f"{host} gives an unexpected answer ({safe(why, 200)}): see what writes that there, and "
-        "don't trust a host that you don't know",
-    )
-
-
-class Answer(BaseModel):
-    """Base of all answers, read strictly: no other keys, no other types."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Trouble(Answer):
-    """Error of the host's system, in place of any other answer."""
-
-    error: str
 
 
 class Installed(Answer):
@@ -150,7 +110,7 @@ class News(Answer):
     """`follow`: a piece of a file, the checkpoints there, the end, or (if none of these) a sign of life."""
 
     piece: Piece | None = None
-    checkpoints: list[Name] = []
+    checkpoints: list[Name] = Field(default=[])
     ended: bool = False
 
 
@@ -171,15 +131,3 @@ KINDS: dict[str, type[Answer]] = {
     "stop": State,
     "clean": Cleaned,
 }
-
-
-def parse(what: str, text: str) -> Answer:
-    """Parse `text` (JSON) as the answer of `host.WHAT`, or as a `Trouble`. Raises `Malformed`."""
-    try:
-        return KINDS[what].model_validate_json(text)
-    except ValidationError as error:
-        with suppress(ValidationError):
-            return Trouble.model_validate_json(text)
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Malformed(": ".join(filter(None, (where, first["msg"])))) from None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import distribution
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from pipeline.core.hashing import NO_PART, file_hash, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.places import PACKAGE, PROJECT
 from pipeline.core.publish import read_json, remove, write_json, write_text
+from pipeline.core.ssh import ConnectionLost, foreign
 from pipeline.core.units import size_text
-from pipeline.extras.remote.answers import foreign
 from pipeline.extras.remote.host.files import CHECKPOINTS
-from pipeline.extras.remote.ssh import ConnectionLost, SshConnection
+from pipeline.extras.remote.ssh import SshConnection
 from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
+from pipeline.workflow.dvc_yaml import param_keys
 from pipeline.workflow.graph_source import TABLE
 from pipeline.workflow.keys.code_keys import method_module
 from pipeline.workflow.keys.imports import Package
@@ -85,7 +87,8 @@ def run_id(payload: Upload, params: Params) -> str:
         for place, digest in payload.places.items()
         if place.startswith("project/") and place != "project/params.yaml"
     }
-    settings = {key: values.at(key) for key in stages_in(params)[STAGE].params}
+    params_read = chain.from_iterable(map(param_keys, stages_in(params)[STAGE].params))
+    settings = {key: values.at(key) for key in params_read}
     code = Package().key(*stage_modules(STAGE), method_module(params.train.method))
     return json_hash([data, settings, code])[:16]
 
@@ -112,9 +115,15 @@ def state(root: Path) -> Upload:
 
 
 def _settings(params: Params) -> dict[str, Any]:
-    """Return params.yaml for the host, without local paths (llama.cpp, a judge): they mean nothing there."""
+    """Return params.yaml for the host, without local paths (llama.cpp, a judge): they mean nothing there.
+
+    The trackers follow the run here, where its curves arrive.
+    """
     values = params.model_dump(mode="json")
     values["machine"]["llama_cpp"] = None
+    values["train"]["report_to"] = [
+        name for name in params.train.report_to if name not in params.train.trackers
+    ]
     values["evaluate"] |= {"judge": None, "external": None, "scorers": ["exact_match"]}
     Params.model_validate(values)
     return values

@@ -8,12 +8,14 @@ same host or, by the same command, on another.
 """
 
 import sys
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, read_params
 from pipeline.config.sections import Train
+from pipeline.config.trackers import need_trackers
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, Stopped, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
@@ -23,6 +25,7 @@ from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.payload import SCRATCH, STAGE, inputs, run_id
 from pipeline.extras.remote.ssh import SshConnection
 from pipeline.extras.remote.watch import watched
+from pipeline.extras.table import load_extra
 from pipeline.stages.train.run import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.dvc_yaml import need_graph
@@ -50,6 +53,8 @@ def main(connection: SshConnection, root: Path, *, resume: bool = True, keep: bo
         raise ConfigError("Q-REMOTE-009", f"{why}, or run `snakemake train` on that machine itself")
     need_graph(root, read.params)
     need_settings(root, read, STAGE)
+    trackers = read.params.train.trackers
+    need_trackers(trackers)
     with running(STAGE, root):
         refresh_keys_for(STAGE, root)
         # A plain `snakemake train` would have nothing to do either.
@@ -62,7 +67,9 @@ def main(connection: SshConnection, root: Path, *, resume: bool = True, keep: bo
         verify_inputs(STAGE, root)
         before = inputs_state(STAGE, root)
         need_host(connection)
-        run = _trained(connection, root, read.params, resume, keep)
+        # What follows the run reads the files that are fetched, and knows the tokens of this machine.
+        with load_extra("trackers").following(read.params, root) if trackers else nullcontext():
+            run = _trained(connection, root, read.params, resume, keep)
         if inputs_state(STAGE, root) != before or run_id(inputs(root, read.params), read.params) != run:
             raise MachineError(
                 "Q-WORKFLOW-022",

@@ -1,12 +1,13 @@
 """The command line of `quench remote …`."""
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.topics.options import Root, topic
+from pipeline.commands.topics.options import Json, Root, topic
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import quoted, safe
 from pipeline.core.units import size_text
@@ -65,12 +66,19 @@ def train(
 
 
 @group.command(epilog="example: quench remote status my-card")
-def status(host: Host, python: Python = "python3", ssh_config: Config = None) -> None:
+def status(host: Host, python: Python = "python3", ssh_config: Config = None, as_json: Json = False) -> None:
     """Show the trainings there: which run, the last line of each, the disk that they take."""
     from pipeline.extras.remote.ssh import FOLDER
 
     connection = _connection(host, python, ssh_config)
     answer = connection.ask("runs")
+    if as_json:
+        runs = {
+            run: {"state": state.state, "code": state.code, "line": state.line}
+            for run, state in answer.runs.items()
+        }
+        print(json.dumps({"host": connection.name, "bytes": answer.bytes, "runs": runs}, indent=2))
+        return
     for run, state in answer.runs.items():
         code = "" if state.code is None else f" ({state.code})"
         print(f"{run}  {state.state}{code}  {safe(state.line, 120)}")

@@ -1,5 +1,6 @@
 "use strict";
-// The page is complete without this: a table that sorts, a browser of all answers, and details that open for printing.
+// The page is complete without this: a table that sorts, a browser of all answers, details that open for printing
+// and for a link to something in them.
 
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const body = table.tBodies[0];
@@ -117,3 +118,15 @@ const closed = () => document.querySelectorAll("details:not([open])");
 let opened = [];
 addEventListener("beforeprint", () => { opened = [...closed()]; opened.forEach((one) => { one.open = true; }); });
 addEventListener("afterprint", () => opened.forEach((one) => { one.open = false; }));
+
+// A link to a place unfolds what it is in. Without JavaScript the browser does so, or the style for a heading.
+function unfold() {
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!place) return;
+  for (let one = place.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
+  place.scrollIntoView();
+}
+addEventListener("hashchange", unfold);
+// The same link again is no change of the hash.
+addEventListener("click", (event) => { const link = event.target.closest?.("a[href^='#']"); if (link && link.hash === location.hash) unfold(); });
+if (location.hash) unfold();

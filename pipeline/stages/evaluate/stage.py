@@ -2,9 +2,11 @@
 
 Reads `models/gguf/NAME-MODEL.gguf` and its reference (the 16-bit model; the base's for `base-LEVEL`),
 `data/final/test.jsonl`, the adapter's tokenizer, and the files that `evaluate` names below
-`data/evaluation/`. If base.quantization is gguf, the models are the base's own file in `models/base/`, that
-file with `models/gguf/NAME-lora.gguf` or `models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes
-`reports/eval/MODEL.json` and `reports/eval/MODEL.answers.jsonl`.
+`data/evaluation/`; for the untuned base also `data/final/train.jsonl`. If base.quantization is gguf, the
+models are the base's own file in `models/base/`, that file with `models/gguf/NAME-lora.gguf` or
+`models/gguf/NAME-tuned.gguf`, and the file it was made from. Writes `reports/eval/MODEL.json` and
+`reports/eval/MODEL.answers.jsonl`. If only the scorers changed since the last run, its answers are scored
+again.
 Command: `python -m pipeline evaluate@Q4_K_M`
 """
 
@@ -14,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.examples import example_rows, with_examples
+from pipeline.chat.rows import Row
 from pipeline.chat.selection import answerable_rows, encoded_rows, why_unanswered
 from pipeline.chat.tokens import load_tokenizer, trained_positions
 from pipeline.chat.trial import why_no_chats
@@ -32,23 +36,23 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import find_llama
 from pipeline.metrics.answer_speed import is_disturbed, measure_again
-from pipeline.metrics.asking import answers_of, evaluated_server, score_answers
+from pipeline.metrics.asking import answers_of, evaluated_server
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions
 from pipeline.stages.evaluate.divergence import divergence_of
+from pipeline.stages.evaluate.kept import Measured, identity, keep, recall
 from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 
 
-def evaluate(
-    params: Params, root: Path, files: ModelFiles, reference: Path
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def evaluate(params: Params, root: Path, files: ModelFiles, reference: Path, *, untuned: bool) -> Measured:
     """Measure a model on held-out rows below `root`, with divergences from the GGUF `reference`.
 
-    Return (figures, answers). An adapter is on the model everywhere; `bytes` counts both files. The model is
+    An adapter is on the model everywhere; `bytes` counts both files. The model is
     loaded once in process and once in a server that answers everything, in addition to the server that is
-    measured. Without a merge, divergence is also given row by row. If the held-out rows are texts, no
-    question is asked, and `not_measured` says so. `seconds` among the figures is the time of each part.
+    measured. Without a merge, divergence is also given row by row. The `untuned` base is asked once more with
+    examples in the prompt, for `task_with_examples`. If the held-out rows are texts, no question is asked,
+    and `not_measured` says so. `seconds` among the figures is the time of each part.
     Raises `DataError` if no held-out row can be measured or a question file can't be used, `ToolError` if a
     tool fails.
     """
@@ -62,11 +66,13 @@ def evaluate(
     if lora:
         figures["lora"] = {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
         figures["bytes"] += figures["lora"]["bytes"]
+    figures["seconds"] = seconds
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     loaded = load_tokenizer(root / "models/adapter")
     not_measured = why_not_measured(loaded, rows, settings)
     if not_measured:
         figures["not_measured"] = not_measured
+    task_is_measured = bool(settings.scorers) and "task" not in not_measured
     with open_gguf(llama, files, ctx_size=settings.ctx_size, rows=ROWS) as opened:
         with timed(seconds, "divergence"):
             measured = divergence_rows(loaded, rows, settings)
@@ -82,21 +88,30 @@ def evaluate(
                 )
         with timed(seconds, "general"):
             questions = load_questions(settings.general, root)
-            asked = bool(questions) and "general" not in not_measured
-            figures["general"] = general_ability(opened, loaded, questions) if asked else None
+            general_is_measured = bool(questions) and "general" not in not_measured
+            figures["general"] = general_ability(opened, loaded, questions) if general_is_measured else None
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, params.serving, tools, lora)
-    with evaluated_server(model, settings, tools, lora, ROOM) as server:
+    asked = answerable_rows(rows, settings.task_rows, settings.scorers) if task_is_measured else []
+    examples = examples_for(loaded, root, settings) if untuned and asked else []
+    # The examples together are at most as long as a row.
+    room = max(ROOM, 2 * settings.ctx_size + settings.max_new_tokens) if examples else ROOM
+    result = Measured(figures)
+    with evaluated_server(model, settings, tools, lora, room) as server:
         with timed(seconds, "speed"):
             figures |= speed(server)
         with timed(seconds, "task"):
-            answers = list[dict[str, Any]]()
-            figures["task"] = None
-            if "task" not in not_measured:
-                figures["task"], answers = task(server, rows, root, settings, (lora or model).name)
+            label = (lora or model).name
+            result.answers = answers_of(server, asked, settings, label)
+            if examples:
+                shown = [with_examples(row, examples) for row in asked]
+                label = f"{label}, {len(examples)} examples in the prompt"
+                result.answers_with_examples = answers_of(server, shown, settings, label)
+                result.examples = len(examples)
+            result.score(settings, root)
         with timed(seconds, "harness"):
             figures["harness"] = None if "harness" in not_measured else harness(server, root, settings)
-    return figures | {"seconds": seconds}, answers
+    return result
 
 
 def why_not_measured(tokenizer: Any, rows: Path, settings: Evaluate) -> dict[str, str]:
@@ -141,17 +156,14 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prom
     return [Prompt(row.ids, trained_positions(row)) for row in encoded]
 
 
-def task(
-    server: Server, rows: Path, root: Path, settings: Evaluate, label: str
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return the figures of the task and every answer; None and an empty list if nothing is scored."""
-    if not settings.scorers:
-        return None, []
-    drawn = answerable_rows(rows, settings.task_rows, settings.scorers)
-    answers = answers_of(server, drawn, settings, label)
-    return score_answers(
-        answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
-    ), answers
+def examples_for(tokenizer: Any, root: Path, settings: Evaluate) -> list[Row]:
+    """Return the training chats that the untuned base is shown before each question; empty if none is wanted
+    or short enough.
+    """
+    if not settings.base_examples:
+        return []
+    train = root / "data/final/train.jsonl"
+    return example_rows(tokenizer, train, settings.base_examples, settings.ctx_size)
 
 
 def harness(server: Server, root: Path, settings: Evaluate) -> dict[str, Any] | None:
@@ -180,9 +192,22 @@ def main(params: Params, root: Path, model: str) -> None:
     reference = compared_with(params, model)
     files = params.files(root, model)
     compared = params.files(root, reference)
-    figures, answers = evaluate(params, root, files, compared.gguf)
+    settings = params.evaluating
+    made_of = identity(params, root, files, compared.gguf, find_llama(params.machine).tools)
+    measured = recall(root, model, made_of, settings)
+    if measured:
+        print(
+            f"evaluate: {model}: only the scorers changed: its {len(measured.answers)} answers are scored "
+            "again"
+        )
+        measured.score(settings, root)
+    else:
+        untuned = model == BASE or ModelName(model).untuned
+        measured = evaluate(params, root, files, compared.gguf, untuned=untuned)
+    keep(root, model, made_of, settings, measured)
+    figures = measured.figures
     answers_path = root / f"reports/eval/{model}.answers.jsonl"
-    write_rows(answers_path, answers)
+    write_rows(answers_path, measured.answers)
     hashes = {
         "answers_sha256": file_hash(answers_path),
         "rows_sha256": file_hash(root / "data/final/test.jsonl"),
@@ -200,6 +225,12 @@ def main(params: Params, root: Path, model: str) -> None:
         f"evaluate: {model}: {figures['bytes'] / 1e6:.0f} MB, perplexity {figures['perplexity']:.3f}, mean "
         f"KLD {figures['kld_mean']:.4f}{score}"
     )
+    shown = figures.get("task_with_examples") or {}
+    if shown.get("score") is not None:
+        print(
+            f"evaluate: {model}: task score {shown['score']:.1%} with {shown['examples']} training chats in "
+            "the prompt"
+        )
     if is_disturbed(figures):
         print(
             f"evaluate: {model}: the speeds are disturbed, something else took "

@@ -1,16 +1,16 @@
 """Table of levels. On the page each cell has a text, a small text below it and a value for sorting. On the
-terminal the table is followed by the recommendation, the gate, and the path of the page.
+terminal the table is followed by the recommendation, the gate, and what to do next.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.products import REFERENCES, is_base, product_of
 from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.core.text import console, count
 from pipeline.gate.evaluations import Evaluation, Evaluations, Scored
+from pipeline.gate.next_steps import NextStep
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.verdict import Judgment
 from pipeline.metrics.answer_speed import measure_again
@@ -124,8 +124,8 @@ GROUPS: Mapping[str, Mapping[str, Read]] = {  # columns under each heading, by t
     },
     "Divergence": {
         "perplexity": _cell(number, "perplexity", spread="perplexity_error"),
-        "KLD mean": _divergence(number, "kld_mean", 4),
-        "KLD 99.9\u00a0%": _divergence(number, "kld_p999", 3),
+        "answer KLD": _divergence(number, "kld_mean", 4),
+        "its 99.9\u00a0%": _divergence(number, "kld_p999", 3),
         "same top": _divergence(percent, "same_top"),
         "RMS Δp": _divergence(percent, "rms_dp"),
     },
@@ -136,10 +136,20 @@ GROUPS: Mapping[str, Mapping[str, Read]] = {  # columns under each heading, by t
 }
 
 
+SHORT: Mapping[str, Read] = {  # columns of the first screen's table, which a phone shows whole
+    "score": GROUPS["Task"]["score"],
+    "tokens/s": GROUPS["Tokens/s"]["generation"],
+    "size": _size,
+    "memory": _memory,
+}
+
+
 def level_rows(
     evaluations: Evaluations, verdicts: Mapping[str, Judgment], advice: Recommendation
 ) -> list[dict[str, Any]]:
-    """Return per model {"model", "tag", "chosen", "gate": its verdict or None, "groups": cells by group}."""
+    """Return per model {"model", "tag", "chosen", "gate": its verdict or None, "groups": cells by group,
+    "short": cells of the short table}.
+    """
     return [
         {
             "model": model,
@@ -149,6 +159,7 @@ def level_rows(
             "groups": {
                 name: [cell(evaluation) for cell in columns.values()] for name, columns in GROUPS.items()
             },
+            "short": {name: cell(evaluation) for name, cell in SHORT.items()},
         }
         for model, evaluation in evaluations.items()
     ]
@@ -168,9 +179,12 @@ def tag_of(model: str, advice: Recommendation) -> str:
 
 
 def show(
-    evaluations: Evaluations, advice: Recommendation, verdicts: Mapping[str, Judgment], page: Path
+    evaluations: Evaluations,
+    advice: Recommendation,
+    verdicts: Mapping[str, Judgment],
+    steps: Sequence[NextStep],
 ) -> None:
-    """Print the levels, the recommendation, the models that pass the gate, and the path of the `page`."""
+    """Print the levels, the recommendation, the models that pass the gate, and what to do next."""
     from rich import box
     from rich.table import Table
 
@@ -214,9 +228,9 @@ def show(
         advice.reason,
         *(f"Beware: {warning}" for warning in advice.warnings),
         f"The gate passes {', '.join(passed) or ('nothing' if served else 'no level')}.",
+        *(f"Next: {step}" for step in steps),
     ):
         output.print(line, markup=False)
-    output.print(f"The page: {page}", markup=False, soft_wrap=True)
 
 
 def _tokens_per_second(evaluation: Evaluation) -> str:

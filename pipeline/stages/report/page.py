@@ -26,7 +26,9 @@ from pipeline.pages.templating import TEMPLATES
 from pipeline.stages.report.answers_browser import browser_values
 from pipeline.stages.report.calls_section import calls_values
 from pipeline.stages.report.comparisons import compared_values, domain_rows, forgetting_values, task_scores
-from pipeline.stages.report.level_table import GROUPS, level_rows
+from pipeline.stages.report.front import cost
+from pipeline.stages.report.gists import gist
+from pipeline.stages.report.level_table import GROUPS, SHORT, level_rows
 from pipeline.stages.report.merge_section import adapter_values, merge_values
 from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, quantizing_values
 from pipeline.stages.report.strategies_section import strategies_values
@@ -50,12 +52,15 @@ SCALES = {"train": "the scales, its curves and the run record"}
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page: its id and template's name, its heading, the commands behind its figures."""
+    """One folded section of the page: its id and template's name, its heading, the commands behind its
+    figures, and what it says in a few words (`gist`).
+    """
 
     name: str
     title: str
     commands: Sequence[str]
     more: str = ""
+    gist: str = ""
 
 
 def page_values(
@@ -88,6 +93,7 @@ def page_values(
         "title": headline(inputs, advice, verdicts),
         "chosen": inputs.evaluations.get(advice.model or ""),
         "groups": GROUPS,
+        "short": SHORT,
         "rows": level_rows(inputs.evaluations, verdicts, advice),
         "curves": curves,
         "measures": [(name, title, words) for name, (title, _, words) in MEASURES.items() if name in curves],
@@ -117,10 +123,11 @@ def page_values(
         "base_files": sorted(inputs.base.files.items()),
         "commands": command_list(inputs),
         "resources": resource_rows(used or {}),
+        "cost": cost(inputs, used or {}),
     }
     script = (TEMPLATES / "index.js").read_text(encoding="utf-8")
     return values | {
-        "sections": sections(values),
+        "sections": [replace(one, gist=gist(one.name, values)) for one in sections(values)],
         "script": Markup(script),  # noqa: S704 (our own)
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
@@ -133,7 +140,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
     each = "; each model's figures by its own `evaluate`, linked from its name"
     served = values["product"].served
     page_sections = [
-        Section("levels", "Models" if served else "Levels", ["report"], each),
+        Section("levels", f"All figures of every {'model' if served else 'level'}", ["report"], each),
         Section("gate", "The gate", ["parity", "report"], each),
         Section("task", "Task quality", ["report"], each),
         Section("calls", "Calls of tools", ["report"], each) if values["calls"] else None,

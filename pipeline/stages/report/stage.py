@@ -3,12 +3,14 @@
 Reads reports/{data,labels,train,merge,parity}.json (no merge.json if base.quantization is gguf),
 reports/train.csv and train.jsonl, models/base.json, matrices and chat template in models/adapter, and
 reports/eval/MODEL.json with MODEL.answers.jsonl for every model of `evaluate.models`. Writes
-reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt.
+reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile and serve.txt. What it says of
+the last run is kept in .quench/report-runs.jsonl.
 
     python -m pipeline report
 """
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.params import Params
@@ -17,8 +19,10 @@ from pipeline.config.sections import Serve
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import publishing
+from pipeline.core.text import console
 from pipeline.core.usage import usages
 from pipeline.gate.inputs import Inputs, load_inputs
+from pipeline.gate.next_steps import Case, NextStep, next_steps
 from pipeline.gate.recommend import Recommendation, advise
 from pipeline.gate.verdict import Judgment
 from pipeline.llamacpp.tools import DEFAULT_HOME
@@ -28,15 +32,24 @@ from pipeline.pages.templating import fill
 from pipeline.serve.key import KEY_FILE
 from pipeline.ship.card import PrintedTools, front_matter, printed_command, text_values
 from pipeline.ship.ollama import chat_template
+from pipeline.stages.report.front import examples
+from pipeline.stages.report.last_run import changes_since, earlier_run, keep, record_of
 from pipeline.stages.report.level_table import show
 from pipeline.stages.report.page import page_values, with_warnings
 from pipeline.stages.report.quants import write_data_files
 
 
-def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, dict[str, Judgment]]:
-    """Write the report below `root`/reports. Return the recommendation and each tuned model's gate verdict.
-    Raises `DataError` if the adapter's folder is missing.
-    """
+@dataclass(frozen=True)
+class Report:
+    """The recommendation, each tuned model's verdict by the gate, and what to do next."""
+
+    advice: Recommendation
+    verdicts: dict[str, Judgment]
+    steps: list[NextStep]
+
+
+def report(params: Params, root: Path, inputs: Inputs) -> Report:
+    """Write the report below `root`/reports. Raises `DataError` if the adapter's folder is missing."""
     folder = root / "reports"
     adapter = root / "models/adapter"
     name = params.convert.name
@@ -60,10 +73,16 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
     }
     # trained scales are not an adapter
     norms = adapter_norms(adapter) if (adapter / WEIGHTS).is_file() else []
+    steps = next_steps(Case(inputs, advice, verdicts, params))
+    present = record_of(params, inputs, advice.model, verdicts)
+    earlier = earlier_run(root, present)
     page = (
         texts
         | page_values(inputs, advice, verdicts, norms, usages(root))
         | {
+            "examples": examples(inputs, level),
+            "steps": steps,
+            "since": changes_since(earlier, present) if earlier else None,
             "settings": params.report,
             "llama_version": inputs.evaluations[level].llama_cpp or "of unknown version",
         }
@@ -74,14 +93,16 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
         with publishing(folder / file) as aside:
             aside.write_text(text, encoding="utf-8")
     write_data_files(folder, inputs.evaluations, verdicts, advice.model, inputs.train.loss_last)
-    return advice, verdicts
+    keep(root, present)
+    return Report(advice, verdicts, steps)
 
 
 def main(params: Params, root: Path) -> None:
     """Read the inputs below `root`, write the report, show the levels on the terminal."""
     inputs = load_inputs(root, params)
-    advice, verdicts = report(params, root, inputs)
-    show(inputs.evaluations, advice, verdicts, root / "reports" / "index.html")
+    made = report(params, root, inputs)
+    show(inputs.evaluations, made.advice, made.verdicts, made.steps)
+    console(highlight=False).print(f"The page: {root / 'reports/index.html'}", markup=False, soft_wrap=True)
 
 
 def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None = None) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transformers import set_seed
 
 from pipeline.config.sections import Train
+from pipeline.config.trackers import TENSORBOARD
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.units import memory_gb
 from pipeline.models.chunked_loss import check_head
@@ -129,7 +130,9 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     monitor = monitor_of(steps, settings)
     monitor.restore(run.metrics_log.rows())
     if run.leads:
-        board = Board(run.tensorboard, step_of(run.start) + 1 if run.start else None)
+        board = None
+        if TENSORBOARD in settings.report_to:
+            board = Board(run.tensorboard, step_of(run.start) + 1 if run.start else None)
         of_run = {"processes": run.group.count} if run.group else {}
         journal = Journal(run.metrics_log, board, monitor, max_steps=steps, of_run=of_run)
     trainer = parts.trainer(

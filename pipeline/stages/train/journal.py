@@ -79,13 +79,13 @@ def loss_text(loss: float) -> str:
 
 class Journal:
     """Journal of a run of `max_steps`. It records every step and evaluation, and stops the run if a
-    monitoring rule fails. `of_run` is added to every step's row.
+    monitoring rule fails. `board` is None if TensorBoard gets nothing. `of_run` is added to every step's row.
     """
 
     def __init__(
         self,
         metrics_log: MetricsLog,
-        board: Board,
+        board: Board | None,
         monitor: Monitor,
         *,
         max_steps: int,
@@ -133,7 +133,8 @@ class Journal:
             **stats.measures.record(stats.items),
         }
         self.metrics_log.append(row)
-        self.board.step(row)
+        if self.board:
+            self.board.step(row)
         self.judge(row)
         check_mean(step, figures["loss"], float(stats.loss_sum), stats.items)
         tenth = max(1, self.max_steps // 10)
@@ -152,7 +153,8 @@ class Journal:
         """Record an evaluation of the held-out rows."""
         row = {"kind": "eval", "step": step, **metrics}
         self.metrics_log.append(row)
-        self.board.evaluation(row)
+        if self.board:
+            self.board.evaluation(row)
         self.judge(row)
         if self.show is None:
             print(

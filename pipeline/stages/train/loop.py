@@ -34,6 +34,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from torch.utils.data import BatchSampler
 from transformers import get_scheduler
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, MachineError, Stopped
 from pipeline.core.publish import read_json, remove, write_json
@@ -42,6 +43,7 @@ from pipeline.models.liger_loss import fused_loss
 from pipeline.models.runtime import drawn_for, give_back_holes
 from pipeline.models.tuners import causal_model, tuner_in, tuner_on
 from pipeline.planning.duration import steps_per_epoch, total_steps, warmup_steps
+from pipeline.stages.train import requests
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes
 from pipeline.stages.train.dataset import for_the_model
 from pipeline.stages.train.invariants import check_not_repacked
@@ -186,13 +188,17 @@ class Trainer:
                 return
 
     def stepped(self, row: dict[str, float]) -> None:
-        """Record the step. Evaluate and save when that is due, and always at the last step."""
+        """Record the step. Evaluate and save when that is due or asked for, and always at the last step."""
         last = self.step >= self.max_steps
         if self.journal:
             self.journal.step(self.step, row, self.stats)
+        # Several processes would have to agree on a request first.
+        asked = requests.take(self.run.checkpoints) if self.run.group is None else set()
         if self.held_out and (last or self.step % self.settings.eval_steps == 0):
             self.evaluate()
-        if last or self.step % self.settings.save_steps == 0:
+        elif self.held_out and requests.EVALUATION in asked and not METHODS[self.settings.method].prompts:
+            self.evaluate(asked=True)
+        if last or self.step % self.settings.save_steps == 0 or requests.CHECKPOINT in asked:
             self.save()
 
     def is_over(self) -> bool:
@@ -317,10 +323,10 @@ class Trainer:
 
     # --- evaluation -----------------------------------------------------------------------------------------
 
-    def evaluate(self) -> None:
+    def evaluate(self, *, asked: bool = False) -> None:
         """Compute the mean loss over the items of all held-out rows, and sample answers.
 
-        The journal gets both.
+        The journal gets both. Early stopping does not count an evaluation that was only `asked` for.
         """
         started = time.monotonic()
         self.heed_signal()
@@ -334,10 +340,12 @@ class Trainer:
             except Stopped:
                 self.save_and_stop()
         self.evaluated_step = self.step
-        self.evaluated(metrics["eval_loss"])
+        if not asked:
+            self.evaluated(metrics["eval_loss"])
         if self.journal:
             seconds = round(time.monotonic() - started, 3)
-            self.journal.evaluation(self.step, metrics | {"samples": samples, "seconds": seconds})
+            more = {"asked": True} if asked else {}
+            self.journal.evaluation(self.step, metrics | {"samples": samples, "seconds": seconds} | more)
 
     def held_out_metrics(self) -> dict[str, Any]:
         """Return `eval_loss`, the mean over the items of all held-out rows, and the method's `measures`."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.config.sections import Quantization, Train, Training
+from pipeline.config.trackers import missing_trackers
 from pipeline.core.checks import Check, Verdict, refuse
 from pipeline.core.cpu import fast_dtype, training_device
 from pipeline.core.errors import ConfigError, DataError, ToolError
@@ -69,6 +70,7 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
         arithmetic(card, settings),
         bitsandbytes_works(settings),
         triton_works(card, settings),
+        *trackers(settings),
     ]
     try:
         shape = load_shape(base / "config.json")
@@ -300,6 +302,16 @@ def bitsandbytes_works(settings: Training) -> Check:
 
     sentence = "an NF4 round trip errs by {:.3f} of a block's largest weight"
     return probe("bitsandbytes", round_trip, LARGEST_NF4_ERROR, sentence, "run `make setup`", "Q-TRAIN-007")
+
+
+def trackers(settings: Train) -> list[Check]:
+    """Check that the trackers of `train.report_to` are installed. Return [] if none are named."""
+    if not settings.trackers:
+        return []
+    missing = missing_trackers(settings.trackers)
+    if missing:
+        return [Check("trackers", "fail", missing, "", "Q-TRACKERS-001")]
+    return [Check("trackers", "pass", f"{', '.join(settings.trackers)} installed")]
 
 
 def triton_works(card: Card, settings: Train) -> Check:

@@ -59,9 +59,9 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
-# The place of weights changes no byte, like the number of processes, so a run may resume with these changed.
-# The device itself is in the record.
-NO_PART = {"offload", "device", "machine"}
+# The place of weights changes no byte, like the number of processes and who reads the curves, so a run may
+# resume with these changed. The device itself is in the record.
+NO_PART = {"offload", "device", "machine", "report_to"}
 # Suffix of the device's name if the base was quantized in main memory, because a GPU makes its sums in
 # another order.
 ELSEWHERE = ", base quantized in main memory"

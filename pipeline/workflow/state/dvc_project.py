@@ -9,9 +9,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO, cast
 
 import yaml
 
@@ -36,10 +36,11 @@ def lock_record(root: Path) -> AbstractContextManager[IO[str]]:
     return locked(root / RECORD_LOCK, fcntl.LOCK_EX)
 
 
-def share_record(root: Path) -> AbstractContextManager[object]:
+def share_record(root: Path, patience: float | None = None) -> AbstractContextManager[object]:
     """Return the lock of `lock_record` for reading only, shared with others.
 
-    If nothing can be written, nothing is being recorded.
+    If nothing can be written, nothing is being recorded. Raises `TimeoutError` after the seconds of
+    `patience`.
     """
     path = root / RECORD_LOCK
     if is_remote():  # Recording happens when no job runs, and its lock would mean nothing here.
@@ -49,7 +50,7 @@ def share_record(root: Path) -> AbstractContextManager[object]:
         path.open("a").close()
     except OSError:
         return nullcontext()
-    return locked(path, fcntl.LOCK_SH)
+    return locked(path, fcntl.LOCK_SH, patience)
 
 
 @contextmanager
@@ -67,6 +68,7 @@ def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> I
 
     try:
         with (
+            redirect_stderr(cast(TextIO, _WithoutBars(sys.stderr))),
             lock_record(root) if exclusive else share_record(root),
             Repo(str(root), _wait_for_lock=wait) as repo,
         ):
@@ -86,6 +88,23 @@ def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> I
         ) from error
 
 
+class _WithoutBars:
+    """A text stream that DVC takes for a file, so that it draws no bars: they flicker a hundred times a run.
+
+    A bar of our own looks at the stream below.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.below = getattr(stream, "below", stream)
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _sentence(error: Exception) -> str:
     return " ".join(str(error).split())
 
@@ -97,11 +116,11 @@ def check_record(repo: Any) -> None:
 
     The caller has `repo.lock`.
     """
-    _check_no_writer(Path(repo.tmp_dir, "rwlock"))
+    check_no_writer(Path(repo.tmp_dir, "rwlock"))
     _set_aside_if_cut(Path(repo.root_dir, "dvc.lock"))
 
 
-def _check_no_writer(rwlock: Path) -> None:
+def check_no_writer(rwlock: Path) -> None:
     """Raise `MachineError` if DVC writes here. Delete the lock file if a kill cut it short."""
     import psutil
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline.config.params import with_defaults
+from pipeline.config.params import Params, with_defaults
+from pipeline.config.sections.shipping import Acceptance
 from pipeline.core.errors import DataError, ToolError
-from pipeline.core.hashing import NO_PART
+from pipeline.core.hashing import NO_PART, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.text import shortened
 from pipeline.core.yaml_readers import UNREADABLE, read_fast, read_strict
@@ -28,13 +29,16 @@ from pipeline.workflow.state.hashes import Digests, Hashes
 
 LARGE = 2**20  # bytes
 RAW = "data/raw"
+DIGITS = 12  # of the hash that names a job's outputs
 
 
 class Entry(NamedTuple):
-    """The paths that a stage reads and writes, relative to the project's folder."""
+    """What a stage is, by dvc.yaml: paths are relative to the project's folder."""
 
     deps: list[str]
     outs: list[str]
+    command: str = ""
+    params: Mapping[str, list[str]] = {}  # keys by the file of settings that has them
 
 
 def seems_unchanged(stage: str, root: Path) -> bool:
@@ -51,10 +55,16 @@ def seems_unchanged(stage: str, root: Path) -> bool:
         params = Values(read_strict(root / file)[0])
         if any(params.at(key) != value for key, value in recorded.items()):
             return False
-    return not any(
-        _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)
+    return not changed_inputs(entry, root)
+
+
+def changed_inputs(entry: Mapping[str, Any], root: Path) -> list[str]:
+    """Return the inputs in an entry of `dvc.lock` that certainly differ from what it records."""
+    return [
+        dep["path"]
         for dep in entry.get("deps", [])
-    )
+        if _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)
+    ]
 
 
 def recorded_outputs(root: Path) -> dict[Path, str]:
@@ -76,15 +86,16 @@ def recorded_outputs(root: Path) -> dict[Path, str]:
     }
 
 
-def recorded_stages(root: Path) -> dict[str, Any]:
+def recorded_stages(root: Path, patience: float | None = None) -> dict[str, Any]:
     """Return the entries of `dvc.lock` by stage.
 
-    Raises `DataError` if it is damaged: by a kill, or by a merge with conflict markers.
+    With `patience` it waits no longer than these seconds for a stage that is being recorded. Raises
+    `DataError` if the file is damaged: by a kill, or by a merge with conflict markers.
     """
     lock = root / "dvc.lock"
     if not (root / ".dvc").is_dir() or not lock.is_file():
         return {}
-    with share_record(root):  # DVC writes dvc.lock in place
+    with share_record(root, patience):  # DVC writes dvc.lock in place
         try:
             content = read_fast(lock)
             stages = {} if content is None else content.get("stages", {})
@@ -101,18 +112,45 @@ def recorded_stages(root: Path) -> dict[str, Any]:
     )
 
 
+def in_force(root: Path, params: Params) -> dict[str, Acceptance]:
+    """Return {job: a change that was declared to be without effect} of the outputs that are recorded now.
+
+    A job that has run since and wrote others is left out (`pipeline.workflow.overview.accepted`).
+    """
+    records = recorded_stages(root)
+    return {
+        job: accepted
+        for job, accepted in params.report.accepted.items()
+        if job in records and accepted.outputs == outputs_hash(records[job])
+    }
+
+
+def outputs_hash(record: Mapping[str, Any]) -> str:
+    """Return a hash of what a job wrote, by its record in dvc.lock."""
+    return json_hash({out["path"]: out.get("md5") for out in record.get("outs", [])})[:DIGITS]
+
+
 def stages_of(root: Path) -> dict[str, Entry]:
     """Return the stages of `dvc.yaml` filled with `params.yaml`'s values, one for each level or model.
 
     Those that can't be read are left out (the file may also contain a user's own), because DVC reports what
     is wrong with them.
     """
-    jobs: dict[str, Entry] = {}
     with suppress(OSError, ToolError, *UNREADABLE, KeyError, TypeError, AttributeError):
         values = Values(with_defaults(read_fast(root / "params.yaml")))
-        for name, stage in graph_stages(root / "dvc.yaml").items():
-            with suppress(KeyError, TypeError, AttributeError, StopIteration):
-                jobs |= dict(_entries(name, stage, values))
+        return jobs_of(graph_stages(root / "dvc.yaml"), values)
+    return {}
+
+
+def jobs_of(stages: Mapping[str, Any], values: Values) -> dict[str, Entry]:
+    """Return the stages of a dvc.yaml filled with `values`, one for each level or model.
+
+    Those that can't be read are left out.
+    """
+    jobs: dict[str, Entry] = {}
+    for name, stage in stages.items():
+        with suppress(KeyError, TypeError, AttributeError, StopIteration):
+            jobs |= dict(_entries(name, stage, values))
     return jobs
 
 
@@ -169,7 +207,8 @@ def _entries(name: str, stage: dict[str, Any], values: Values) -> Iterator[tuple
             for kind in ("deps", "outs", "metrics", "plots")
         }
         outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
-        yield f"{name}@{ending}" if ending else name, Entry(paths["deps"], outs)
+        entry = Entry(paths["deps"], outs, fill(str(body.get("cmd", ""))), _keys_by_file(body))
+        yield f"{name}@{ending}" if ending else name, entry
 
 
 def _path(entry: str | dict[str, Any]) -> str:
@@ -187,8 +226,16 @@ def entry_of(stage: str, root: Path) -> dict[str, Any] | None:
 
 def params_of(entry: Mapping[str, Any]) -> list[str]:
     """Return the keys that a stage of `dvc.yaml` depends on, in any file of settings."""
-    files = [{"": [key]} if isinstance(key, str) else key for key in entry.get("params", [])]
-    return [key for file in files for keys in file.values() for key in keys or []]
+    return [key for keys in _keys_by_file(entry).values() for key in keys]
+
+
+def _keys_by_file(entry: Mapping[str, Any]) -> dict[str, list[str]]:
+    keys: dict[str, list[str]] = {}
+    for param in entry.get("params", []):
+        named = {"params.yaml": [param]} if isinstance(param, str) else param
+        for file, more in named.items():
+            keys.setdefault(file, []).extend(more or [])
+    return keys
 
 
 def _surely_differs(path: Path, size: int | None, md5: str | None, is_folder: bool) -> bool:
@@ -231,11 +278,12 @@ def digest_of(path: Path, digests: Digests) -> str | None:
     """
     if not path.is_dir():
         return digests.get(path)
-    below = {
-        file.relative_to(path).as_posix(): digests[file]
-        for file in files_below(path)
-        if file in digests and file.name not in NO_PART
-    }
+    return folder_md5(path, [file for file in files_below(path) if file.name not in NO_PART], digests)
+
+
+def folder_md5(folder: Path, files: Iterable[Path], digests: Digests) -> str:
+    """Return the md5 that DVC records of a folder with these files."""
+    below = {file.relative_to(folder).as_posix(): digests[file] for file in files if file in digests}
     text = json.dumps([{"md5": below[name], "relpath": name} for name in sorted(below)])
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
 

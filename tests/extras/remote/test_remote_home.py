@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from killed import on_one_core, train_in_fork
 from make import change_params, ended, quench, script
 
@@ -22,13 +23,14 @@ from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import write_json
+from pipeline.core.ssh import ConnectionLost, parse
 from pipeline.core.text import safe
 from pipeline.extras.remote import watch
-from pipeline.extras.remote.answers import parse
+from pipeline.extras.remote.answers import KINDS
 from pipeline.extras.remote.host import files, runs
 from pipeline.extras.remote.mirror import Mirror
-from pipeline.extras.remote.payload import Upload, inputs, run_id
-from pipeline.extras.remote.ssh import ConnectionLost, SshConnection
+from pipeline.extras.remote.payload import SCRATCH, Upload, inputs, run_id
+from pipeline.extras.remote.ssh import SshConnection
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
 from pipeline.stages.train.run import RUN as RECORD
@@ -62,12 +64,12 @@ class Here:
     def ask(self, what: str, **given: Any) -> Any:
         self.said.clear()
         runs.CALLS[what](**given)
-        return parse(what, json.dumps(self.said[0]))
+        return parse(KINDS[what], json.dumps(self.said[0]))
 
     def follow(self, **given: Any) -> Iterator[Any]:
         self.said.clear()
         files.follow(**given)
-        yield from (parse("follow", json.dumps(message)) for message in self.said.copy())
+        yield from (parse(KINDS["follow"], json.dumps(message)) for message in self.said.copy())
 
     def push(self, folder: Path, names: Iterable[str]) -> None:
         for name in names:
@@ -307,7 +309,7 @@ class Says:
         self.answers = answers
 
     def ask(self, what: str, **_: Any) -> Any:
-        return parse(what, json.dumps(self.answers[what]))
+        return parse(KINDS[what], json.dumps(self.answers[what]))
 
 
 @pytest.mark.parametrize(
@@ -400,6 +402,10 @@ def test_a_run_is_told_by_what_it_depends_on(tmp_path: Path) -> None:
 
     before = told()
     assert told(serve={"port": 9000}) == before
+    assert told(train={"report_to": ["tensorboard", "wandb"]}) == before
+    # The host needs no tracker and no token: the curves are sent from here.
+    sent = yaml.safe_load((tmp_path / SCRATCH / "made/params.yaml").read_text(encoding="utf-8"))
+    assert sent["train"]["report_to"] == ["tensorboard"]
     assert told(train={"learning_rate": 1.0e-3}) != before
     (tmp_path / "data/tokens/train.parquet").write_text("other rows")
     assert told() != before

@@ -53,11 +53,20 @@ def test_every_part_is_measured(finished: Path, model: str) -> None:
     assert found.keys() >= ALL | PARTS | {"kv_cache_bytes", "perplexity_rows", "perplexity_tokens"}
     assert found["all_tokens"].keys() == ALL | {"tokens"}
     assert found["all_tokens"]["tokens"] > found["perplexity_tokens"]
+    shown = {"task_with_examples"} if model == "base-F16" else set()
     assert found["seconds"].keys() == PARTS | {"divergence"}
+    assert found.keys() & {"task_with_examples"} == shown
     assert found["general"] is None  # evaluate.general is none there
     assert found["harness"] is None
     assert found["serving"]["ctx_size"] == load_params(finished / "params.yaml").serve.ctx_size
     assert found["kv_cache_bytes"] > 0
+
+
+def test_the_base_is_asked_again_with_training_chats_in_its_prompt(finished: Path) -> None:
+    found = report(finished, "base-F16")
+    assert found["task_with_examples"]["examples"] >= 1
+    assert found["task_with_examples"].keys() == found["task"].keys() | {"examples"}
+    assert found["task_with_examples"]["rows"] == found["task"]["rows"]
 
 
 def test_f16_is_proven_to_be_itself_and_a_level_is_not(finished: Path) -> None:

@@ -146,7 +146,8 @@ def test_the_whole_stage_of_base_and_adapter(
         for number in range(6)
     ]
     lines = [json.dumps({"id": f"r{number}", "messages": one}) + "\n" for number, one in enumerate(turns)]
-    (tmp_path / "data/final/test.jsonl").write_text("".join(lines), encoding="utf-8")
+    for split in ("train", "test"):
+        (tmp_path / f"data/final/{split}.jsonl").write_text("".join(lines), encoding="utf-8")
     small = {
         "scorers": ["exact_match"],
         "general": "none",

@@ -112,6 +112,13 @@ def no_better(root: Path) -> None:
     shutil.copy(folder / "Q4_K_M.answers.jsonl", folder / "base-F16.answers.jsonl")
 
 
+def examples_in_the_prompt(root: Path) -> None:
+    """The untuned base was asked again with three training chats before each question."""
+    task = field(root / "reports/eval/Q4_K_M.json", "task")
+    shown = task | {"examples": 3, "score": 0.41, "score_low": 0.3, "score_high": 0.52}
+    change(root / "reports/eval/base-F16.json", task_with_examples=shown)
+
+
 def field(file: Path, name: str) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))[name]
 
@@ -185,6 +192,7 @@ CHANGES: dict[str, Change] = {
     "new tokens": report("models/base.json", new_tokens={"<tool>": 8022, "</tool>": 8023}),
     "parity failed": lambda root: put(root / "reports/parity.json", failed_report()),
     "no better": no_better,
+    "examples in the prompt": examples_in_the_prompt,
     "few marks": few_marks("Q4_K_M", few=3),
     "no score": no_score,
     "no scorer": evaluations(task=None, kv_cache_bytes=None),

@@ -22,6 +22,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=need("chromium"))
 PAPER = {"width": 1032, "height": 720}  # A4 landscape inside its margins, in CSS pixels
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +48,21 @@ def page(browser: Any, file: Path) -> Iterator[Any]:
     yield from opened(browser, file)
 
 
-def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
-    """The page in a separate context; any console message or network request fails the test."""
+@pytest.fixture
+def unfolded(page: Any) -> Any:
+    """The page with all of its sections unfolded."""
+    unfold(page)
+    return page
+
+
+def unfold(page: Any) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+
+
+def opened(browser: Any, file: Path, place: str = "", **options: Any) -> Iterator[Any]:
+    """The page, scrolled to a place, in a separate context; any console message or network request fails the
+    test.
+    """
     context = browser.new_context(viewport=WIDE, **options)
     page = context.new_page()
     output: list[str] = []
@@ -56,7 +70,7 @@ def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
     page.on("console", lambda message: output.append(message.text))
     page.on("pageerror", lambda error: output.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(file.as_uri())
+    page.goto(f"{file.as_uri()}{place}")
     yield page
     context.close()
     assert output == []
@@ -75,7 +89,8 @@ def column(page: Any, number: int) -> list[str]:
 SIZE = 2  # the column of the file's size
 
 
-def test_the_table_sorts_by_mouse(page: Any) -> None:
+def test_the_table_sorts_by_mouse(unfolded: Any) -> None:
+    page = unfolded
     measured = column(page, 0)
     head = page.locator("table.levels thead th", has_text="size")
     for order in ("ascending", "descending"):
@@ -88,7 +103,8 @@ def test_the_table_sorts_by_mouse(page: Any) -> None:
     assert column(page, 0) == measured
 
 
-def test_the_table_sorts_by_keyboard(page: Any) -> None:
+def test_the_table_sorts_by_keyboard(unfolded: Any) -> None:
+    page = unfolded
     button = page.locator("table.levels thead th", has_text="Model").get_by_role("button")
     button.focus()
     page.keyboard.press("Enter")
@@ -104,7 +120,8 @@ def status(page: Any) -> str:
     return str(page.locator("#browser-status").text_content())
 
 
-def test_the_answers_are_filtered_and_turned(page: Any) -> None:
+def test_the_answers_are_filtered_and_turned(unfolded: Any) -> None:
+    page = unfolded
     assert status(page) == "Row 1 of 3: pydoc-0000 · text"
     page.locator("#browser-which").select_option("all")
     assert status(page).startswith("Row 1 of 64")
@@ -124,7 +141,8 @@ def test_the_answers_are_filtered_and_turned(page: Any) -> None:
     assert status(page).startswith("No row is like this")
 
 
-def test_the_answers_are_turned_by_keyboard(page: Any) -> None:
+def test_the_answers_are_turned_by_keyboard(unfolded: Any) -> None:
+    page = unfolded
     page.locator("#browser-which").select_option("all")
     page.locator("#browser-row").focus()
     right = "ArrowRight"
@@ -134,7 +152,10 @@ def test_the_answers_are_turned_by_keyboard(page: Any) -> None:
     assert page.locator("#browser-back").is_disabled()
 
 
-def test_tab_reaches_every_control_and_every_scrolling_region(page: Any) -> None:
+@pytest.mark.parametrize("folded", [True, False], ids=["folded", "unfolded"])
+def test_tab_reaches_every_control_and_every_scrolling_region(page: Any, folded: bool) -> None:
+    if not folded:
+        unfold(page)
     wanted = page.evaluate("""() => {
         const all = [...document.querySelectorAll("a[href], button, select, summary, [tabindex='0']")]
             .filter((one) => one.checkVisibility() && !one.disabled);
@@ -158,7 +179,7 @@ def test_the_focus_is_seen(page: Any) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     section = page.evaluate("document.activeElement.closest('section').getAttribute('aria-labelledby')")
-    assert section == "levels"
+    assert section == "overview"
 
 
 CONTRAST = """() => {
@@ -193,6 +214,8 @@ def test_text_stands_out_in_both_themes(page: Any, scheme: str) -> None:
     background = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 200) == (scheme == "dark")
     assert page.evaluate(CONTRAST) == []
+    unfold(page)
+    assert page.evaluate(CONTRAST) == []
 
 
 def test_on_paper_nothing_is_cut_or_folded(page: Any) -> None:
@@ -205,9 +228,8 @@ def test_on_paper_nothing_is_cut_or_folded(page: Any) -> None:
     assert page.evaluate(cut) == []
     assert page.locator("#plain-rows").is_visible()
     assert not page.locator("#browser").is_visible()
-    assert not page.locator("nav").is_visible()
     folded = (
-        "[...document.querySelectorAll('details > :not(summary)')].filter((one) => "
+        "[...document.querySelectorAll('details > :not(summary, script, #browser)')].filter((one) => "
         "!one.checkVisibility({contentVisibilityAuto: true})).length"
     )
     assert page.evaluate(folded) == 0
@@ -217,18 +239,22 @@ def test_on_paper_nothing_is_cut_or_folded(page: Any) -> None:
 
 def test_without_javascript_it_is_a_plain_page(browser: Any, file: Path) -> None:
     for page in opened(browser, file, java_script_enabled=False):
+        page.locator("summary", has_text="Answers side by side").click()
         assert page.locator("#plain-rows article").count() == 3
         assert page.locator("#plain-rows").is_visible()
         assert not page.locator("#browser").is_visible()
         assert page.locator("button:visible").count() == 0
+        page.locator("summary", has_text="All figures of every level").click()
         assert page.locator("table.levels tbody tr").count() == 6
 
 
 def whole(page: Any) -> None:
     """What holds for any page: nothing sticks out, headings are in order, drawings have words."""
-    for size in (NARROW, WIDE):
-        page.set_viewport_size(size)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    for fold in (lambda _: None, unfold):
+        fold(page)
+        for size in (NARROW, PHONE, WIDE):
+            page.set_viewport_size(size)
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     assert_accessible(Page(page.content()))
     seen = "(all) => all.filter((one) => one.checkVisibility()).map((one) => Number(one.tagName[1]))"
     levels = page.eval_on_selector_all("h1, h2, h3, h4", seen)
@@ -248,11 +274,62 @@ def test_the_page_is_whole(page: Any) -> None:
     whole(page)
 
 
+def height(page: Any, size: dict[str, int]) -> float:
+    """The page's height in screens."""
+    page.set_viewport_size(size)
+    return float(page.evaluate("document.documentElement.scrollHeight")) / size["height"]
+
+
+def test_what_is_wanted_first_is_on_the_first_two_screens(page: Any) -> None:
+    assert height(page, DESKTOP) < 3.5
+    parts = ("h1", "#before-after", "#loss-curve", "#overview", "#talk", "#next")
+    tops = [page.locator(part).bounding_box()["y"] for part in parts]
+    assert tops == sorted(tops)
+    end = page.locator("section[aria-labelledby=next]").bounding_box()
+    assert end["y"] + end["height"] <= 2 * DESKTOP["height"]
+    assert page.locator(".example").count() == 3
+    assert height(page, PHONE) < 5
+
+
+def is_open(page: Any, place: str) -> bool:
+    """Whether what the place names, or heads, is unfolded and on the screen."""
+    return bool(
+        page.evaluate(
+            """(place) => {
+                const one = document.querySelector(place);
+                const fold = one.closest("details");
+                const inside = one.closest("summary") ? fold.lastElementChild : one;
+                const top = one.getBoundingClientRect().top;
+                // It scrolls by whole pixels.
+                return inside.checkVisibility() && top > -1 && top < innerHeight;
+            }""",
+            place,
+        )
+    )
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with JavaScript", "without"])
+@pytest.mark.parametrize("place", ["#general", "#command-train"])
+def test_a_link_from_elsewhere_unfolds_its_place(browser: Any, file: Path, place: str, scripts: bool) -> None:
+    for page in opened(browser, file, place, java_script_enabled=scripts):
+        assert is_open(page, place)
+        assert not is_open(page, "#speed")
+
+
+def test_a_link_on_the_page_unfolds_its_place_again_and_again(page: Any) -> None:
+    link = page.locator("section[aria-labelledby=overview] a[href='#gate']").first
+    for _ in range(2):
+        link.click()
+        assert is_open(page, "#gate")
+        page.locator("summary", has_text="The gate").click()
+        assert not is_open(page, "#gate")
+
+
 # sections whose figures come from several `evaluate`s
-EVALUATED = ("levels", "gate", "task", "quantizing", "general", "speed")
+EVALUATED = ("overview", "levels", "gate", "task", "quantizing", "general", "speed")
 UNTRACED = """(sections) => {
     const traced = (one) => Boolean(one && one.querySelector("a[href^='#command-']"));
-    const found = [...document.querySelectorAll("dl.tiles > div, section:not([aria-labelledby=commands]) > header")].filter((one) => !traced(one));
+    const found = [...document.querySelectorAll("dl.tiles > div, .fold:not([aria-labelledby=commands]) > details, .front:has(svg, td.num, .example) > header")].filter((one) => !traced(one));
     for (const name of sections)
         for (const cell of document.querySelectorAll(`section[aria-labelledby=${name}] td.num`)) {
             const heads = [...cell.closest("table").tHead.rows].pop().cells;

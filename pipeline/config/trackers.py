@@ -1,0 +1,70 @@
+"""The trackers that `train.report_to` can name: a row each with what has to be installed for it.
+
+`pipeline.extras.trackers` sends a run to them, except to TensorBoard, which the training writes itself.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from pipeline.core.errors import ToolError
+from pipeline.core.text import quoted
+
+TENSORBOARD = "tensorboard"
+
+
+class Needed(NamedTuple):
+    """What a tracker needs: the module that is imported, and what `pip install` gets it by."""
+
+    module: str
+    pip: str
+
+
+TRACKERS: Mapping[str, Needed] = {
+    TENSORBOARD: Needed("tensorboard", "tensorboard"),
+    "wandb": Needed("wandb", "quench[wandb]"),
+    "mlflow": Needed("mlflow", "quench[mlflow]"),
+    "trackio": Needed("trackio", "quench[trackio]"),
+    "comet_ml": Needed("comet_ml", "quench[comet]"),
+    "clearml": Needed("clearml", "quench[clearml]"),
+    "dvclive": Needed("dvclive", "quench[dvclive]"),
+    # They ask for other versions of what Quench needs, so they have no extra.
+    "swanlab": Needed("swanlab", "swanlab"),
+    "aim": Needed("aim", "aim"),
+}
+
+
+def known_tracker(name: str) -> str:
+    """Return the name. Raise `ValueError` with the nearest one if there is no such tracker."""
+    if name in TRACKERS:
+        return name
+    near = difflib.get_close_matches(name.lower(), TRACKERS, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"{quoted(name)} is not a tracker: {meant}It can be {', '.join(TRACKERS)}")
+
+
+def missing_trackers(names: Iterable[str]) -> str:
+    """Return a sentence on the named trackers that are not installed, with the remedy; "" if all are."""
+    missing = [name for name in names if not _is_installed(TRACKERS[name].module)]
+    if not missing:
+        return ""
+    packages = " ".join(f"'{TRACKERS[name].pip}'" for name in missing)
+    are = "is" if len(missing) == 1 else "are"
+    return (
+        f"train.report_to names {', '.join(missing)}, which {are} not installed: `pip install {packages}`, "
+        "or take it out of train.report_to"
+    )
+
+
+def _is_installed(module: str) -> bool:
+    """Return True for an installed package. A mere folder of its name, as W&B leaves, has no origin."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None
+
+
+def need_trackers(names: Iterable[str]) -> None:
+    """Raise `ToolError` if one of the named trackers is not installed."""
+    sentence = missing_trackers(names)
+    if sentence:
+        raise ToolError("Q-TRACKERS-001", sentence)

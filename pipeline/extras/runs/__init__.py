@@ -1,0 +1,1 @@
+"""Compare two runs row by row: settings, data, scores, answers (docs/workflow.md)."""

@@ -1,0 +1,106 @@
+"""What a view reads: a job's log while it is written, how far a job is, and which sentences are passed on."""
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.workflow.overview.progress import STEPS, from_line, from_steps
+from pipeline.workflow.view.messages import message_of
+from pipeline.workflow.view.tail import MOST, Tail
+
+
+def test_a_log_is_read_as_it_grows_and_half_a_line_waits(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    tail = Tail(log, time.time())
+    assert list(tail.lines()) == []
+    log.write_bytes(b"one\ntw")
+    assert list(tail.lines()) == ["one"] and tail.grown
+    assert list(tail.lines()) == [] and not tail.grown
+    with log.open("ab") as file:
+        file.write("o\n10 %\r20 %\r\x1b[32mü\x1b[0m\x07\n".encode() + b"\xff\nhalf")
+    assert list(tail.lines()) == ["two", "ü\\x07", "\ufffd"]
+    assert list(tail.lines(last=True)) == ["half"]
+
+
+def test_what_an_earlier_run_left_is_not_read(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("of yesterday\n")
+    os.utime(log, (time.time() - 99, time.time() - 99))
+    tail = Tail(log, time.time())
+    assert list(tail.lines()) == []
+    log.write_text("of today\n")
+    assert list(tail.lines()) == ["of today"]
+    log.write_text("again\n")  # shorter than before: it was started again
+    assert list(tail.lines()) == ["again"]
+
+
+def test_of_a_huge_log_the_end_is_read_and_quickly(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    tail = Tail(log, time.time())
+    with log.open("wb") as file:
+        file.truncate(100 << 20)  # sparse: 100 MB of nothing, a line without an end
+        file.seek(0, 2)
+        file.write(b"\nlast\n")
+    lines = list(tail.lines())
+    assert lines[-1] == "last" and sum(map(len, lines)) < MOST
+
+
+def test_a_folder_in_the_place_of_a_log_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "train.log").mkdir()
+    assert list(Tail(tmp_path / "train.log", 0.0).lines()) == []
+
+
+def test_progress_is_read_from_the_lines_that_stages_print() -> None:
+    far = from_line("curate: reading and cleaning: 45% after 30 s, about 37 s left")
+    assert far and (far.share, far.left, far.text) == (0.45, 37.0, "reading and cleaning, 45 %")
+    far = from_line("train: step 4 of 40, loss 1.2, learning rate 1.0e-04, 400 tokens/s, about 90 s left")
+    assert far and (far.share, far.steps) == (0.1, 40)
+    assert from_line("train: 40 steps, loss 2.00 → 1.00, 60 s") is None
+
+
+def test_a_training_s_progress_is_that_of_its_last_whole_row(tmp_path: Path) -> None:
+    assert from_steps(tmp_path, 40) is None
+    log = tmp_path / STEPS
+    log.parent.mkdir(parents=True)
+    rows = [{"kind": "step", "step": n, "seconds": 2.0, "loss": 1 / n} for n in range(1, 11)]
+    text = "".join(f"{json.dumps(row)}\n" for row in [*rows, {"kind": "eval", "step": 10}])
+    log.write_text(text + '{"kind": "step", "st')
+    far = from_steps(tmp_path, 40)
+    assert far and (far.share, far.left, far.text) == (0.25, 60.0, "step 10 of 40, loss 0.1")
+    log.write_text("null\n[]\n{\n")
+    assert from_steps(tmp_path, 40) is None
+
+
+def record(text: str | None, level: int = logging.INFO, **more: object) -> logging.LogRecord:
+    made = logging.LogRecord("snakemake", level, "", 0, text, (), None)
+    vars(made).update(more)
+    return made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Building DAG of jobs...",
+        "Select jobs to execute...",
+        "Complete log(s): /tmp/x.log",
+        None,
+    ],
+)
+def test_boilerplate_is_dropped(text: str | None) -> None:
+    assert message_of(record(text)) is None
+
+
+def test_errors_are_passed_on_but_for_what_follows_from_a_job_s() -> None:
+    missing = message_of(record("MissingInputException in rule x", logging.ERROR))
+    assert missing and missing.level == "error"
+    follows = "RuleException:\nCalledProcessError in file Snakefile, line 3:\nCommand 'x' returned 3"
+    assert message_of(record(follows, logging.ERROR)) is None
+    assert message_of(record("WorkflowError:\nAt least one job did not complete successfully.", 40)) is None
+    said = message_of(record("Job 5 has been submitted with SLURM jobid 7"))
+    assert said and said.level == "info"
+    stopping = message_of(record("Terminating processes on user request, this might take some time."))
+    assert stopping and "saves" in stopping.text
