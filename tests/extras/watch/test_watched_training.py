@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from make import until
 from train_runs import one_thread, result, run  # noqa: F401 (one_thread is a fixture)
+from watched_runs import at_work
 
 from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MetricsLog
@@ -48,25 +50,26 @@ def test_what_is_asked_for_is_done_once_and_changes_nothing_else(
 
 
 @pytest.mark.slow
-def test_watchers_killed_at_random_change_no_byte(prepared: Path, tmp_path: Path) -> None:
-    few = {"max_steps": 12, "eval_steps": 4, "save_steps": 4, "sample_rows": 1}
+def test_watchers_and_pages_killed_at_random_change_no_byte(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"max_steps": 10, "eval_steps": 5, "save_steps": 5, "sample_rows": 1}
     run(prepared, tmp_path / "alone", **few)
+    project = tmp_path / "project"
+    seen = project / "models"
+    seen.mkdir(parents=True)
     over = threading.Event()
-    killed = []
+    killed: list[int] = []
+    words = [
+        ["watch", "--plain", str(project)],
+        ["status", "--live", "--root", str(project)],
+    ]
 
     def watch() -> None:
         chance = random.Random(SEED)  # noqa: S311
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline.cli",
-            "watch",
-            "--plain",
-            str(tmp_path / "seen/checkpoints"),
-        ]
         while not over.is_set() and len(killed) < KILLS:
             with subprocess.Popen(
-                command,
+                [sys.executable, "-m", "pipeline.cli", *words[len(killed) % 2]],
                 env=os.environ | {"PYTHONPATH": str(PROJECT)},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -75,12 +78,20 @@ def test_watchers_killed_at_random_change_no_byte(prepared: Path, tmp_path: Path
                 process.send_signal(signal.SIGKILL)
                 killed.append(process.wait())
 
+    stepped = loop.Trainer.stepped
+
+    def as_long_as_kills_last(trainer: Any, row: dict[str, float]) -> None:
+        until(lambda: len(killed) >= KILLS * trainer.step // few["max_steps"], seconds=120)
+        stepped(trainer, row)
+
+    monkeypatch.setattr(loop.Trainer, "stepped", as_long_as_kills_last)
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        run(prepared, tmp_path / "seen", **few)
+        with at_work(project):
+            run(prepared, seen, **few)
     finally:
         over.set()
         watcher.join()
-    assert killed
-    assert result(tmp_path / "seen") == result(tmp_path / "alone")
+    assert killed == [-signal.SIGKILL] * KILLS
+    assert result(seen) == result(tmp_path / "alone")
