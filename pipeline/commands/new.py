@@ -56,9 +56,9 @@ README = """\
 
 Data, settings and results of a model; the code is that of an installed Quench.
 
-    eval "$(quench doctor env)"      # once per shell: puts snakemake and dvc on PATH
+    eval "$(quench doctor env)"      # once per shell: puts dvc and snakemake on PATH
     dvc add data/raw                 # after you have put your chats there
-    snakemake                        # runs what is out of date
+    quench run                       # runs what is out of date
     quench status --open
 
 `params.yaml` has the settings that differ from the defaults; `quench config show` lists all.
@@ -179,8 +179,8 @@ def _next_steps(folder: Path, recipe: str) -> list[str]:
     return [
         f"cd {shlex.quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))}",
         *_setup(recipe),
-        'eval "$(quench doctor env)"   # puts snakemake and dvc on PATH, once per shell',
+        'eval "$(quench doctor env)"   # puts dvc and snakemake on PATH, once per shell',
         f"put your chats into data/raw{demo}",
         "dvc add data/raw",
-        "snakemake",
+        "quench run",
     ]

@@ -5,6 +5,7 @@ its state, keyed by inode, size and date, gets our hashes.
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
@@ -66,6 +67,8 @@ def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> I
     from dvc.repo import Repo
     from dvc.scm import SCMError
 
+    # It says "Updating lock file" for each recorded stage, also on standard output for `--json`.
+    logging.getLogger("dvc.dvcfile").setLevel(logging.WARNING)
     try:
         with (
             redirect_stderr(cast(TextIO, _WithoutBars(sys.stderr))),
