@@ -27,7 +27,7 @@ from pipeline.core.text import plural, safe
 from pipeline.core.units import size_text
 from pipeline.core.usage import FOLDER as USAGE
 from pipeline.workflow.graph_source import LAST
-from pipeline.workflow.overview.at_work import Running, run_in_progress, running_jobs
+from pipeline.workflow.overview.at_work import Running, run_in_progress, running_jobs, saved_step
 from pipeline.workflow.overview.causes import in_words
 from pipeline.workflow.overview.history import history
 from pipeline.workflow.overview.states import Job, Overview, State, overview
@@ -133,6 +133,9 @@ def lines_of(status: Status) -> Iterator[str]:
     """Yield the lines that are printed of a status."""
     yield str(status.root.resolve())
     yield from stage_lines(status.seen, status.running)
+    step = saved_step(status.root)
+    if step is not None and "train" in status.ahead:
+        yield f"  train was stopped: with the same settings a run goes on from checkpoint-{step}"
     yield from off_lines(status.seen.off)
     for job, change in status.accepted.items():
         yield f"  accepted: {safe(f'{job}: {change.what} ({change.why})')}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 
+from pipeline.config.overrides import place_of
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import safe
@@ -54,6 +55,8 @@ def files_of(target: str, params: Params, root: Path) -> Iterator[str]:
         yield target
         return
     name, _, item = target.partition("@")
+    if "=" in name:
+        place_of(name.partition("=")[0])  # A setting without its section: the error names it.
     need_stage(name)
     stages = stages_in(params)
     values = values_of(params)

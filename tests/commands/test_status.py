@@ -152,6 +152,21 @@ def test_a_training_at_work_says_how_far_it_is(root: Path) -> None:
         assert status(root)["running"][0]["share"] is None
 
 
+def test_a_stopped_training_names_its_checkpoint(root: Path) -> None:
+    change_params(root, train={"r": 5})
+    checkpoints = root / "models/checkpoints"
+    (checkpoints / "checkpoint-7").mkdir(parents=True)
+    (checkpoints / "run.json").write_text(json.dumps({"finished": False}))
+    assert "goes on from checkpoint-7" in quench("status", "--root", root).stdout
+
+
+def test_without_a_project_those_below_are_named(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/params.yaml").touch()
+    done = quench("status", "--root", tmp_path)
+    assert done.exit_code == 2 and "Q-CONFIG-001" in done.stderr and "mine" in done.stderr
+
+
 def test_the_end_of_a_huge_log_is_enough(root: Path) -> None:
     with take(lock_file("parity", root)):
         log = root / "logs/parity.log"

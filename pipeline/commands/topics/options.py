@@ -35,10 +35,26 @@ def topic(help: str | None = None, **more: Any) -> typer.Typer:
 
 
 def load(file: Path | None, root: Path) -> "Params":
-    """Load the settings in `file`, by default in `root`'s params.yaml."""
+    """Load the settings in `file`, by default in `root`'s params.yaml.
+
+    Raises `ConfigError` if they are missing, with the projects in the folders of `root`.
+    """
     from pipeline.config.params import load_params
 
+    if not file and not (root / "params.yaml").exists():
+        _need_project(root)
     return load_params(file or root / "params.yaml")
+
+
+def _need_project(root: Path) -> None:
+    """Raise `ConfigError` for a folder without settings if there are projects in its folders."""
+    from pipeline.core.errors import ConfigError
+    from pipeline.core.text import listed, safe
+
+    below = sorted(place.parent.name for place in root.glob("*/params.yaml"))
+    if below:
+        names = safe(listed(below, "or"), 200)
+        raise ConfigError("Q-CONFIG-001", f"{root.resolve()} has no params.yaml: run in {names}")
 
 
 def project_of(file: Path | None, root: Path) -> "Project":

@@ -82,11 +82,14 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         if group:
             alike = same_in_all(record, settings)
             group.begin({"record": record, "alike": alike, "start": start.name if start else None})
+        print("train: loading the base", flush=True)
         trainer, monitor = make_trainer(learner)
         if group:
             group.connect()
+        print("train: checking the loaded model and the packed rows", flush=True)
         proven = prove_beforehand(trainer)
         learner.measure_before(trainer)
+        print("train: the first step begins", flush=True)
         trainer.train()
         log = metrics_log.rows()
         check_rows(log, len(trainer.rows))

@@ -3,7 +3,9 @@
 Reads only files, so it changes nothing for a running job.
 """
 
+import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,16 @@ def running_jobs(root: Path, params: Params) -> list[Running]:
 def run_in_progress(root: Path) -> str | None:
     """Return the id of the process that runs or changes the project; None if there is none."""
     return holder(root / ".quench" / f"{RUN}.lock")
+
+
+def saved_step(root: Path) -> int | None:
+    """Return the step of the newest checkpoint of a training that was stopped; None if none was."""
+    folder = (root / STEPS).parent
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if json.loads((folder / "run.json").read_text(encoding="utf-8"))["finished"] is False:
+            steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*")]
+            return max(steps, default=None)
+    return None
 
 
 def _far(root: Path, params: Params, job: str, started: float) -> Far | None:

@@ -44,8 +44,9 @@ class LiveView:
                     self._say(f"    {line}", "" if _ends(stage, run) else "dim")
             case events.Failed():
                 head, *lines = failed_lines(event)
-                self._say(f"{self._marks['failed']} {head}", "bold red")
-                for line in lines:
+                mark = self._marks["stopped" if event.stopped else "failed"]
+                self._say(f"{mark} {head}", "bold yellow" if event.stopped else "bold red")
+                for line in () if event.stopped else lines:  # The workflow's last line is what a stop said.
                     self._say(f"  {line}")
             case events.Warned():
                 self._say(f"{self._marks['warning']} {event.text}", "yellow")
@@ -155,7 +156,7 @@ class LiveView:
         if left:
             text.append(f", {about(left)} left")
         elif job.expected is not None:
-            text.append(", longer than the last time")
+            text.append(", longer than expected")
         if job.far:
             text.append(f"  {job.far.text}", style="dim")
 
@@ -184,9 +185,9 @@ def _last_lines(job: Job, jobs: int) -> list[str]:
 
 def _marks(output: "Console") -> dict[str, str]:
     """Return the signs of the table, in ASCII for a terminal that has no other characters."""
-    names = ("runs", "waits", "failed", "done", "restored", "warning", "full", "rest")
+    names = ("runs", "waits", "failed", "stopped", "done", "restored", "warning", "full", "rest")
     is_wide = not output.options.ascii_only
-    return dict(zip(names, "▶·✗✓↺⚠━─" if is_wide else ">.x*=!#-", strict=True))
+    return dict(zip(names, "▶·✗■✓↺⚠━─" if is_wide else ">.x|*=!#-", strict=True))
 
 
 def _still(output: "Console") -> "Console":

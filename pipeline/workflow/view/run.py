@@ -20,7 +20,8 @@ from pipeline.workflow.view.tail import Tail
 
 KEPT = 40  # lines of a job's log
 LAST_LINES = 15  # those that are shown if it fails
-NO_STAGES = ("all", "total")  # of Snakemake's count of jobs
+# Of Snakemake's count of jobs: its sum, and the rules for all of it, `everything` in a project's Snakefile.
+NO_STAGES = ("all", "everything", "total")
 WARNING = re.compile(r"\b(?:warn(?:ing)?|beware)\b", re.IGNORECASE)
 
 

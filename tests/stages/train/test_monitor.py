@@ -217,11 +217,11 @@ def test_healthy_runs_raise_nothing(
     assert {finding.verdict for finding in account.values()} <= {"pass", "not measured"}
 
 
-def test_the_demo_is_healthy_but_for_its_learning_rate() -> None:
+def test_the_demo_is_healthy() -> None:
     settings = load_params(PROJECT / "recipes/demo.yaml").training_on("cpu")
     output, account = run_monitor(demo_run(), settings)
-    assert [finding.name for finding in output] == ["learning rate"]
-    assert [finding.verdict for finding in account.values()].count("pass") == len(account) - 1
+    assert output == []
+    assert {finding.verdict for finding in account.values()} <= {"pass", "not measured"}
     # small gradients are fine where the task is learned
     small = [row | {"grad_norm": 0.02} if row["step"] > 20 else row for row in demo_run()]
     assert run_monitor(small)[0] == []
@@ -283,7 +283,7 @@ def test_a_resumed_monitor_is_as_if_nothing_had_happened(cut: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "rule", "low", "high"),
     [
-        (of(), "learning_rate", 1e-4, 3e-4),
+        (of(), "learning_rate", 1e-4, 1e-3),
         (of(tuner="scales"), "learning_rate", 1e-3, 1e-2),
         (of("dpo"), "learning_rate", 5e-7, 1e-4),
         (of("dpo", tuner="scales"), "learning_rate", 1e-3, 1e-2),
@@ -303,6 +303,12 @@ def test_settings_outside_the_usual_are_said_once(
         output, _ = run_monitor(rows, changed)
         found = [(one.verdict, one.step) for one in output if f"train.{rule} is" in one.sentence]
         assert found == ([] if usual else [("warn", 1)]), (value, output)
+
+
+@pytest.mark.parametrize("steps", [100, 101])
+def test_a_long_run_has_a_lower_learning_rate(steps: int) -> None:
+    output = monitor_of(steps, of(learning_rate=5e-4)).see(step_row(1, 1.0, 1.0))
+    assert [finding.name for finding in output] == (["learning rate"] if steps > 100 else [])
 
 
 def test_scales_have_no_rank() -> None:

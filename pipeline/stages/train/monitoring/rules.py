@@ -39,6 +39,9 @@ FATAL = partial(failure, id="Q-TRAIN-011")  # default verdict on a loss of 0
 FALLEN = 0.98  # A loss that is not at least 2 % lower has not fallen.
 RISEN = 1.02
 FEW = 4  # first steps that also count as the start
+SHORT_RUN = 100  # steps
+# A short run needs larger steps: the demos, of 20 and 40 steps, learn their task at 5e-4 and 1e-3.
+SHORT_RATES: Mapping[TunerName, Rate] = {"lora": (1e-4, 1e-3, "2.0e-4 is a good start")}
 
 
 # --- steps --------------------------------------------------------------------------------------------------
@@ -218,7 +221,8 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule
 def learning_rate(run: History) -> Check:
     """Check the peak learning rate."""
     cause = "higher learns fast and forgets, lower may not learn"
-    return usual_rate(run, RATES, cause)
+    is_short = run.max_steps <= SHORT_RUN
+    return usual_rate(run, {**RATES, **SHORT_RATES} if is_short else RATES, cause)
 
 
 def usual_rate(run: History, rates: Mapping[TunerName, Rate], cause: str, whose: str = "") -> Check:
