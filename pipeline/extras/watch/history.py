@@ -274,7 +274,7 @@ class History:
     @property
     def seconds_left(self) -> float | None:
         """The time that the rest takes, by the time of the last steps; None if it is not known."""
-        if self.planned is None or not self.seconds or self.state != "training":
+        if self.planned is None or not self.seconds or self.state != "training" or self.step >= self.planned:
             return None
         return max(0, self.planned - self.step) * statistics.median(self.seconds)
 
@@ -318,6 +318,8 @@ class History:
             words.append(f"loss {loss}")
         if self.seconds_left is not None:
             words.append(f"about {duration(self.seconds_left)} left")
+        elif self.state == "training" and self.step == self.planned:
+            words.append("the last evaluation is made, then the adapter is published")
         if self.facts.elsewhere:
             words.append("on another machine")
         return " · ".join(words)

@@ -149,6 +149,15 @@ class Journal:
                 flush=True,
             )
 
+    def evaluation_begins(self, step: int, batches: int) -> None:
+        """Say that the held-out rows are evaluated, which may take longer than many steps."""
+        if self.show is None:
+            print(
+                f"train: step {step} of {self.max_steps}, evaluating {batches} batches of held-out rows and "
+                "the sample answers",
+                flush=True,
+            )
+
     def evaluation(self, step: int, metrics: dict[str, Any]) -> None:
         """Record an evaluation of the held-out rows."""
         row = {"kind": "eval", "step": step, **metrics}

@@ -329,6 +329,8 @@ class Trainer:
         The journal gets both. Early stopping does not count an evaluation that was only `asked` for.
         """
         started = time.monotonic()
+        if self.journal:
+            self.journal.evaluation_begins(self.step, len(self.held_out))
         self.heed_signal()
         give_back_holes()  # The answers' caches would need memory in addition.
         # A process that left by itself would leave the others within a layer.

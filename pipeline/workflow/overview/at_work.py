@@ -67,7 +67,10 @@ def _far(root: Path, params: Params, job: str, started: float) -> Far | None:
     if job != "train" or _modified(root / STEPS) < started:
         return by_log
     steps = by_log.steps if by_log else 0
-    return from_steps(root, steps or _planned_steps(root, params)) or by_log
+    by_steps = from_steps(root, steps or _planned_steps(root, params))
+    if by_log and by_log.evaluating and (by_steps is None or by_steps.share <= by_log.share):
+        return by_log
+    return by_steps or by_log
 
 
 def _planned_steps(root: Path, params: Params) -> int:

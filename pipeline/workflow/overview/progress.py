@@ -11,7 +11,7 @@ TAIL = 1 << 17  # bytes at the end of a log that are read, however long it is
 RECENT = 20  # steps whose seconds say how long the next ones take
 # Lines of `pipeline.core.progress`, and of a training's journal.
 SHARE = re.compile(r"(?P<label>.*): (?P<percent>\d+)% after \d+ s, about (?P<left>\d+) s left")
-STEP = re.compile(r"\w+: step (?P<step>\d+) of (?P<all>\d+)\b")
+STEP = re.compile(r"\w+: step (?P<step>\d+) of (?P<all>\d+)\b(?P<evaluating>, evaluating\b)?")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Far:
     left: float | None
     what: str
     steps: int = 0  # of a training
+    evaluating: bool = False  # a training that evaluates after this step
 
     @property
     def text(self) -> str:
@@ -36,7 +37,8 @@ def from_line(line: str) -> Far | None:
     if said := STEP.match(line):
         step = int(said["step"])
         steps = int(said["all"])
-        return Far(step / max(steps, 1), None, f"step {step} of {steps}", steps)
+        what = f"step {step} of {steps}{said['evaluating'] or ''}"
+        return Far(step / max(steps, 1), None, what, steps, bool(said["evaluating"]))
     return None
 
 

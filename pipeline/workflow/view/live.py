@@ -155,7 +155,7 @@ class LiveView:
         left = job.left
         if left:
             text.append(f", {about(left)} left")
-        elif job.expected is not None:
+        elif job.expected is not None and not (job.far and job.far.evaluating):
             text.append(", longer than expected")
         if job.far:
             text.append(f"  {job.far.text}", style="dim")

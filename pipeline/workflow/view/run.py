@@ -208,7 +208,7 @@ class Run:
             yield events.Line(job.name, line)
         if job.far and job.far.steps and not last:
             newer = from_steps(self.root, job.far.steps)
-            if newer and newer.share >= job.far.share and newer.text != job.far.text:
+            if newer and is_newer(newer, job.far):
                 job.far = newer
                 job.far_at = time.monotonic()
         if job.far and job.far is not before:
@@ -226,6 +226,13 @@ class Run:
         stage.done += 1
         stage.restored += job.restored
         return events.Finished(job.name, "restored" if job.restored else "ran", seconds)
+
+
+def is_newer(newer: Far, far: Far) -> bool:
+    """Return True if a training's metrics log says more than its log. An evaluation is in the latter only."""
+    if far.evaluating:
+        return newer.share > far.share
+    return newer.share >= far.share and newer.text != far.text
 
 
 def is_restored(line: str, job: str) -> bool:

@@ -4,12 +4,14 @@ import json
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.workflow.overview.progress import STEPS, from_line, from_steps
+from pipeline.workflow.overview.progress import STEPS, Far, from_line, from_steps
 from pipeline.workflow.view.messages import message_of
+from pipeline.workflow.view.run import is_newer
 from pipeline.workflow.view.tail import MOST, Tail
 
 
@@ -60,6 +62,10 @@ def test_progress_is_read_from_the_lines_that_stages_print() -> None:
     far = from_line("train: step 4 of 40, loss 1.2, learning rate 1.0e-04, 400 tokens/s, about 90 s left")
     assert far and (far.share, far.steps) == (0.1, 40)
     assert from_line("train: 40 steps, loss 2.00 → 1.00, 60 s") is None
+    far = from_line("train: step 40 of 40, evaluating 16 batches of held-out rows and the sample answers")
+    assert far and far.evaluating and far.text == "step 40 of 40, evaluating"
+    step = Far(1.0, 0.0, "step 40 of 40, loss 1", 40)
+    assert not is_newer(step, far) and is_newer(step, replace(far, evaluating=False))
 
 
 def test_a_training_s_progress_is_that_of_its_last_whole_row(tmp_path: Path) -> None:
