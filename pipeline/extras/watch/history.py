@@ -319,7 +319,7 @@ class History:
         if self.seconds_left is not None:
             words.append(f"about {duration(self.seconds_left)} left")
         elif self.state == "training" and self.step == self.planned:
-            words.append("the last evaluation is made, then the adapter is published")
+            words.append("the last evaluation")
         if self.facts.elsewhere:
             words.append("on another machine")
         return " · ".join(words)

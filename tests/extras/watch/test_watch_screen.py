@@ -53,7 +53,7 @@ def piloted(root: Path, size: tuple[int, int], work: Callable[[Any, Any], Awaita
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=["80x24", "160x50"])
 def test_all_is_on_the_screen(tmp_path: Path, size: tuple[int, int]) -> None:
-    root = write_run(tmp_path / ODD, sampled(demo_run()))
+    root = write_run(tmp_path / ODD, sampled(demo_run()), learning_rate=2e-3)
 
     async def work(app: Any, pilot: Any) -> None:
         state = ("training · step 50 of 50", "Loss 0.0", "held out 0.081", "Learning rate", "Gradient norm")
@@ -139,7 +139,7 @@ def test_keys_ask_and_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 @programs("tmux")
 def test_in_a_real_terminal_that_vanishes(tmp_path: Path) -> None:
-    root = write_run(tmp_path / ODD, sampled(demo_run()))
+    root = write_run(tmp_path / ODD, sampled(demo_run()), learning_rate=2e-3)
     command = shlex.join([sys.executable, "-m", "pipeline.cli", "watch", str(root)])
     tmux = ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null"]
     path = os.pathsep.join([str(PROJECT), *sys.path])
