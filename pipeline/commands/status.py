@@ -23,11 +23,17 @@ from pipeline.commands.served import Served, server
 from pipeline.config.params import Params
 from pipeline.config.sections.shipping import Acceptance
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.text import plural, safe
+from pipeline.core.text import listed, plural, safe
 from pipeline.core.units import size_text
 from pipeline.core.usage import FOLDER as USAGE
 from pipeline.workflow.graph_source import LAST
-from pipeline.workflow.overview.at_work import Running, run_in_progress, running_jobs, saved_step
+from pipeline.workflow.overview.at_work import (
+    Running,
+    StoppedTraining,
+    run_in_progress,
+    running_jobs,
+    stopped_training,
+)
 from pipeline.workflow.overview.causes import in_words
 from pipeline.workflow.overview.history import history
 from pipeline.workflow.overview.states import Job, Overview, State, overview
@@ -53,6 +59,7 @@ class Status:
     served: Served | None
     expected: Mapping[str, float | None]  # seconds of the jobs that a run would run
     accepted: Mapping[str, Acceptance]  # changes that were declared to be without effect, by job
+    stopped: StoppedTraining | None
 
     @property
     def ahead(self) -> list[str]:
@@ -116,6 +123,7 @@ def status_of(params: Params, root: Path) -> Status:
         server(params, root),
         expected,
         in_force(root, params),
+        stopped_training(root, params),
     )
 
 
@@ -133,9 +141,8 @@ def lines_of(status: Status) -> Iterator[str]:
     """Yield the lines that are printed of a status."""
     yield str(status.root.resolve())
     yield from stage_lines(status.seen, status.running)
-    step = saved_step(status.root)
-    if step is not None and "train" in status.ahead:
-        yield f"  train was stopped: with the same settings a run goes on from checkpoint-{step}"
+    if status.stopped and "train" in status.ahead:
+        yield stopped_line(status.stopped)
     yield from off_lines(status.seen.off)
     for job, change in status.accepted.items():
         yield f"  accepted: {safe(f'{job}: {change.what} ({change.why})')}"
@@ -145,6 +152,17 @@ def lines_of(status: Status) -> Iterator[str]:
     yield from figure_lines(status.root)
     yield page_line(status)
     yield from status.served.lines() if status.served else ["nothing is served: `quench serve` does"]
+
+
+def stopped_line(training: StoppedTraining) -> str:
+    """Return what a run does about a training that was stopped."""
+    if not training.changed:
+        return f"  train was stopped: a run goes on from checkpoint-{training.step}"
+    changed = safe(listed(training.changed), 200)
+    return (
+        f"  train was stopped after step {training.step}, and {changed} changed since: "
+        "put that back, or start again with `python -m pipeline train --no-resume`"
+    )
 
 
 def stage_lines(seen: Overview, running: Sequence[Running]) -> Iterator[str]:

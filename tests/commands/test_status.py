@@ -156,7 +156,12 @@ def test_a_stopped_training_names_its_checkpoint(root: Path) -> None:
     change_params(root, train={"r": 5})
     checkpoints = root / "models/checkpoints"
     (checkpoints / "checkpoint-7").mkdir(parents=True)
-    (checkpoints / "run.json").write_text(json.dumps({"finished": False}))
+    record = {"record": {"settings": {"r": 5, "max_steps": 8}}, "finished": False}
+    (checkpoints / "run.json").write_text(json.dumps(record))
+    done = quench("status", "--root", root).stdout
+    assert "after step 7" in done and "train.max_steps (8 →" in done and "train.r (" not in done
+    record["record"]["settings"].pop("max_steps")
+    (checkpoints / "run.json").write_text(json.dumps(record))
     assert "goes on from checkpoint-7" in quench("status", "--root", root).stdout
 
 

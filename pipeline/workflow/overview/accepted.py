@@ -124,7 +124,7 @@ def _acceptable(jobs: Collection[Job], stage: str) -> list[Job]:
 
 def _words(job: Job, known: Mapping[str, Acceptance], before: Mapping[str, Any]) -> str:
     """Return what is accepted, after what was accepted before of the same outputs."""
-    now = "; ".join(cause.text() for cause in job.causes)
+    now = "; ".join(dict.fromkeys(cause.text() for cause in job.causes))
     earlier = known.get(job.name)
     if earlier and earlier.outputs == outputs_hash(before):
         now = f"{earlier.what}; {now}"

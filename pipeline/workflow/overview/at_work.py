@@ -28,6 +28,18 @@ class Running:
     now: str = ""  # what it does, in a few words
 
 
+# Settings of training that the stage fits to base and machine.
+FITTED = {"target_modules", "bnb_4bit_compute_dtype", "optim"}
+
+
+@dataclass(frozen=True)
+class StoppedTraining:
+    """A training that was stopped: its last checkpoint's step, and the settings that have changed since."""
+
+    step: int
+    changed: list[str]
+
+
 def running_jobs(root: Path, params: Params) -> list[Running]:
     """Return the jobs that run below `root` now."""
     found = []
@@ -50,13 +62,22 @@ def run_in_progress(root: Path) -> str | None:
     return holder(root / ".quench" / f"{RUN}.lock")
 
 
-def saved_step(root: Path) -> int | None:
-    """Return the step of the newest checkpoint of a training that was stopped; None if none was."""
+def stopped_training(root: Path, params: Params) -> StoppedTraining | None:
+    """Return the training that was stopped below `root` and has a checkpoint; None if there is none."""
     folder = (root / STEPS).parent
     with suppress(OSError, ValueError, TypeError, KeyError):
-        if json.loads((folder / "run.json").read_text(encoding="utf-8"))["finished"] is False:
-            steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*")]
-            return max(steps, default=None)
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*")]
+        if run["finished"] is not False or not steps:
+            return None
+        before = run["record"]["settings"]
+        now = params.training.model_dump(mode="json")
+        changed = [
+            f"train.{key} ({before[key]} → {now[key]})"
+            for key in sorted(before.keys() & now.keys() - FITTED)
+            if before[key] != now[key]
+        ]
+        return StoppedTraining(max(steps), changed)
     return None
 
 

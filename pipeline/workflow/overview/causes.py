@@ -78,8 +78,11 @@ class Cause:
 
 
 def in_words(causes: Sequence[Cause]) -> str:
-    """Return the first causes on one line; all stages that are followed count as one."""
-    parts = [cause.text() for cause in causes if cause.kind != Kind.FOLLOWS]
+    """Return the first causes on one line; all stages that are followed count as one.
+
+    Two keys of code may have changed by the same files, which are said once.
+    """
+    parts = [*dict.fromkeys(cause.text() for cause in causes if cause.kind != Kind.FOLLOWS)]
     followed = tuple(cause.name for cause in causes if cause.kind == Kind.FOLLOWS)
     if followed:
         parts.append(f"follows {_listed(followed, NAMED)}")
