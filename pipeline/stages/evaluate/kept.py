@@ -74,7 +74,7 @@ def scoring(settings: Evaluate) -> dict[str, Any]:
 
 
 def keep(root: Path, model: str, made_of: str, settings: Evaluate, measured: Measured) -> None:
-    """Write the record of a model. Disturbed speeds are kept too: the report says how to measure them again."""
+    """Write the record of a model, also with disturbed speeds: the report says how to measure them again."""
     record = {"identity": made_of, "scoring": scoring(settings), "measured": asdict(measured)}
     write_json(root / FOLDER / f"{model}.json", record)
 
