@@ -88,8 +88,8 @@ class Project:
         verify_outputs([*filter(None, paths)], self.root, again=again, params=self.file)
 
     def refusal(self, model: str) -> str | None:
-        """Return one line with the gate's reason for refusing a model. Returns None if it passes, or if the
-        reports are missing or damaged.
+        """Return one line with the gate's reason for refusing a model, or that no gate has judged it yet,
+        because reports are missing or damaged. Returns None if it passes.
         """
         from pipeline.gate.inputs import load_inputs
         from pipeline.gate.scores import Evidence
@@ -101,7 +101,7 @@ class Project:
         try:
             inputs = load_inputs(self.root, self.params)
         except QuenchError:
-            return None
+            return f"no gate has judged {model} yet: `quench run` proves, measures and judges it"
         evidence = Evidence(inputs.evaluations, inputs.answers)
         judgment = judge(model, evidence, inputs.parity, self.params.report.gate, inputs.train)
         if judgment.verdict != "fail":

@@ -142,7 +142,7 @@ def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
         )
     return DataError(
         "Q-CORE-001",
-        f"{path} is missing: run `{f'python -m pipeline {stage}' if stage else 'snakemake'}`, which makes it",
+        f"{path} is missing: run `{f'quench run {stage}' if stage else 'quench run'}`, which makes it",
     )
 
 

@@ -26,6 +26,7 @@ from pipeline.gate.verdict import Judgment
 from pipeline.metrics.answer_speed import measure_again
 
 MOST = 4  # steps that are returned: more are not a plan
+HOUR = 3600  # seconds
 ONE_PASS = 1.0  # passes over the training rows; with fewer, most rows were never seen
 FEW_ROWS = 200  # training rows below which more rows help more than more steps
 RISEN = 1.05  # held-out loss at the end over its lowest: rows are learned by heart
@@ -89,6 +90,13 @@ class Case:
         epoch = last.get("epoch") if last else None
         return float(epoch) if isinstance(epoch, int | float) else None
 
+    @cached_property
+    def step_seconds(self) -> float:
+        """The median time of an optimizer step; 0 if no step says it."""
+        rows = (row for row in self.inputs.metrics_log if row["kind"] == "step")
+        seconds = [row["seconds"] for row in rows if isinstance(row.get("seconds"), int | float)]
+        return median(seconds) if seconds else 0.0
+
     @property
     def level(self) -> str:
         """The recommended model; the smallest tuned one if there is none."""
@@ -137,14 +145,26 @@ def _barely_trained(case: Case) -> NextStep | None:
     seen = f"{passes:.1f}" if passes >= 0.05 else f"{passes:.2g}"
     reason = f"Trained {seen} epochs: in {steps} most of the {case.trained_rows:,} rows were never seen."
     if case.params.train.max_steps > 0:
-        epochs = f"{case.params.train.num_train_epochs:g}"
-        return NextStep(
-            reason,
-            f"Train {epochs} epochs, which max_steps cut short",
-            _run("train.max_steps", -1),
-            "training",
-        )
+        return _without_max_steps(case, reason)
     return NextStep(reason, "Train several epochs", _run("train.num_train_epochs", 3), "training")
+
+
+def _without_max_steps(case: Case, reason: str) -> NextStep:
+    """Return the step to all epochs, or to as many steps as an hour has if they take longer here."""
+    epochs = f"{case.params.train.num_train_epochs:g}"
+    steps = math.ceil(case.inputs.train.steps / (case.passes or 1) * case.params.train.num_train_epochs)
+    hours = steps * case.step_seconds / HOUR
+    if hours <= 1:
+        advice = (
+            f"Train {epochs} epochs, which max_steps cut short ({steps:,} steps, {60 * hours:.0f} min here)"
+        )
+        return NextStep(reason, advice, _run("train.max_steps", -1), "training")
+    more = max(2 * case.inputs.train.steps, round(steps / hours, -1))
+    advice = (
+        f"Train longer: {more:,.0f} steps take {more * case.step_seconds / HOUR:.1f} h here, all "
+        f"{epochs} epochs ({steps:,} steps, max_steps -1) {hours:.0f} h"
+    )
+    return NextStep(reason, advice, _run("train.max_steps", int(more)), "training")
 
 
 def _cut_answers(case: Case) -> NextStep | None:

@@ -44,6 +44,16 @@ def epochs(passes: float) -> Change:
     return apply
 
 
+def slow(seconds: float) -> Change:
+    """As if each step had taken so long."""
+
+    def apply(root: Path) -> None:
+        rows = list(read_rows(file := root / "reports/train.jsonl"))
+        write_rows(file, [row | {"seconds": seconds} for row in rows])
+
+    return apply
+
+
 def endless(longer: int) -> Change:
     """No answer of a tuned model ends; each is that many times as long as the right one."""
 
@@ -93,6 +103,11 @@ def all_of(*changes: Change) -> Change:
 
 CAUSES: dict[str, tuple[Change, str, str]] = {  # cause: (change, command of a step, its section)
     "barely trained": (all_of(epochs(0.3), endless(3)), "quench run train.max_steps=-1", "training"),
+    "barely trained on a slow machine": (
+        all_of(epochs(0.3), slow(36.0), endless(3)),
+        "quench run train.max_steps=100",
+        "training",
+    ),
     "end of turn not learned": (
         all_of(epochs(2), endless(3)),
         "quench run train.max_steps=-1 train.num_train_epochs=4",

@@ -92,7 +92,7 @@ def test_what_is_damaged_or_missing_is_named_with_its_stage(root: Path, file: st
     if file == LEVEL:
         (root / ANSWERS).unlink()
     (root / file).unlink()
-    with pytest.raises(DataError, match=rf"Q-CORE-001: .*{re.escape(file)} .*pipeline {maker}`"):
+    with pytest.raises(DataError, match=rf"Q-CORE-001: .*{re.escape(file)} .*quench run {maker}`"):
         load(root)
 
 

@@ -365,8 +365,7 @@ class Project:
         self.forked = self.forked or Forked(self.environment)
         done = self.forked.run("snakemake", "-n", cwd=self.root, environment=self.environment)
         assert done.returncode == 0, done.stdout + done.stderr
-        planned = (done.stdout + done.stderr).partition("Reasons:")[0]
-        return {name for name, _ in re.findall(r"^(\w+) +(\d+)$", planned, re.M)} - {"all", "total"}
+        return {*re.findall(r"^(\w+) +\d+\b", done.stdout, re.M)}
 
     def status(self) -> set[str]:
         """The stages that `dvc status` finds changed themselves."""

@@ -201,7 +201,7 @@ def test_a_damaged_object_is_named_and_not_used(
     trusting.need("dvc", "pull")
     done = trusting.run("quench", "model", "verify")
     assert done.returncode == 3 and page_of_report in done.stderr
-    assert re.search(r"^report +1$", trusting.need("snakemake", "-n"), re.M)
+    assert re.search(r"^report +1\b", trusting.need("snakemake", "-n"), re.M)
     s3.remove(BUCKET, name)
     assert f"new:                {page_of_report}" in pushed.need(
         "dvc", *page("When it is interrupted")[0].split()[1:]
@@ -221,7 +221,7 @@ def test_a_remote_that_lacks_something_is_named_and_it_is_built(
     assert done.returncode == 1 and "reports/index.html" in done.stderr
     said = clone.need("snakemake")
     assert re.search(r"`dvc pull`.* 1 artifact ", said)
-    assert re.search(r"^report +1$", said, re.M) and re.search(r"^total +2$", said, re.M)
+    assert "1 job to do: report;" in said
     assert clone.artifacts().keys() == {
         name for name in pushed.artifacts() if not name.startswith("models/base/")
     }

@@ -110,9 +110,7 @@ def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixtur
         assert main(["curate", "--root", str(project)]) == 6
         assert re.search(rf"Q-WORKFLOW-011: curate .*{os.getpid()} ", capsys.readouterr().err)
     assert main(["report", "--root", str(project)]) == 3
-    assert re.search(
-        r"Q-CORE-001: .*reports/data\.json .*`python -m pipeline curate`", capsys.readouterr().err
-    )
+    assert re.search(r"Q-CORE-001: .*reports/data\.json .*`quench run curate`", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["run", "curate"])

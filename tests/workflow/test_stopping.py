@@ -70,8 +70,24 @@ class Terminal:
         code = self.process.wait(SECONDS)
         self.reader.join(SECONDS)
         os.close(self.keys)
-        plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.text)  # without colors and moves of the cursor
-        return code, [line.strip() for line in plain.splitlines() if line.strip()]
+        return code, [line.strip() for line in shown(self.text) if line.strip()]
+
+
+def shown(text: str) -> list[str]:
+    """The lines that a terminal shows in the end, of a text that moves up over lines and erases them."""
+    lines = [""]
+    row = 0
+    for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r\n|\n|\r|[^\x1b\r\n]+", text):
+        if part in ("\n", "\r\n"):
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif up := re.fullmatch(r"\x1b\[(\d*)A", part):
+            row = max(row - int(up[1] or 1), 0)
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif not part.startswith(("\x1b", "\r")):
+            lines[row] += part
+    return lines
 
 
 def trains(root: Path) -> bool:

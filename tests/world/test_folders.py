@@ -109,7 +109,7 @@ def test_a_stage_by_hand_names_the_stage_to_run_first(
         (project / missing).unlink()
     assert main([stage, "--root", str(project)]) == 3
     said = capsys.readouterr().err
-    assert "Q-CORE-001" in said and missing in said and f"`python -m pipeline {maker}`" in said
+    assert "Q-CORE-001" in said and missing in said and f"`quench run {maker}`" in said
 
 
 def test_a_folder_of_the_user_s_that_is_missing_is_named(

@@ -113,7 +113,7 @@ def run(
     raise typer.Exit(run.main(root, rest))
 
 
-@app.command(epilog="example: quench status; quench status --diff train; quench status --compare main .")
+@app.command(epilog="example: quench status; quench status --diff train; quench status --compare HEAD .")
 def status(
     in_browser: Annotated[bool, typer.Option("--open", help="Show the report in the browser.")] = False,
     diff: Annotated[

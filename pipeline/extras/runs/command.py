@@ -3,7 +3,7 @@
 Reads of each run `params.lock.yaml`, `data/final/`, `reports/data.json`, `reports/metrics.json` and
 `reports/eval/`, of a commit through DVC. Writes `reports/runs.html`.
 
-    quench status --compare main .
+    quench status --compare HEAD .
     quench status --compare HEAD~1 HEAD --json
 """
 

@@ -17,7 +17,6 @@ from pipeline.core.hardware import machine
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
 from pipeline.core.publish import read_if_there, write_json
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.answer_speed import is_disturbed
 from pipeline.metrics.asking import score_answers
 from pipeline.workflow.keys.code_keys import key_file
 
@@ -75,10 +74,9 @@ def scoring(settings: Evaluate) -> dict[str, Any]:
 
 
 def keep(root: Path, model: str, made_of: str, settings: Evaluate, measured: Measured) -> None:
-    """Write the record of a model, unless its speeds were disturbed."""
-    if not is_disturbed(measured.figures):
-        record = {"identity": made_of, "scoring": scoring(settings), "measured": asdict(measured)}
-        write_json(root / FOLDER / f"{model}.json", record)
+    """Write the record of a model, also with disturbed speeds: the report says how to measure them again."""
+    record = {"identity": made_of, "scoring": scoring(settings), "measured": asdict(measured)}
+    write_json(root / FOLDER / f"{model}.json", record)
 
 
 def recall(root: Path, model: str, made_of: str, settings: Evaluate) -> Measured | None:

@@ -81,10 +81,13 @@ def merge_the_better(
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
         first, last = MERGE_BASES
+        print(f"merge: asking the trained model {len(prompts)} held-out rows", flush=True)
         with kept_logits(prompts, trained_model(base, adapter), scratch) as reference:
+            print(f"merge: merging into the {NAMES[first]} and asking that", flush=True)
             make(first, scratch / first)
             measured = {first: measure(scratch / first, reference, params, tools)}
             remove(scratch / first)
+            print(f"merge: merging into the {NAMES[last]} and asking that", flush=True)
             record = make(last, scratch / last)
             measured[last] = measure(scratch / last, reference, params, tools)
         choice = choose(measured, params.quantize.deciding)

@@ -17,7 +17,6 @@ from pipeline.workflow.state import record
 
 @pytest.fixture
 def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kept, "is_disturbed", lambda figures: False)  # Other tests may keep the machine busy.
     root = Path(shutil.copytree(finished, tmp_path / "project"))
     shutil.rmtree(root / kept.FOLDER, ignore_errors=True)  # It is there if the machine was at rest then.
     (root / key_file("evaluate")).parent.mkdir(parents=True, exist_ok=True)  # Then a stage writes its key.
@@ -73,9 +72,3 @@ def test_anything_else_measures_again(
     capsys.readouterr()
     evaluated(project, "F16", scorers=scorers)
     assert "are scored again" not in capsys.readouterr().out
-
-
-def test_disturbed_speeds_are_not_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "is_disturbed", lambda figures: True)
-    evaluated(project, "F16")
-    assert not (project / kept.FOLDER / "F16.json").exists()
