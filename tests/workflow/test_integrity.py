@@ -573,3 +573,37 @@ def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_i
         settle(project)
     # a file less would look like an edit
     assert (project / "data/raw/file").is_symlink() == (kind == "symlink")
+
+
+# --- a project that was found settled -----------------------------------------------------------------------
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "an output under its date": lambda root: flip(root / F16, random.Random(1)),  # noqa: S311
+    "a removed output": lambda root: remove(root / "reports/train.json"),
+    "a row more": lambda root: put(root / "data/raw/more.jsonl", b"{}\n"),
+    "a setting": lambda root: put(root / "params.yaml", (root / "params.yaml").read_bytes() + b"# edited\n"),
+    "an object of the cache": lambda root: remove(next((root / ".dvc/cache/files/md5").glob("*/*"))),
+    "the record": lambda root: (root / "dvc.lock").touch(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_dvc_is_asked_only_if_a_file_has_changed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    asked = []
+    real = pipeline.workflow.state.sync_mtimes.open_project
+
+    def opened(root: Path) -> Any:
+        asked.append(root)
+        return real(root)
+
+    monkeypatch.setattr("pipeline.workflow.state.sync_mtimes.open_project", opened)
+    assert settle(project).stale == set()
+    time.sleep(0.11)  # a file that was changed just now is not remembered
+    settle(project)
+    before = len(asked)
+    assert settle(project).stale == set() and len(asked) == before
+    CHANGES[change](project)
+    settle(project)
+    assert len(asked) == before + 1

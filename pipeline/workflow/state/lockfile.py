@@ -142,6 +142,17 @@ def stages_of(root: Path) -> dict[str, Entry]:
     return {}
 
 
+def all_readable(root: Path) -> bool:
+    """Return True if `stages_of` has all stages of dvc.yaml."""
+    try:
+        values = Values(with_defaults(read_fast(root / "params.yaml")))
+        for name, stage in graph_stages(root / "dvc.yaml").items():
+            list(_entries(name, stage, values))
+    except (OSError, ToolError, *UNREADABLE, KeyError, TypeError, AttributeError, StopIteration):
+        return False
+    return True
+
+
 def jobs_of(stages: Mapping[str, Any], values: Values) -> dict[str, Entry]:
     """Return the stages of a dvc.yaml filled with `values`, one for each level or model.
 

@@ -30,6 +30,7 @@ from pipeline.workflow.state.hashes import Hashes
 from pipeline.workflow.state.integrity import scan_outputs
 from pipeline.workflow.state.lockfile import overlap, seems_unchanged
 from pipeline.workflow.state.settings import refresh_lock
+from pipeline.workflow.state.settled import is_settled, remember
 
 # "1" if Snakemake started the stage, and not by a user's --force (see pipeline/workflow/prepare.py).
 REUSE = "QUENCH_REUSE"
@@ -58,6 +59,8 @@ def settle(root: Path) -> Settled:
     Raises `MachineError` if DVC is at work here, `ToolError` (with DVC's words) if DVC can't read the
     project, `DataError` if raw data seems damaged.
     """
+    if is_settled(root):
+        return Settled()
     with open_project(root) as repo, Hashes(root) as hashes:
         with repo.lock:
             check_record(repo)
@@ -69,7 +72,9 @@ def settle(root: Path) -> Settled:
         with repo.lock:
             _date(repo, settled, hashes)
         update_dvc_state(repo, hashes)
-        return settled
+    if not (settled.stale or settled.damaged or settled.absent or settled.refetch):
+        remember(root)
+    return settled
 
 
 def reuse(stage: str, root: Path, *, allowed: bool = False) -> bool:
