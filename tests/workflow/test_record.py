@@ -161,7 +161,7 @@ def test_an_input_that_is_not_there_is_one_sentence(
 ) -> None:
     assert main([stage, "--root", str(tiny_root)]) == 3
     said = capsys.readouterr().err
-    assert "Q-CORE-001" in said and "`snakemake`" in said
+    assert "Q-CORE-001" in said and "`quench run`" in said
 
 
 @pytest.mark.parametrize(
