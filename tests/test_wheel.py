@@ -75,7 +75,7 @@ def recorded(root: Path) -> dict[str, Any]:
 def test_what_the_page_says_makes_a_project(programs: Path, tmp_path: Path) -> None:
     page = (PROJECT / "docs/projects.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^## Make a project\n\n```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert block.endswith("\nsnakemake\n")  # which is the demo: planned here
+    assert block.endswith("\nquench run\n")  # which is the demo: planned here
     said = run(programs, tmp_path, "bash", "-ec", block.rstrip() + " -n\nquench doctor upgrade\n")
     assert re.search(r"^train +1\b", said, re.MULTILINE) and "Nothing would run again." in said
     assert (tmp_path / "my-assistant/data/raw/pydoc.jsonl").is_file()
