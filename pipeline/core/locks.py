@@ -140,10 +140,8 @@ def absent(path: Path, root: Path, stage: str | None = None) -> QuenchError:
             "Q-CORE-002",
             f"{path} is missing: process {pid} ({name}) is writing it; wait until it has finished",
         )
-    return DataError(
-        "Q-CORE-001",
-        f"{path} is missing: run `{f'quench run {stage}' if stage else 'quench run'}`, which makes it",
-    )
+    command = f"quench run {stage}" if stage else "quench run"
+    return DataError("Q-CORE-001", f"{path} is missing: run `{command}`, which makes it")
 
 
 @contextmanager

@@ -155,9 +155,8 @@ def _without_max_steps(case: Case, reason: str) -> NextStep:
     steps = math.ceil(case.inputs.train.steps / (case.passes or 1) * case.params.train.num_train_epochs)
     hours = steps * case.step_seconds / HOUR
     if hours <= 1:
-        advice = (
-            f"Train {epochs} epochs, which max_steps cut short ({steps:,} steps, {60 * hours:.0f} min here)"
-        )
+        time = f", {max(60 * hours, 1):.0f} min here" if hours else ""
+        advice = f"Train {epochs} epochs, which max_steps cut short ({steps:,} steps{time})"
         return NextStep(reason, advice, _run("train.max_steps", -1), "training")
     more = max(2 * case.inputs.train.steps, round(steps / hours, -1))
     advice = (

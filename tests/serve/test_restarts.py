@@ -139,7 +139,7 @@ def started(root: Path) -> Iterator[tuple[subprocess.Popen[str], list[str], int]
     process = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, cwd=PROJECT)
     try:
         said, port = lines_until(process, "-d '"), values["serve"]["port"]
-        assert re.search(rf"Q4_K_M .*http://127\.0\.0\.1:{port}\b", said)
+        assert re.search(rf"^Q4_K_M .*http://127\.0\.0\.1:{port}\b", said, re.MULTILINE)
         yield process, command, port
     finally:
         process.terminate()

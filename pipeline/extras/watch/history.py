@@ -276,7 +276,7 @@ class History:
         """The time that the rest takes, by the time of the last steps; None if it is not known."""
         if self.planned is None or not self.seconds or self.state != "training" or self.step >= self.planned:
             return None
-        return max(0, self.planned - self.step) * statistics.median(self.seconds)
+        return (self.planned - self.step) * statistics.median(self.seconds)
 
     def curves(self) -> list[Curve]:
         """Return the curves of this run: first the reward, if the method has one."""

@@ -13,7 +13,7 @@ from pipeline.config.params import Params
 from pipeline.core.errors import QuenchError
 from pipeline.core.locks import RUN, holder, stages_at_work
 from pipeline.core.usage import usages
-from pipeline.workflow.overview.progress import STEPS, Far, from_log, from_steps
+from pipeline.workflow.overview.progress import STEPS, Far, from_log, from_steps, is_past
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _far(root: Path, params: Params, job: str, started: float) -> Far | None:
         return by_log
     steps = by_log.steps if by_log else 0
     by_steps = from_steps(root, steps or _planned_steps(root, params))
-    if by_log and by_log.evaluating and (by_steps is None or by_steps.share <= by_log.share):
+    if by_log and by_steps and not is_past(by_steps, by_log):
         return by_log
     return by_steps or by_log
 

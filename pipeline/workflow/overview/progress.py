@@ -30,6 +30,11 @@ class Far:
         return self.what if self.steps else f"{self.what}, {self.share * 100:.0f} %"
 
 
+def is_past(steps: Far, log: Far) -> bool:
+    """Return True unless the log names an evaluation that comes after all `steps` of the metrics log."""
+    return not log.evaluating or steps.share > log.share
+
+
 def from_line(line: str) -> Far | None:
     """Return how far a job is by a line of its log; None if the line is about something else."""
     if said := SHARE.fullmatch(line):

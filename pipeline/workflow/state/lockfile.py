@@ -142,15 +142,16 @@ def stages_of(root: Path) -> dict[str, Entry]:
     return {}
 
 
-def all_readable(root: Path) -> bool:
-    """Return True if `stages_of` has all stages of dvc.yaml."""
+def all_stages(root: Path) -> dict[str, Entry] | None:
+    """Return what `stages_of` does; None if any stage can't be read."""
+    jobs: dict[str, Entry] = {}
     try:
         values = Values(with_defaults(read_fast(root / "params.yaml")))
         for name, stage in graph_stages(root / "dvc.yaml").items():
-            list(_entries(name, stage, values))
+            jobs |= dict(_entries(name, stage, values))
     except (OSError, ToolError, *UNREADABLE, KeyError, TypeError, AttributeError, StopIteration):
-        return False
-    return True
+        return None
+    return jobs
 
 
 def jobs_of(stages: Mapping[str, Any], values: Values) -> dict[str, Entry]:

@@ -7,7 +7,7 @@ ordinary program can set back.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from pipeline.core.publish import read_if_there, remove, write_json
 from pipeline.workflow.cluster.jobs import is_remote
 from pipeline.workflow.state.dvc_project import check_no_writer
 from pipeline.workflow.state.hashes import YOUNG
-from pipeline.workflow.state.lockfile import all_readable, stages_of
+from pipeline.workflow.state.lockfile import Entry, all_stages
 
 FILE = Path(".quench/settled.json")
 RECORDS = ("dvc.yaml", "dvc.lock", "params.yaml", ".dvc/config", ".dvc/config.local", ".dvcignore")
@@ -54,10 +54,11 @@ def state_of(root: Path, newest: int | None = None) -> str | None:
     Return None if there are stages that only DVC can read, or a file that has changed after `newest`
     (nanoseconds): it could change once more within the same change time.
     """
-    if not all_readable(root) or any(root.glob("*/dvc.yaml")):
+    stages = all_stages(root)
+    if stages is None or any(root.glob("*/dvc.yaml")):
         return None
     states: dict[str, list[int] | None] = {}
-    for path in _paths(root):
+    for path in _paths(root, stages.values()):
         try:
             state = path.stat()
         except OSError:
@@ -69,24 +70,21 @@ def state_of(root: Path, newest: int | None = None) -> str | None:
     return json_hash({"files": states, "dvc": version("dvc")})
 
 
-def _paths(root: Path) -> Iterator[Path]:
+def _paths(root: Path, stages: Iterable[Entry]) -> Iterator[Path]:
     """Yield the records, the cache's folders, and all inputs and outputs with what is below them."""
     sources = [source for pattern in SOURCES for source in root.glob(pattern) if source.is_file()]
-    entries = stages_of(root).values()
-    named = {path for entry in entries for path in (*entry.deps, *entry.outs)}
+    named = {path for stage in stages for path in (*stage.deps, *stage.outs)}
     yield from (root / name for name in RECORDS)
     yield from sorted(sources)
-    yield from _below(root / CACHE, deepest=1)
+    yield from sorted((root / CACHE).glob("*"))
     for path in sorted({root / name for name in named} | {source.with_suffix("") for source in sources}):
         yield from _below(path)
 
 
-def _below(path: Path, deepest: int | None = None) -> Iterator[Path]:
-    """Yield a path, and all files and folders below it; with `deepest` 1 only the folders in it."""
+def _below(path: Path) -> Iterator[Path]:
+    """Yield a path, and all files and folders below it."""
     yield path
     for folder, folders, names in os.walk(path):
         folders.sort()
         yield from (Path(folder, name) for name in folders)
-        if deepest == 1:
-            return
         yield from (Path(folder, name) for name in sorted(names))

@@ -46,8 +46,9 @@ class LiveView:
                 head, *lines = failed_lines(event)
                 mark = self._marks["stopped" if event.stopped else "failed"]
                 self._say(f"{mark} {head}", "bold yellow" if event.stopped else "bold red")
-                for line in () if event.stopped else lines:  # The workflow's last line is what a stop said.
-                    self._say(f"  {line}")
+                if not event.stopped:  # Otherwise the workflow's last line is what the stage said.
+                    for line in lines:
+                        self._say(f"  {line}")
             case events.Warned():
                 self._say(f"{self._marks['warning']} {event.text}", "yellow")
             case events.Message():

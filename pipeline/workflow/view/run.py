@@ -11,7 +11,7 @@ from typing import Any
 
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from pipeline.workflow.overview.progress import Far, from_line, from_steps
+from pipeline.workflow.overview.progress import Far, from_line, from_steps, is_past
 from pipeline.workflow.overview.times import Forecast
 from pipeline.workflow.view import events
 from pipeline.workflow.view.messages import STOPPING, message_of
@@ -230,9 +230,7 @@ class Run:
 
 def is_newer(newer: Far, far: Far) -> bool:
     """Return True if a training's metrics log says more than its log. An evaluation is in the latter only."""
-    if far.evaluating:
-        return newer.share > far.share
-    return newer.share >= far.share and newer.text != far.text
+    return is_past(newer, far) and newer.share >= far.share and newer.text != far.text
 
 
 def is_restored(line: str, job: str) -> bool:

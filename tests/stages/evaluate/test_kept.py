@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pipeline.__main__ import run
+from pipeline.config.params import load_params
 from pipeline.core.jsonl import read_rows
 from pipeline.stages.evaluate import kept
 from pipeline.workflow.keys.code_keys import key_file
@@ -16,9 +17,9 @@ from pipeline.workflow.state import record
 
 
 @pytest.fixture
-def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(finished: Path, tmp_path: Path) -> Path:
     root = Path(shutil.copytree(finished, tmp_path / "project"))
-    shutil.rmtree(root / kept.FOLDER, ignore_errors=True)  # It is there if the machine was at rest then.
+    shutil.rmtree(root / kept.FOLDER, ignore_errors=True)
     (root / key_file("evaluate")).parent.mkdir(parents=True, exist_ok=True)  # Then a stage writes its key.
     return root
 
@@ -72,3 +73,9 @@ def test_anything_else_measures_again(
     capsys.readouterr()
     evaluated(project, "F16", scorers=scorers)
     assert "are scored again" not in capsys.readouterr().out
+
+
+def test_answers_are_kept_beside_disturbed_speeds(project: Path) -> None:
+    settings = load_params(project / "params.yaml").evaluate
+    kept.keep(project, "F16", "its files", settings, kept.Measured({"speed": {"disturbed": True}}))
+    assert (project / kept.FOLDER / "F16.json").exists()

@@ -221,8 +221,10 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule
 def learning_rate(run: History) -> Check:
     """Check the peak learning rate."""
     cause = "higher learns fast and forgets, lower may not learn"
-    is_short = run.max_steps <= SHORT_RUN
-    return usual_rate(run, {**RATES, **SHORT_RATES} if is_short else RATES, cause)
+    rates = dict(RATES)
+    if run.max_steps <= SHORT_RUN:
+        rates |= SHORT_RATES
+    return usual_rate(run, rates, cause)
 
 
 def usual_rate(run: History, rates: Mapping[TunerName, Rate], cause: str, whose: str = "") -> Check:
