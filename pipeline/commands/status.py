@@ -13,34 +13,33 @@ import shlex
 import sys
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.served import Served, server
 from pipeline.config.params import Params
 from pipeline.config.sections.shipping import Acceptance
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError, QuenchError
 from pipeline.core.text import listed, plural, safe
 from pipeline.core.units import size_text
 from pipeline.core.usage import FOLDER as USAGE
 from pipeline.workflow.graph_source import LAST
-from pipeline.workflow.overview.at_work import (
-    Running,
-    StoppedTraining,
-    run_in_progress,
-    running_jobs,
-    stopped_training,
-)
+from pipeline.workflow.overview.at_work import Running, run_in_progress, running_jobs
 from pipeline.workflow.overview.causes import in_words
 from pipeline.workflow.overview.history import history
+from pipeline.workflow.overview.progress import STEPS
 from pipeline.workflow.overview.states import Job, Overview, State, overview
 from pipeline.workflow.overview.times import Forecast, forecast
 from pipeline.workflow.project import changed_code, installed_version, is_project, version_of
 from pipeline.workflow.stage_command import need_stage
 from pipeline.workflow.state.lockfile import in_force
+
+if TYPE_CHECKING:
+    from pipeline.stages.train.run import Unfinished
 
 PAGE = Path("reports/index.html")
 SHAPE = 1  # version of the JSON, raised if a field changes its meaning
@@ -59,7 +58,7 @@ class Status:
     served: Served | None
     expected: Mapping[str, float | None]  # seconds of the jobs that a run would run
     accepted: Mapping[str, Acceptance]  # changes that were declared to be without effect, by job
-    stopped: StoppedTraining | None
+    stopped: "Unfinished | None"  # the training that a run would do, if it was stopped
 
     @property
     def ahead(self) -> list[str]:
@@ -123,8 +122,18 @@ def status_of(params: Params, root: Path) -> Status:
         server(params, root),
         expected,
         in_force(root, params),
-        stopped_training(root, params),
+        _stopped_training(root, params) if "train" in seen.would_run else None,
     )
+
+
+def _stopped_training(root: Path, params: Params) -> "Unfinished | None":
+    """Return the training that was stopped and has a checkpoint; None if the stage itself can't read it."""
+    from pipeline.stages.train.run import unfinished  # A fresh project doesn't need it.
+
+    # Looking for the device would import PyTorch, and what depends on it is not compared.
+    with suppress(QuenchError, KeyError):
+        return unfinished((root / STEPS).parent, params.training_on("cpu"))
+    return None
 
 
 def main(params: Params, root: Path, *, as_json: bool) -> None:
@@ -154,7 +163,7 @@ def lines_of(status: Status) -> Iterator[str]:
     yield from status.served.lines() if status.served else ["nothing is served: `quench serve` does"]
 
 
-def stopped_line(training: StoppedTraining) -> str:
+def stopped_line(training: "Unfinished") -> str:
     """Return what a run does about a training that was stopped."""
     if not training.changed:
         return f"  train was stopped: a run goes on from checkpoint-{training.step}"

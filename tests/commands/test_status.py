@@ -16,8 +16,10 @@ import yaml
 from make import change_params, quench, ran
 from recorded_project import change_lock, put, recorded_project
 
+from pipeline.config.params import load_params
 from pipeline.core.locks import lock_file, take
 from pipeline.core.places import PROJECT
+from pipeline.stages.train.run import NO_PART
 from pipeline.workflow.state.lockfile import outputs_hash
 
 changed_lock = contextmanager(change_lock)
@@ -152,16 +154,21 @@ def test_a_training_at_work_says_how_far_it_is(root: Path) -> None:
         assert status(root)["running"][0]["share"] is None
 
 
-def test_a_stopped_training_names_its_checkpoint(root: Path) -> None:
+def stop_training(root: Path, **changed: Any) -> None:
+    """As if a training with the project's settings, but for `changed`, had been stopped after step 7."""
     change_params(root, train={"r": 5})
     checkpoints = root / "models/checkpoints"
-    (checkpoints / "checkpoint-7").mkdir(parents=True)
-    record = {"record": {"settings": {"r": 5, "max_steps": 8}}, "finished": False}
+    (checkpoints / "checkpoint-7").mkdir(parents=True, exist_ok=True)
+    settings = load_params(root / "params.yaml").training.model_dump(mode="json", exclude=NO_PART)
+    record = {"record": {"settings": settings | changed}, "finished": False}
     (checkpoints / "run.json").write_text(json.dumps(record))
+
+
+def test_a_stopped_training_names_its_checkpoint(root: Path) -> None:
+    stop_training(root, max_steps=8)
     done = quench("status", "--root", root).stdout
     assert "after step 7" in done and "train.max_steps (8 →" in done and "train.r (" not in done
-    record["record"]["settings"].pop("max_steps")
-    (checkpoints / "run.json").write_text(json.dumps(record))
+    stop_training(root)
     assert "goes on from checkpoint-7" in quench("status", "--root", root).stdout
 
 
@@ -279,6 +286,7 @@ def test_options_that_do_not_go_together_are_refused(root: Path) -> None:
 @pytest.mark.slow
 def test_no_large_library_is_imported(root: Path) -> None:
     change_params(root, serve={"port": 65535})  # A client is imported only if something listens there.
+    stop_training(root)
     program = (
         "import sys\nfrom pipeline.cli import app\n"
         "try:\n    app(['status'])\nexcept SystemExit as done:\n    assert not done.code\n"

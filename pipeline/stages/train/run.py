@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline import __version__
 from pipeline.config.methods import METHODS, ROUNDS
@@ -225,6 +225,29 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
             why = "; auto is what the machine is fast in" if name in FITTED else ""
             sentence = NAMES.get(name) or f"{shown} ({before} → {after}{why})"
             yield name, sentence
+
+
+class Unfinished(NamedTuple):
+    """A run that was stopped: its last checkpoint's step, and sentences on the settings that have changed."""
+
+    step: int
+    changed: list[str]
+
+
+def unfinished(folder: Path, settings: Training) -> Unfinished | None:
+    """Return the run in `folder` if it was stopped after a checkpoint; None otherwise.
+
+    Settings that the stage fits to base and machine are not compared. Raises `DataError` if the run's record
+    is damaged.
+    """
+    previous = _read(folder / RUN)
+    checkpoints = checkpoints_in(folder)
+    if previous is None or previous["finished"] or not checkpoints:
+        return None
+    now = settings.model_dump(mode="json", exclude=NO_PART)
+    found = differences({"settings": previous["record"]["settings"]}, {"settings": now})
+    changed = [text for key, text in found if key not in (*FITTED, "settings.target_modules")]
+    return Unfinished(step_of(checkpoints[-1]), changed)
 
 
 def run_id(record: dict[str, Any]) -> str:

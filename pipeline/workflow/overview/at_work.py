@@ -3,9 +3,7 @@
 Reads only files, so it changes nothing for a running job.
 """
 
-import json
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +26,6 @@ class Running:
     now: str = ""  # what it does, in a few words
 
 
-# Settings of training that the stage fits to base and machine.
-FITTED = {"target_modules", "bnb_4bit_compute_dtype", "optim"}
-
-
-@dataclass(frozen=True)
-class StoppedTraining:
-    """A training that was stopped: its last checkpoint's step, and the settings that have changed since."""
-
-    step: int
-    changed: list[str]
-
-
 def running_jobs(root: Path, params: Params) -> list[Running]:
     """Return the jobs that run below `root` now."""
     found = []
@@ -60,25 +46,6 @@ def running_jobs(root: Path, params: Params) -> list[Running]:
 def run_in_progress(root: Path) -> str | None:
     """Return the id of the process that runs or changes the project; None if there is none."""
     return holder(root / ".quench" / f"{RUN}.lock")
-
-
-def stopped_training(root: Path, params: Params) -> StoppedTraining | None:
-    """Return the training that was stopped below `root` and has a checkpoint; None if there is none."""
-    folder = (root / STEPS).parent
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*")]
-        if run["finished"] is not False or not steps:
-            return None
-        before = run["record"]["settings"]
-        now = params.training.model_dump(mode="json")
-        changed = [
-            f"train.{key} ({before[key]} → {now[key]})"
-            for key in sorted(before.keys() & now.keys() - FITTED)
-            if before[key] != now[key]
-        ]
-        return StoppedTraining(max(steps), changed)
-    return None
 
 
 def _far(root: Path, params: Params, job: str, started: float) -> Far | None:
