@@ -15,6 +15,7 @@ from pipeline.models.experts.targets import check_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss, try_liger
 from pipeline.models.loading import read_config
 from pipeline.models.qlora import load_quantized
+from pipeline.models.row_attention import attend_by_row
 from pipeline.models.tuners import causal_model, put_tuner
 from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.planning.setup import check_offload, needs_gpu
@@ -76,6 +77,7 @@ def load_model(run: Run) -> tuple[Any, Loss]:
     if loss.name == "liger":
         check_liger(causal_model(model))
     check_head(causal_model(model))
+    attend_by_row(causal_model(model))
     return model, loss
 
 
