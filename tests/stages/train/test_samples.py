@@ -132,7 +132,7 @@ class Fixed:
 
     def eval(self) -> None: ...
 
-    def __call__(self, input_ids: Any, past_key_values: Any, use_cache: bool, logits_to_keep: int) -> Any:
+    def __call__(self, input_ids: Any, past_key_values: Any, use_cache: bool, **_: Any) -> Any:
         import torch
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -159,6 +159,17 @@ def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) 
     assert (found["answer"], found["reference"]) == ("It is 6.", "It is 5.")
     first = next(place for place, label in enumerate(labels) if label != IGNORED)
     assert model.calls == [first, 1, 1, 1, 1, 1] * 2
+
+
+def test_questions_that_are_answered_together_get_the_answers_of_each(
+    make: Callable[[], Any], tokenizer: Any
+) -> None:
+    short = encoded(tokenizer)
+    long = encoded(tokenizer, [("x " * 20, False), *PARTS])
+    model = make().float()
+    together = sample(model, tokenizer, [long, short, long], max_new_tokens=6)
+    assert together == [sample(model, tokenizer, [one], max_new_tokens=6)[0] for one in (long, short, long)]
+    assert together[0]["answer"] != together[1]["answer"]
 
 
 def test_what_was_cut_shows_it(tokenizer: Any) -> None:

@@ -20,20 +20,21 @@ def sample(
     model's output and what was to be learned, both without the end-of-turn token. "…" at the end of one means
     that it goes on. The model and the random numbers are left as they were (`undisturbed`).
     """
+    turns = [_first_turn(labels) for _, labels in sequences]
+    prompts = [ids[:start] for (ids, _), (start, _) in zip(sequences, turns, strict=True)]
     samples = []
     # The work of a single token is too small to be shared: threads would wait longer than it takes.
     with undisturbed(model), one_thread():
-        for ids, labels in sequences:
-            start, end = _first_turn(labels)
-            answer = _greedy(model, ids[:start], tokenizer.eos_token_id, max_new_tokens)
-            prompt = tokenizer.decode(ids[:start])
-            samples.append(
-                {
-                    "prompt": prompt if len(prompt) <= PROMPT_LETTERS else "…" + prompt[-PROMPT_LETTERS:],
-                    "answer": _text(tokenizer, answer, max_new_tokens),
-                    "reference": _text(tokenizer, ids[start:end], max_new_tokens),
-                }
-            )
+        answers = _answers(model, prompts, tokenizer.eos_token_id, max_new_tokens)
+    for (ids, _), (start, end), answer in zip(sequences, turns, answers, strict=True):
+        prompt = tokenizer.decode(ids[:start])
+        samples.append(
+            {
+                "prompt": prompt if len(prompt) <= PROMPT_LETTERS else "…" + prompt[-PROMPT_LETTERS:],
+                "answer": _text(tokenizer, answer, max_new_tokens),
+                "reference": _text(tokenizer, ids[start:end], max_new_tokens),
+            }
+        )
     return samples
 
 
@@ -58,23 +59,59 @@ def undisturbed(model: Any) -> Iterator[None]:
             module.training = training
 
 
-def _greedy(model: Any, prompt: list[int], eos: int, max_new_tokens: int) -> list[int]:
-    """Return the most probable tokens after `prompt`, up to and including `eos`.
+def _answers(model: Any, prompts: list[list[int]], eos: int, max_new_tokens: int) -> list[list[int]]:
+    """Return the most probable tokens after each prompt, up to and including `eos`.
+
+    All prompts are continued together, because a token of one takes as long as one of each: the weights are
+    dequantized for it. Layers with a state would take the padding before a shorter prompt for text, so a
+    model that has some continues one prompt after the other.
+    """
+    if len(prompts) > 1 and not _only_attends(model):
+        return [_greedy(model, [prompt], eos, max_new_tokens)[0] for prompt in prompts]
+    return _greedy(model, prompts, eos, max_new_tokens) if prompts else []
+
+
+def _only_attends(model: Any) -> bool:
+    """Return True if all layers that look at other tokens are attention."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    return all(kind.endswith("attention") and "linear" not in kind for kind in kinds)
+
+
+def _greedy(model: Any, prompts: list[list[int]], eos: int, max_new_tokens: int) -> list[list[int]]:
+    """Return the continuations of prompts that are padded on the left to one length.
 
     `generate` is not used because it mixes in the published generation settings, such as Qwen2.5's repetition
     penalty of 1.05.
     """
     import torch
 
-    answer: list[int] = []
-    ids = torch.tensor([prompt], device=model.device)  # (1, T)
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    rows = [[eos] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
+    ids = torch.tensor(rows, device=model.device)  # (B, T)
+    mask = torch.tensor([[0] * count + [1] * (longest - count) for count in padding], device=model.device)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    answers: list[list[int]] = [[] for _ in prompts]
     cache = None
-    while len(answer) < max_new_tokens and (not answer or answer[-1] != eos):
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        ids = output.logits[:, -1:].argmax(-1)
+    for _ in range(max_new_tokens):
+        output = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         cache = output.past_key_values
-        answer.append(int(ids))
-    return answer
+        ids = output.logits[:, -1:].argmax(-1)
+        for answer, (token,) in zip(answers, ids.tolist(), strict=True):
+            if answer[-1:] != [eos]:
+                answer.append(token)
+        if all(answer[-1:] == [eos] for answer in answers):
+            break
+        mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
+        positions = positions[:, -1:] + 1
+    return answers
 
 
 def _first_turn(labels: Sequence[int]) -> tuple[int, int]:
