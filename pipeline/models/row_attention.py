@@ -79,7 +79,7 @@ def attention(
 
     rows = getattr(attention_mask, "rows", None)
     if not rows or more.get("position_bias") is not None or key.shape[2] != query.shape[2]:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)  # type: ignore[no-any-return]
 
     # The backward of a split joins the rows' gradients once; slices would each make a whole of zeros.
     lengths = [row.end - row.start for row in rows]
