@@ -1,4 +1,4 @@
-"""LoRA on a CPU with products in 16 bit, as on a GPU, in less memory than PEFT takes.
+"""LoRA on a CPU with products in 16 bit, as on a GPU, in less time and memory than PEFT takes.
 
 PEFT casts the input of each adapter to float32, and autograd keeps every cast: three times that of the same
 tensor for q, k and v. With dropout it keeps the noise too, in float32. The casts are a third of what a layer
@@ -17,6 +17,9 @@ from functools import partial
 from typing import Any
 
 import torch
+
+from pipeline.config.targets import is_router
+from pipeline.models.quantized_linear import QuantizedLinear
 
 _scratch: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
@@ -38,7 +41,7 @@ def draw_dropped(like: torch.Tensor, share: float) -> torch.Tensor:
 
 
 class Adapted(torch.autograd.Function):
-    """x·Wᵀ + bias + dropout(x)·Aᵀ·Bᵀ · scale with a frozen W in NF4, its products in 16 bit.
+    """x·Wᵀ + bias + dropout(x)·Aᵀ·Bᵀ · scale with a frozen W, its products in 16 bit.
 
     The two sums of an adapter, into the output and into the gradient of the input, are made within the
     products. For the backward x, its product with A and a mask of what was dropped are kept.
@@ -53,8 +56,8 @@ class Adapted(torch.autograd.Function):
         base: Any,
         scale_and_share: tuple[float, float],
     ) -> torch.Tensor:
-        """Return the sum (..., out): x (..., in) in 16 bit; a (r, in), b (out, r) float32; `base` the linear
-        in NF4; the share of x that is dropped.
+        """Return the sum (..., out): x (..., in) in 16 bit; a (r, in), b (out, r) float32; `base` the frozen
+        linear; the share of x that is dropped.
         """
         scale, share = scale_and_share
         ctx.scale = scale / (1 - share)
@@ -62,8 +65,7 @@ class Adapted(torch.autograd.Function):
         flat = rows(x)
         dropped = draw_dropped(flat, share) if share else None
         low = without(flat, dropped).mm(a.to(x.dtype).t()).mul_(ctx.scale)
-        bias = None if base.bias is None else base.bias.to(x.dtype)
-        output = torch.nn.functional.linear(flat, weight_of(base, x.dtype), bias)
+        output = product(base, flat)
         output.addmm_(low, b.to(x.dtype).t())
         ctx.save_for_backward(x, low, a, b, dropped)
         return output.view(*x.shape[:-1], output.shape[-1])
@@ -78,7 +80,7 @@ class Adapted(torch.autograd.Function):
         of_a = of_low.t().mm(without(rows(x), dropped)).to(a.dtype)
         of_x = None
         if ctx.needs_input_grad[0]:
-            whole = high.mm(weight_of(ctx.base, x.dtype))
+            whole = input_gradient(ctx.base, high)
             if dropped is None:
                 whole.addmm_(of_low, a.to(x.dtype))
             else:
@@ -87,11 +89,29 @@ class Adapted(torch.autograd.Function):
         return of_x, of_a, of_b, None, None
 
 
+def product(base: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return x·Wᵀ + bias (T, out) of a frozen linear for x (T, in)."""
+    if isinstance(base, QuantizedLinear):
+        return base(x)  # type: ignore[no-any-return]
+    bias = None if base.bias is None else base.bias.to(x.dtype)
+    return torch.nn.functional.linear(x, weight_of(base, x.dtype), bias)
+
+
+def input_gradient(base: Any, upstream: torch.Tensor) -> torch.Tensor:
+    """Return upstream·W (T, in) of a frozen linear for upstream (T, out)."""
+    if isinstance(base, QuantizedLinear):
+        return base.input_gradient(upstream)
+    return upstream.mm(weight_of(base, upstream.dtype))
+
+
 def weight_of(base: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weight (out, in) of a linear in NF4."""
+    """Return the weight (out, in) of a linear in 16 bit or NF4."""
     from bitsandbytes.functional import dequantize_4bit
 
-    return dequantize_4bit(base.weight.data, base.weight.quant_state).to(dtype)  # type: ignore[no-any-return]
+    # If the base is sharded (`pipeline.models.sharded`), only the linear has the weight's state.
+    state = getattr(base, "quant_state", None) or getattr(base.weight, "quant_state", None)
+    weight = base.weight.data if state is None else dequantize_4bit(base.weight.data, state)
+    return weight.to(dtype)  # type: ignore[no-any-return]
 
 
 def without(values: torch.Tensor, dropped: torch.Tensor | None) -> torch.Tensor:
@@ -107,13 +127,14 @@ def rows(values: torch.Tensor) -> torch.Tensor:
 
 
 def lighten(model: Any) -> None:
-    """Let the LoRA layers of `model` on NF4 linears compute as above. Layers with DoRA or biases, which do
-    more, keep PEFT's forward.
+    """Let the LoRA layers of `model` compute as above: those on linears in NF4, in a GGUF's blocks or in 16
+    bit. Layers with DoRA or biases, which do more, keep PEFT's forward, and so do routers.
     """
-    from peft.tuners.lora import Linear4bit
+    from peft.tuners.lora import Linear, Linear4bit
 
-    for layer in (module for module in model.modules() if isinstance(module, Linear4bit)):
-        if not (layer.lora_variant or any(layer.lora_bias.values())):
+    for name, layer in model.named_modules():
+        adds_only = isinstance(layer, (Linear, Linear4bit)) and not is_router(name)
+        if adds_only and not (layer.lora_variant or any(layer.lora_bias.values())):
             layer.forward = partial(_forward, layer)
 
 

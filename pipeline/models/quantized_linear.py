@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipeline.gguf.delta_heads import to_file
+from pipeline.gguf.delta_heads import from_file, to_file
 from pipeline.gguf.dequantize import columns_of, dequantize
 
 # Weights that are dense at a time. A GPU is fastest with few launches (a 7B's scales trained 2.2 times as
@@ -82,17 +82,21 @@ class QuantizedMatmul(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
         """Return the gradients of x (upstream · W) and of the bias if it trains."""
         (quantized,) = ctx.saved_tensors
-        columns = columns_of(ctx.ggml_type, quantized.shape[1])
         of_bias = upstream.sum(0) if ctx.needs_input_grad[2] else None
-        if not ctx.needs_input_grad[0]:
-            return None, None, of_bias, None
-        blocks = row_blocks(quantized, columns)
-        if len(blocks) == 1:
-            return upstream @ passing(quantized, ctx.ggml_type, upstream.dtype), None, of_bias, None
-        of_x = upstream.new_zeros(upstream.shape[0], columns)
-        for block in blocks:
-            of_x.addmm_(upstream[:, block], passing(quantized[block], ctx.ggml_type, upstream.dtype))
+        of_x = input_gradient(upstream, quantized, ctx.ggml_type) if ctx.needs_input_grad[0] else None
         return of_x, None, of_bias, None
+
+
+def input_gradient(upstream: torch.Tensor, quantized: torch.Tensor, ggml_type: int) -> torch.Tensor:
+    """Return upstream · W (T, in) for upstream (T, out) and a quantized W (out, row_bytes)."""
+    columns = columns_of(ggml_type, quantized.shape[1])
+    blocks = row_blocks(quantized, columns)
+    if len(blocks) == 1:
+        return upstream @ passing(quantized, ggml_type, upstream.dtype)
+    of_x = upstream.new_zeros(upstream.shape[0], columns)
+    for block in blocks:
+        of_x.addmm_(upstream[:, block], passing(quantized[block], ggml_type, upstream.dtype))
+    return of_x
 
 
 class QuantizedLinear(torch.nn.Linear):
@@ -140,6 +144,11 @@ class QuantizedLinear(torch.nn.Linear):
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> Any:
         """Return x Wᵀ + b."""
         return QuantizedMatmul.apply(x, self.weight, bias, self.ggml_type)  # type: ignore[no-untyped-call]
+
+    def input_gradient(self, upstream: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the input (T, in_features), in the compute type, for that of the output."""
+        of_x = input_gradient(upstream.to(self.compute_dtype), self.weight, self.ggml_type)
+        return from_file(of_x, self.grid) if self.grid else of_x
 
     @property
     def logical(self) -> int:

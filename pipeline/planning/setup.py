@@ -97,8 +97,10 @@ class Setup:
 
     @property
     def lean(self) -> bool:
-        """True if LoRA on base linears shares their input with dropout too (`pipeline.models.lean_lora`)."""
-        return self.train.quantization == "nf4" and self.device == "cpu" and not self.train.use_dora
+        """True if LoRA on base linears computes in 16 bit on a CPU, and so shares their input with dropout
+        too (`pipeline.models.lean_lora`).
+        """
+        return self.device == "cpu" and self.element < FLOAT and not self.train.use_dora
 
     @property
     def parts(self) -> int:

@@ -27,6 +27,12 @@ sys.path.insert(0, str(PROJECT))
 
 
 @pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are offloaded from a GPU, where PEFT's own forward computes; on a CPU nothing is copied."""
+    monkeypatch.setattr("pipeline.models.lean_lora.lighten", lambda model: None)
+
+
+@pytest.fixture(autouse=True)
 def _small_work() -> Iterator[None]:
     with one_thread():
         yield

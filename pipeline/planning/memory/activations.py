@@ -35,22 +35,22 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     """Return the bytes kept by a layer's LoRA branches, on `targets`.
 
     These are dropout's mask and output (or the input), and A's output. Without dropout, linears that read the
-    same tensor share it, unless each makes its own float32 copy. On a CPU all do but those on NF4 without
-    DoRA (`pipeline.models.lean_lora`), which share it with dropout too, keep a byte of mask and A's output in
-    16 bit; the router is not one of those. Inputs named in `without_mask` need no gradient, so their dropout keeps no mask.
-    Linears whose scales train keep only their inputs.
+    same tensor share it, unless each makes its own float32 copy. On a CPU only routers and DoRA do. All else
+    shares it with dropout too, and keeps a byte of mask and A's output in 16 bit
+    (`pipeline.models.lean_lora`). Inputs named in `without_mask` need no gradient, so their dropout keeps no
+    mask. Linears whose scales train keep only their inputs.
     """
     train = setup.train
+    lean = [linear for linear in targets if setup.lean and linear in setup.shape.by_layer[layer]]
     shared = list(targets)
     apart: list[Linear] = []
     if train.dropout or setup.lora_element != setup.element:
-        shared = [linear for linear in targets if setup.lean and linear in setup.shape.by_layer[layer]]
-        apart = [linear for linear in targets if linear not in shared]
+        shared = lean
+        apart = [linear for linear in targets if linear not in lean]
     kept = 0
-    if not setup.train.tuning.inside:
+    if not train.tuning.inside:
         for linear in targets:
-            in_16_bit = setup.lean and linear in setup.shape.by_layer[layer]
-            low_element = setup.element if in_16_bit else setup.lora_element
+            low_element = setup.element if linear in lean else setup.lora_element
             kept += linear.used * rank_of(linear.path(layer), train) * low_element
     mask = 1 if setup.device == "cuda" else setup.lora_element  # a bool on CUDA, the noise itself on the CPU
     for linear in apart:
