@@ -2,6 +2,7 @@
 
     python benchmarks/step_limit.py PROJECT          # one that was run at least up to preprocess
     python benchmarks/step_limit.py PROJECT --trl    # TRL's packed step too, in the same minutes
+    python benchmarks/step_limit.py PROJECT --lengths 30 124 1024    # steps of packs of rows that long, too
 
 The limit is the time of the frozen linears (forward, and the gradient of their input) and of the head (three
 products for each trained position) at the best rate that PyTorch reaches here on the very shapes. It prints
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,8 +64,10 @@ def limit(model: Any, tokens: int, trained: int) -> float:
     return total + HEAD * 2 * trained * width * vocabulary / best_rate(trained, width, vocabulary)
 
 
-def quench_steps(project: Path, out: Path) -> dict[str, Any]:
-    """Train a few steps as stage train does, and return the limit, the steps' seconds, peak and profile."""
+def quench_steps(project: Path, out: Path, lengths: Sequence[int]) -> dict[str, Any]:
+    """Train a few steps as stage train does, and return the limit, the steps' seconds, peak and profile, and
+    the seconds of steps with packs of rows of each of `lengths` tokens.
+    """
     from pipeline.chat.tokens import load_tokenizer
     from pipeline.config.params import load_params
     from pipeline.core.interruption import Interruption
@@ -108,6 +111,11 @@ def quench_steps(project: Path, out: Path) -> dict[str, Any]:
     micro = trainer.next_batches(batches)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         trainer.optimizer_step(micro)
+    by_length = {}
+    for length in lengths:
+        packs = [pack_of(batch, length) for batch in micro]
+        steps = [seconds(lambda packs=packs: trainer.optimizer_step(packs)) for _ in range(STEPS)]
+        by_length[length] = median(steps)
     tokens = round(median(tokens for tokens, _ in sizes))
     trained = round(median(items for _, items in sizes))
     return {
@@ -118,7 +126,24 @@ def quench_steps(project: Path, out: Path) -> dict[str, Any]:
         "peak": peak,
         "loading": loading,
         "profile": top_of(profile),
+        "by_length": by_length,
     }
+
+
+def pack_of(batch: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return a batch with the same tokens in rows of `length`; the last may be shorter."""
+    from pipeline.stages.train.dataset import IGNORED, flattened
+
+    ids = batch["input_ids"].flatten().tolist()
+    row = {
+        "input_ids": ids,
+        "labels": batch["labels"].flatten().tolist(),
+        "seq_lengths": [min(length, len(ids) - start) for start in range(0, len(ids), length)],
+    }
+    pack = flattened([row])
+    trained = int((pack["labels"][:, 1:] != IGNORED).sum())
+    kept = {name: batch[name] for name in ("rows", "row_ids")}
+    return kept | pack | {"trained_tokens": trained, "items": trained}
 
 
 def top_of(profile: Any) -> list[tuple[str, float, int]]:
@@ -189,11 +214,12 @@ def trl_steps(project: Path, out: Path) -> dict[str, Any]:
     return {"seconds": taken[WARM_UP:], "peak": peak_memory()}
 
 
-def apart(project: Path, which: str) -> dict[str, Any]:
+def apart(project: Path, which: str, lengths: Sequence[int] = ()) -> dict[str, Any]:
     """Return the figures of Quench or TRL, measured in a process of their own."""
     with tempfile.TemporaryDirectory() as out:
         result = Path(out) / "figures.json"
         command = [sys.executable, __file__, str(project), "--only", which, "--out", out]
+        command += ["--lengths", *map(str, lengths)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return json.loads(result.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -203,14 +229,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("project", type=Path)
     parser.add_argument("--trl", action="store_true", help="measure TRL's packed step too")
+    parser.add_argument("--lengths", type=int, nargs="*", default=(), help="tokens of rows to pack")
     parser.add_argument("--only", choices=("quench", TRL), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only:
-        measure = trl_steps if given.only == TRL else quench_steps
-        (given.out / "figures.json").write_text(json.dumps(measure(given.project, given.out)))
+        if given.only == TRL:
+            figures = trl_steps(given.project, given.out)
+        else:
+            figures = quench_steps(given.project, given.out, given.lengths)
+        (given.out / "figures.json").write_text(json.dumps(figures))
         return
-    quench = apart(given.project, "quench")
+    quench = apart(given.project, "quench", given.lengths)
     print(
         f"limit of a step ({quench['tokens']} tokens, {quench['trained']} trained): {quench['limit']:.2f} s"
     )
@@ -220,6 +250,8 @@ def main() -> None:
         step = median(figures["seconds"])
         cells = f"{step:.2f} | {step / quench['limit']:.2f} | {quench['tokens'] / step:.0f}"
         print(f"| {name} | {cells} | {figures['peak'] / 1e9:.2f} |")
+    for length, step in quench["by_length"].items():
+        print(f"rows of {length} tokens: {step:.2f} s, {step / quench['limit']:.2f} × limit")
     print(f"\nQuench loads in {quench['loading']:.1f} s. One step of it, by the operations' own time:")
     for name, took, count in quench["profile"]:
         print(f"  {took:6.2f} s  {count:6d} ×  {name}")

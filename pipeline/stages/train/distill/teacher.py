@@ -22,6 +22,7 @@ from pipeline.models.distill_loss import followed
 from pipeline.models.loss_parts import logit_rule
 from pipeline.models.quantized_head import block_logits, compute_type, vocabulary_blocks
 from pipeline.models.quantized_model import load_gguf
+from pipeline.models.row_attention import attend_by_row
 from pipeline.planning.memory.parts import TEACHER_ROOM
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.distill.cache import (
@@ -79,6 +80,7 @@ def publish_answers(
         device=roomy_device(run.base / SOURCE_FILE),
         name=SOURCE_FILE,
     )
+    attend_by_row(model)
     probability_left_out = 0.0  # of the tokens that are not kept, summed over the positions
     with (
         publishing(folder) as aside,
