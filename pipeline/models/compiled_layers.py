@@ -6,6 +6,7 @@ packed rows of other lengths need no graph of their own. A row alone, which has 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,15 +34,24 @@ def compile_layers(model: Any) -> None:
 
 
 def _compiled(layer: Any) -> Callable[..., Any]:
-    """Return the forward of a layer with gradients compiled, without them its own."""
+    """Return the forward of a layer with gradients compiled, without them its own.
+
+    Transformers checkpoints within a layer's forward, and nothing in a checkpoint is compiled if a part of it
+    can't be. So the forward within the checkpoint is compiled here, and the checkpoint is around it.
+    """
     plain = layer.forward
-    whole = torch.compile(type(layer).forward.__get__(layer), dynamic=True, options=OPTIONS)
+    of_class = type(layer).forward
+    whole = torch.compile(
+        getattr(of_class, "__wrapped__", of_class).__get__(layer), dynamic=True, options=OPTIONS
+    )
     if "forward" in vars(layer):  # `stop_gradients` runs this layer without autograd.
         whole = torch.no_grad()(whole)
 
     def forward(*inputs: Any, **more: Any) -> Any:
-        if torch.is_grad_enabled():
-            return whole(*inputs, **more)
-        return plain(*inputs, **more)
+        if not torch.is_grad_enabled():
+            return plain(*inputs, **more)
+        if layer.training and getattr(layer, "gradient_checkpointing", False):
+            return layer._gradient_checkpointing_func(partial(whole, **more), *inputs)
+        return whole(*inputs, **more)
 
     return forward

@@ -132,8 +132,10 @@ Recomputed = Annotated[bool | int, PlainValidator(_recomputed)]
 
 
 def _compiled(value: object) -> bool | str:
-    if value == AUTO or isinstance(value, bool):
-        return value  # type: ignore[return-value]
+    if isinstance(value, bool):
+        return value
+    if value == AUTO:
+        return AUTO
     raise ValueError(f"is {value!r}: give true, false or auto")
 
 
