@@ -14,7 +14,7 @@ import torch
 from pipeline.models import row_attention
 
 # Kernels are chosen by rules, not by trying them out, which would choose others in a resumed run.
-OPTIONS = {"deterministic": True}
+OPTIONS: dict[str, Any] = {"deterministic": True}
 
 
 def compile_layers(model: Any) -> None:
@@ -28,7 +28,8 @@ def compile_layers(model: Any) -> None:
         # The lengths of a pack's rows would be part of the graph, so that each pack would need another.
         from transformers import AttentionInterface
 
-        AttentionInterface.register(row_attention.NAME, torch.compiler.disable(row_attention.attention))
+        eager = torch.compiler.disable(row_attention.attention)  # type: ignore[no-untyped-call]
+        AttentionInterface.register(row_attention.NAME, eager)
     for layer in model.model.layers:
         layer.forward = _compiled(layer)
 
@@ -41,11 +42,11 @@ def _compiled(layer: Any) -> Callable[..., Any]:
     """
     plain = layer.forward
     of_class = type(layer).forward
-    whole = torch.compile(
+    whole: Callable[..., Any] = torch.compile(
         getattr(of_class, "__wrapped__", of_class).__get__(layer), dynamic=True, options=OPTIONS
     )
     if "forward" in vars(layer):  # `stop_gradients` runs this layer without autograd.
-        whole = torch.no_grad()(whole)
+        whole = torch.no_grad()(whole)  # type: ignore[no-untyped-call]
 
     def forward(*inputs: Any, **more: Any) -> Any:
         if not torch.is_grad_enabled():
