@@ -44,10 +44,15 @@ from pipeline.llamacpp.compiler import choose_backend
 
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
-PARTS = ("tests", "machine", "speed", "planner", "quantized", "offload", "several", "methods", "resume")
+PARTS = (
+    *("tests", "machine", "speed", "packed", "planner"),
+    *("quantized", "offload", "several", "methods", "resume"),
+)
 ROUND_SECONDS = 150.0  # that a second round of the speed comparison takes
 # of the time, at most, for the tests: what comes after them is why the card was asked for
 TESTS_SHARE = 1 / 5
+PACKED_WAYS = ("masked", "by_row", "varlen", "compiled", "compiled_varlen")
+PACKED_SECONDS = 110.0  # of the ways to attend and of compiled layers, at most: compiling may take minutes
 SEVERAL_SECONDS = 60.0  # of a training by several, at most: one that waits for another would wait on
 # a part's process is a fork of a small one that has never seen the GPU
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -121,6 +126,11 @@ class Run:
         """Keep the ratio of two figures, where both were seen."""
         if {above, below} <= self.figures.keys():
             self.note(**{name: self.figures[above] / self.figures[below]})
+
+    def difference(self, name: str, one: str, other: str) -> None:
+        """Keep the relative difference of two figures, where both were seen."""
+        if {one, other} <= self.figures.keys():
+            self.note(**{name: abs(self.figures[one] / self.figures[other] - 1)})
 
 
 class TooFew(Exception):
@@ -243,6 +253,24 @@ def in_turns(run: Run, settings: Training) -> None:
         except PartError as error:  # the other side's figures count without it
             run.reasons[side] = run.reasons["speed"] = f"{side}: {error}"
     run.ratio("ratio", "ours_tokens_per_second", "plain_tokens_per_second")
+
+
+def packed(run: Run) -> None:
+    """Steps on a row that is packed from eight of one length: attention with the mask, by row and of variable
+    length, and compiled layers, each against Hugging Face + PEFT on the same row.
+    """
+    settings = nf4_settings(run, lora_dropout=0.0)
+    asked = {"settings": settings, "tokens": row_tokens(run), "rounds": 1 if run.smoke else 5}
+    run.keep("packed_plain", "packed-plain", "packed_plain", **asked)
+    try:
+        run.keep("packed", "packed-ours", "packed_ours", PACKED_SECONDS, **asked)
+    finally:  # What was seen before a failure counts.
+        for way in PACKED_WAYS:
+            run.ratio(
+                f"packed_{way}_ratio", f"packed_{way}_tokens_per_second", "packed_plain_tokens_per_second"
+            )
+        for way in ("by_row", "varlen", "compiled", "compiled_varlen"):
+            run.difference(f"packed_{way}_loss_difference", f"packed_{way}_loss", "packed_masked_loss")
 
 
 def planner(run: Run) -> None:
@@ -425,6 +453,16 @@ speed ours_peak_gib |.2f| ≤ 7.0 | … Quench under an 8 GiB cap: peak GiB
 speed plain_peak_gib |.2f|| … plain, without a cap: peak GiB
 unsloth unsloth_peak_gib |.2f|| … Unsloth, without a cap: peak GiB
 speed optimizer_bytes_per_parameter |.2f|| … paged 8-bit AdamW: bytes of state per trained parameter
+packed packed_plain_tokens_per_second |,.0f|| 7B shape in NF4, a row of 8 × 128, HF + PEFT: tokens/s
+packed packed_masked_ratio |.2f|| … Quench, attention with a mask: speed ÷ HF + PEFT's
+packed packed_by_row_ratio |.2f|| … Quench, attention by row: the same
+packed packed_varlen_ratio |.2f|| … Quench, attention of variable length: the same
+packed packed_compiled_ratio |.2f|| … Quench, compiled layers, with a mask: the same
+packed packed_compiled_varlen_ratio |.2f|| … Quench, compiled layers, variable length: the same
+packed packed_by_row_loss_difference |.1g| ≤ 1e-3 | … relative difference of the loss from the mask's, by row
+packed packed_varlen_loss_difference |.1g| ≤ 1e-3 | … the same, variable length
+packed packed_compiled_loss_difference |.1g| ≤ 1e-3 | … the same, compiled layers
+packed packed_compiled_varlen_loss_difference |.1g| ≤ 1e-3 | … the same, compiled layers, variable length
 planner longest_row |,| ≥ 2,972 | … longest row that trains in 8 GiB, tokens
 planner planner_error |.1%| ≤ 5 % | planner: largest error of the peak
 planner planner_configurations || 12 | … over so many configurations

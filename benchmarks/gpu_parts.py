@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ from pipeline.config.sections import Training
 CUDA = torch.cuda.is_available()
 WARM_UP = 2  # steps that don't count
 LONGEST_STEP = 64  # tokens
+PACKED_ROWS = 8  # rows of one length in a packed row
 ROW_TOKENS = 128 if CUDA else 32  # of the small bases' rows
 GIB = 2**30
 
@@ -408,6 +410,98 @@ def step_speed(
 
         layers = offloaded_bytes(setup := Setup(load_shape(base / "config.json"), settings, tokens))
         say({"saving_planned_gib": (sum(layers) - max(layers) + off_card_bytes(setup)) / GIB})
+
+
+def packed_row(tokens: int) -> dict[str, Any]:
+    """Return a row of so many tokens, packed from rows of one length, as the trainer gives it to a model."""
+    from pipeline.stages.train.dataset import flattened
+
+    ids = [number * 7919 % 256 for number in range(tokens)]
+    lengths = [tokens // PACKED_ROWS] * PACKED_ROWS
+    device = "cuda" if CUDA else "cpu"
+    row = flattened([{"input_ids": ids, "labels": ids, "seq_lengths": lengths}])
+    return {name: value.to(device) if torch.is_tensor(value) else value for name, value in row.items()}
+
+
+def time_steps(model: Any, loss_of: Callable[[], Any], tokens: int, rounds: int) -> dict[str, float]:
+    """Return the tokens per second of optimizer steps after the warm-up, and the first step's loss."""
+    matrices = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.SGD(matrices, lr=0.0)  # The next way begins with the same weights.
+    seconds = []
+    losses = []
+    for _ in range(rounds + WARM_UP):
+        began = time.perf_counter()
+        with torch.autocast("cuda", torch.bfloat16, enabled=CUDA):
+            loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        if CUDA:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return {"tokens_per_second": tokens / median(seconds[WARM_UP:]), "loss": losses[0]}
+
+
+def packed_plain(say: Say, folder: Path, settings: Training, tokens: int, rounds: int, **_: Any) -> None:
+    """Steps of Hugging Face + PEFT on a packed row, with transformers' own loss."""
+    from peft import get_peft_model, prepare_model_for_kbit_training
+
+    from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners.lora import lora_config
+
+    torch.manual_seed(0)
+    model = prepare_model_for_kbit_training(
+        load_quantized(folder / "nf4/base", settings),
+        use_gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+    )
+    model = get_peft_model(model, lora_config(settings)).train()
+    row = packed_row(tokens)
+    say(time_steps(model, lambda: model(**row, use_cache=False).loss, tokens, rounds))
+
+
+def packed_ours(say: Say, folder: Path, settings: Training, tokens: int, rounds: int, **_: Any) -> None:
+    """Steps of our model on a packed row: attention with the mask, by row and of variable length, with plain
+    and with compiled layers. A way that fails is left out, and named at the end.
+    """
+    from benchmarks.packed_attention import BY_ROW, MASKED, VARLEN, register
+    from pipeline.models.chunked_loss import chunked_loss
+    from pipeline.models.compiled_layers import compile_layers
+    from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
+    from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners import causal_model, put_tuner
+
+    loss = choose_loss(settings.loss)
+    if loss == "liger":
+        apply_liger(folder / "nf4/base")
+    torch.manual_seed(0)
+    # On a CPU adapters that are to be compiled have PEFT's forward.
+    tuned = settings.model_copy(update={"compile": True})
+    model = put_tuner(load_quantized(folder / "nf4/base", settings), tuned).train()
+    if settings.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=1)
+    causal = causal_model(model)
+    register()
+    row = packed_row(tokens)
+    token_loss = fused_loss if loss == "liger" else chunked_loss
+    failed = {}
+    ways = [("masked", MASKED), ("by_row", BY_ROW), ("varlen", VARLEN)]
+    ways += [("compiled", MASKED), ("compiled_varlen", VARLEN)]
+    for name, attention in ways:
+        if attention == VARLEN and not CUDA:
+            continue  # The kernel is a GPU's.
+        try:
+            causal.set_attn_implementation(attention)
+            if name == "compiled":
+                compile_layers(causal)
+            found = time_steps(model, lambda: token_loss(causal, row), tokens, rounds)
+            say({f"{name}_{key}": value for key, value in found.items()})
+        except Exception as error:  # A way that fails must not cost the others.
+            traceback.print_exc()
+            failed[name] = f"{type(error).__name__}: {error}"
+    if failed:
+        sys.exit("; ".join(f"{name}: {' '.join(why.split())[:80]}" for name, why in failed.items()))
 
 
 def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, **_: Any) -> None:

@@ -8,11 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from make import ended
 
 from benchmarks import gpu_all
 from benchmarks.gpu_all import PartError, Run, measure, table
+from benchmarks.packed_attention import borders_of
 from pipeline.core.places import PROJECT
+from pipeline.models.row_attention import rows_of
+from pipeline.stages.train.dataset import flattened
 
 
 @pytest.fixture
@@ -56,6 +60,38 @@ def test_nothing_is_passed_where_nothing_ran(run: Run) -> None:
     assert run.figures == {}
     assert "met" not in [line.split("|")[4].strip() for line in table(run).splitlines()]
     assert all(run.reasons[part] for part in gpu_all.PARTS if part != "tests")
+
+
+@pytest.mark.parametrize("lengths", [[5, 3, 9], [8] * 8, [1, 2], [4]])
+def test_the_borders_of_a_packs_rows_are_those_of_the_collator(lengths: list[int]) -> None:
+    rows = rows_of(torch.block_diag(*(torch.ones(n, n).tril() for n in lengths)).bool()[None, None])
+    borders = borders_of(rows)
+    batch = flattened(
+        [{"input_ids": [0] * sum(lengths), "labels": [0] * sum(lengths), "seq_lengths": lengths}]
+    )
+    expected = batch.get("cu_seq_lens_q", torch.tensor([0, *lengths]))  # A row alone comes without borders.
+    assert torch.equal(borders, expected.to(torch.int32))
+    assert borders.dtype == torch.int32
+    assert int(borders.diff().max()) == batch.get("max_length_q", lengths[0])
+
+
+def test_a_pack_whose_rows_are_not_causal_has_no_borders() -> None:
+    square = torch.block_diag(torch.ones(3, 3), torch.ones(2, 2).tril()).bool()
+    with pytest.raises(ValueError, match="causal"):
+        borders_of(rows_of(square[None, None]))
+
+
+@pytest.mark.slow
+def test_steps_on_a_packed_row_run_on_tiny_shapes(tmp_path: Path) -> None:
+    options = ["--smoke", "--only", "packed", "--out", str(tmp_path)]
+    done = ended([sys.executable, PROJECT / "benchmarks/gpu_all.py", *options])
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures: dict[str, float] = {}
+    for line in (tmp_path / "figures.jsonl").read_text(encoding="utf-8").splitlines():
+        figures |= json.loads(line)
+    assert {"packed_masked_ratio", "packed_by_row_ratio", "packed_compiled_ratio"} <= figures.keys()
+    assert figures["packed_by_row_loss_difference"] < 1e-3
+    assert figures["packed_compiled_loss_difference"] < 1e-3
 
 
 @pytest.mark.slow

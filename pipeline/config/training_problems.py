@@ -39,6 +39,8 @@ def training_problems(
             "beside the layers' own forwards: set it to none, or take dora out"
         )
     yield from _problems_of_shards(train)
+    if train.compiled:
+        yield from _problems_of_compiling(train, base)
     if train.modules_to_save and train.loss == "liger":
         yield (
             f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loss is liger, whose "
@@ -103,6 +105,26 @@ def _problems_of_shards(train: Train) -> Iterator[str]:
         yield (
             f"train.offload is shared and train.method is {train.method}, whose reference is asked for each "
             "row by itself, in all processes at once: set train.per_device_train_batch_size to 1"
+        )
+
+
+def _problems_of_compiling(train: Train, base: Base) -> Iterator[str]:
+    """Yield sentences on what keeps the layers from being compiled."""
+    if base.quantization == "gguf":
+        yield (
+            "train.compile is true and base.quantization is gguf, whose blocks have kernels of their own: "
+            "set it to auto, or base.quantization to nf4"
+        )
+    if train.offloaded_layers or train.shares_base:
+        yield (
+            f"train.compile is true and train.offload is {train.offload}, which puts weights in place while "
+            "layers run: set train.compile to auto, or train.offload to none"
+        )
+    answers = METHODS[train.method].answers
+    if answers:
+        yield (
+            f"train.compile is true and train.method is {train.method}, which {answers}, and the rounding of "
+            "compiled layers would be in some of their likelihoods only: set it to auto"
         )
 
 

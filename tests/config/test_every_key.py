@@ -126,6 +126,7 @@ KEYS = {
     "train.gradient_checkpointing": Other(2),
     "train.offload": Other(2),
     "train.loss": Other("chunked"),
+    "train.compile": Other(True),
     "train.train_on_prompt": Other(True),
     "train.save_steps": Other(50),
     "train.save_total_limit": Other(2),

@@ -569,6 +569,14 @@ TABLES = {"modules_to_save": ["embed_tokens", "lm_head"]}
         ({"modules_to_save": ["norm"], "lora_variants": ["lora_plus"]}, {}, "as fast as B"),
         ({"modules_to_save": ["norm"], "loss": "liger"}, {}, "replace norms"),
         ({"method": "dpo", "train_on_prompt": True}, {}, "compares answers"),
+        ({"compile": True, "method": "dpo"}, {}, "compares answers"),
+        (
+            {"compile": True},
+            {"base": {"quantization": "gguf"}, "evaluate": {"models": ["base", "adapter"]}},
+            "kernels of their own",
+        ),
+        ({"compile": True, "offload": "shared"}, {}, "puts weights in place"),
+        ({"compile": True, "offload": 2}, {}, "puts weights in place"),
     ],
 )
 def test_settings_of_training_that_can_not_act_are_refused(load, train, more, words):

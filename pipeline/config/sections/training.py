@@ -21,7 +21,9 @@ from pipeline.config.sections.adapters import (
 from pipeline.config.sections.measuring import External
 from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.values import (
+    AUTO,
     ONCE,
+    Compiled,
     Count,
     Offload,
     Optimizer,
@@ -242,6 +244,11 @@ class Train(Section):
         "auto",
         "the loss that never holds all logits: auto (liger on a GPU, chunked on a CPU) | liger | chunked",
     )
+    compile: Compiled = key(
+        AUTO,
+        "compile the layers by torch.compile: true (needs a C++ compiler, on a GPU Triton, and some minutes "
+        "at the start) | false | auto (false, until a measurement on a GPU shows that it is worth it)",
+    )
     train_on_prompt: bool = key(
         False,
         "learn what the user and the system say too, not the assistant's answers alone (turns with "
@@ -317,6 +324,11 @@ class Train(Section):
     def shares_base(self) -> bool:
         """True if each of several processes keeps a part of the frozen weights."""
         return self.offload == "shared"
+
+    @property
+    def compiled(self) -> bool:
+        """True if the layers are compiled. `auto` is False until benchmarks/gpu_all.py has shown a gain."""
+        return self.compile is True
 
     @property
     def embeddings_in_ram(self) -> bool:

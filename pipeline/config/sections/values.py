@@ -131,6 +131,17 @@ def _recomputed(value: object) -> bool | int:
 Recomputed = Annotated[bool | int, PlainValidator(_recomputed)]
 
 
+def _compiled(value: object) -> bool | str:
+    if isinstance(value, bool):
+        return value
+    if value == AUTO:
+        return AUTO
+    raise ValueError(f"is {value!r}: give true, false or auto")
+
+
+Compiled = Annotated[bool | Literal["auto"], PlainValidator(_compiled)]
+
+
 def _kept_elsewhere(value: object) -> int | str:
     match value:
         case "none" | "embeddings" | "shared":

@@ -26,6 +26,7 @@ from pipeline.config.levels import UNTUNED
 from pipeline.config.params import Params
 from pipeline.config.sections import LEVELS_ALONE, TUNED, Train
 from pipeline.config.sections.base import keys_of_file
+from pipeline.config.sections.values import AUTO
 from pipeline.config.strategies import FOLDER, Job
 from pipeline.config.tuners import REFUSED_ELSEWHERE
 from pipeline.core.errors import ConfigError, DataError
@@ -116,8 +117,12 @@ def level_settings(
     """Return the settings in which the sub-project of `open_level` differs."""
     base = keys_of_file(root.resolve() / FOLDER / job.name / file)
     offload = params.train.offload
-    # a GGUF's embeddings can't be moved
-    train: dict[str, Any] = {"offload": "none" if offload == "embeddings" else offload, "seed": job.seed}
+    # A GGUF's embeddings can't be moved, and the kernels of its blocks are not compiled.
+    train: dict[str, Any] = {
+        "offload": "none" if offload == "embeddings" else offload,
+        "compile": AUTO,
+        "seed": job.seed,
+    }
     if scales:
         train |= {
             "tuner": "scales",

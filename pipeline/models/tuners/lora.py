@@ -67,7 +67,8 @@ def put_adapter(model: Any, train: Training) -> Any:
     # first step on.
     model = get_peft_model(model, adapter_config(model, train), autocast_adapter_dtype=True)
     hold_in_float32(model)
-    if model.device.type == "cpu":
+    # Compiled layers share a graph, and each of these forwards would be a constant in it.
+    if model.device.type == "cpu" and not train.compiled:
         from pipeline.models.lean_lora import lighten
 
         lighten(model)

@@ -10,6 +10,7 @@ from pipeline.config.trackers import TENSORBOARD
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.units import memory_gb
 from pipeline.models.chunked_loss import check_head
+from pipeline.models.compiled_layers import compile_layers
 from pipeline.models.experts.separate import has_experts
 from pipeline.models.experts.targets import check_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss, try_liger
@@ -78,6 +79,8 @@ def load_model(run: Run) -> tuple[Any, Loss]:
         check_liger(causal_model(model))
     check_head(causal_model(model))
     attend_by_row(causal_model(model))
+    if settings.compiled:
+        compile_layers(causal_model(model))
     return model, loss
 
 

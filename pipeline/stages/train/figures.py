@@ -20,6 +20,7 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "device": str(trainer.model.device),
         "loss": trainer.loss,
         **({"loss_reason": trainer.loss_reason} if trainer.loss_reason else {}),
+        "compiled": trainer.settings.compiled,
         "steps": len(steps),
         "planned_steps": trainer.max_steps,
         "adapter_step": trainer.progress.best_global_step or len(steps),

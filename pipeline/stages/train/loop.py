@@ -45,7 +45,7 @@ from pipeline.models.tuners import causal_model, tuner_in, tuner_on
 from pipeline.planning.duration import steps_per_epoch, total_steps, warmup_steps
 from pipeline.stages.train import requests
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes
-from pipeline.stages.train.dataset import for_the_model
+from pipeline.stages.train.dataset import flattened, for_the_model
 from pipeline.stages.train.invariants import check_not_repacked
 from pipeline.stages.train.journal import Journal
 from pipeline.stages.train.monitoring.samples import undisturbed
@@ -170,10 +170,27 @@ class Trainer:
             from transformers.integrations.neftune import activate_neftune
 
             activate_neftune(self.model, settings.neftune_noise_alpha)
+        if settings.compiled:
+            self.compile_graphs()
         if start is not None:
             self.read_state(start)
             self.pending_evaluation = bool(read_notes(start).get("pending_evaluation"))
             self.evaluated_step = -1 if self.pending_evaluation else self.step
+
+    def compile_graphs(self) -> None:
+        """Run forward and backward of a row alone and of two that are packed, and drop the gradients.
+
+        The sizes that a graph is first used with decide how its sums are split. Here they are the same at
+        every start, so a resumed run computes what an unbroken one does.
+        """
+        ids = self.rows[0]["input_ids"]
+        half = len(ids) // 2
+        self.model.train()
+        for lengths in ([len(ids)], [half, len(ids) - half]):
+            row = flattened([{"input_ids": ids, "labels": ids, "seq_lengths": lengths}])
+            with drawn_for(self.settings.seed), self.autocast():
+                self.token_loss(causal_model(self.model), self.on_device(row)).backward()
+        self.optimizer.zero_grad()
 
     def epoch(self) -> None:
         """Train to the end of the pass, or of the run."""

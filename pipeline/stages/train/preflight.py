@@ -70,6 +70,7 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
         arithmetic(card, settings),
         bitsandbytes_works(settings),
         triton_works(card, settings),
+        *compiler_works(settings),
         *trackers(settings),
     ]
     try:
@@ -334,6 +335,27 @@ def triton_works(card: Card, settings: Train) -> Check:
     return probe(
         "Triton", swiglu, 1e-4, sentence, "set train.loss to chunked, or run `make setup`", "Q-TRAIN-008"
     )
+
+
+def compiler_works(settings: Train) -> list[Check]:
+    """Check, if the layers are compiled, that a small function compiles and gives torch's result. Return []
+    if they aren't.
+    """
+    if not settings.compiled:
+        return []
+
+    def compiled_sum() -> float:
+        import torch
+
+        def scaled(values: Any) -> Any:
+            return (values.sin() * 2 + 1).sum()
+
+        values = torch.linspace(-4, 4, 512, device=training_device())
+        return float((torch.compile(scaled)(values) - scaled(values)).abs())
+
+    sentence = "a compiled sum differs by {:.1e} (the memory plan is that of layers that are not compiled)"
+    remedy = "install a C++ compiler (on a GPU also Triton), or set train.compile to auto"
+    return [probe("compiled layers", compiled_sum, 1e-2, sentence, remedy, "Q-TRAIN-041")]
 
 
 def probe(

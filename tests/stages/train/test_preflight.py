@@ -237,6 +237,19 @@ def test_triton_is_tried_only_where_the_loss_needs_it(loss: str, card: Card, id:
         refuse([check])
 
 
+@pytest.mark.parametrize(("compile", "ids"), [("auto", []), (False, []), (True, ["Q-TRAIN-041"])])
+def test_a_compiler_is_tried_only_where_layers_are_compiled(
+    compile: Any, ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_compiler(function: Any) -> Any:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr("torch.compile", without_compiler)
+    found = checks.compiler_works(settings(compile=compile))
+    assert [check.id for check in found] == ids
+    assert all("no C++ compiler" in str(check) for check in found)
+
+
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
     """The GPU's last check, with 5 GB of memory free and nvidia-smi's `answer`."""
     import torch
