@@ -100,7 +100,8 @@ class Setup:
         """True if LoRA on base linears computes in 16 bit on a CPU, and so shares their input with dropout
         too (`pipeline.models.lean_lora`).
         """
-        return self.device == "cpu" and self.element < FLOAT and not self.train.use_dora
+        plain = not self.train.use_dora and not self.train.compiled
+        return self.device == "cpu" and self.element < FLOAT and plain
 
     @property
     def parts(self) -> int:
