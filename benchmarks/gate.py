@@ -124,11 +124,13 @@ class Bench:
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """`evaluate`'s figures and answers of `model`, measured once."""
         from pipeline.config.products import ModelFiles
+        from pipeline.core.hashing import file_hash
         from pipeline.stages.evaluate.stage import evaluate
 
         kept = self.folder / f"{case}.json"
         if not kept.exists():
-            measured = evaluate(self.params, self.root, ModelFiles(model), reference, untuned=False)
+            sha256 = {model: file_hash(model)}
+            measured = evaluate(self.params, self.root, ModelFiles(model), reference, sha256, untuned=False)
             kept.write_text(json.dumps({"figures": measured.figures, "answers": measured.answers}))
         found = json.loads(kept.read_text())
         return found["figures"], found["answers"]

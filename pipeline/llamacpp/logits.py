@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.config.products import ModelFiles
 from pipeline.core.errors import ToolError
+from pipeline.core.text import common_start
 from pipeline.llamacpp.devices import gpu_layers
 from pipeline.llamacpp.tools import Llama, Toolchain, load_binding
 
@@ -36,13 +37,21 @@ class GgufModel:
     def __init__(self, llama: Any, model: Any, context: Any, ctx_size: int) -> None:
         self._llama = llama
         self._context = context
+        self._row: list[int] = []  # tokens of the row in llama.cpp's memory, if there is only one
+        self._shared: list[int] = []  # tokens that each of the rows in llama.cpp's memory begins with
+        self._rows = 0  # number of these rows
         self.ctx_size = ctx_size
         self.vocabulary: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
     def logits(self, ids: list[int], positions: list[int]) -> Floats:
-        """Return next-token logits after `positions` (ascending) of `ids`: float32 (len(positions), V)."""
-        self.keep(0)
-        return self.read(ids, 0, set(positions)).copy()  # llama.cpp writes the next row into the same memory.
+        """Return next-token logits after `positions` (ascending) of `ids`: float32 (len(positions), V).
+
+        A beginning that the row shares with the one before, up to the first position, isn't read again.
+        """
+        kept = self.keep(min([common_start(ids, self._row), *positions[:1]]))
+        wanted = {position - kept for position in positions}
+        values = self.read(ids[kept:], kept, wanted)
+        return values.copy()  # llama.cpp writes the next row into the same memory.
 
     def stream(self, ids: list[int], start: int = 0) -> Iterator[Floats]:
         """Yield the logits of the next token after every position of the row `ids` from `start` on, at most
@@ -64,11 +73,10 @@ class GgufModel:
         """Forget the previous row except for its first `tokens` tokens. Return how many stay: 0 if the
         architecture can't forget a part.
         """
-        memory = self._llama.llama_get_memory(self._context)
-        if tokens and self._llama.llama_memory_seq_rm(memory, 0, tokens, -1):
-            return tokens
-        self._llama.llama_memory_clear(memory, True)
-        return 0
+        kept = self._forget_from(tokens, row=0)
+        self._row = self._row[:kept]
+        self._shared = []
+        return kept
 
     def read(self, ids: list[int], start: int, wanted: set[int]) -> Floats:
         """Read `ids` as the row's tokens from position `start` on. Return the logits after those of `wanted`,
@@ -78,23 +86,25 @@ class GgufModel:
         can't (no memory).
         """
         self._need_room(start + len(ids))
-        return self._decode([Token(token, start + i, i in wanted) for i, token in enumerate(ids)])
+        logits = self._decode([Token(token, start + i, i in wanted) for i, token in enumerate(ids)])
+        self._row = [*self._row[:start], *ids]
+        return logits
 
     def read_together(self, rows: Sequence[tuple[list[int], range]]) -> list[Floats]:
-        """Read more than one row in one pass over the weights, after forgetting everything. Return for each
-        row, given as its ids and the positions wanted, the logits after these, float32, (len(positions), V).
+        """Read more than one row in one pass over the weights. Return for each row, given as its ids and the
+        positions wanted (ascending), the logits after these, float32, (len(positions), V).
 
-        A common prefix of rows is read once. Raises `ToolError` as `read`, and if the context was not opened
-        for this many rows.
+        A common prefix of rows is read once. One that all rows share with all of the last call isn't read
+        again. Raises `ToolError` as `read`, and if the context was not opened for this many rows.
         """
+        kept = self._keep_shared(rows)
         rows_of: dict[tuple[int, ...], list[int]] = {}  # {prefix up to a position: rows with it}
         for number, (ids, _) in enumerate(rows):
-            for end in range(1, len(ids) + 1):
+            for end in range(kept + 1, len(ids) + 1):
                 rows_of.setdefault(tuple(ids[:end]), []).append(number)
         prefixes_of = [[tuple(ids[: position + 1]) for position in positions] for ids, positions in rows]
         needed = {beginning for of_row in prefixes_of for beginning in of_row}
-        self._need_room(len(rows_of))
-        self.keep(0)
+        self._need_room(kept + len(rows_of))
         logits = self._decode(
             [
                 Token(beginning[-1], len(beginning) - 1, beginning in needed, of)
@@ -105,6 +115,30 @@ class GgufModel:
             prefix: number for number, prefix in enumerate(prefix for prefix in rows_of if prefix in needed)
         }
         return [logits[[place[prefix] for prefix in of_row]] for of_row in prefixes_of]
+
+    def _keep_shared(self, rows: Sequence[tuple[list[int], range]]) -> int:
+        """Forget the rows of the last call except for the tokens before the first wanted position that they
+        and all of `rows` begin with. Return their number.
+        """
+        first, _ = rows[0]
+        shared = min(common_start(first, ids) for ids, _ in rows)
+        tokens = 0
+        if len(rows) <= self._rows:  # Otherwise some of the rows have no tokens yet.
+            tokens = min(common_start(first[:shared], self._shared), *(wanted[0] for _, wanted in rows))
+        self._row = []
+        self._shared = first[:shared]
+        self._rows = len(rows)
+        return self._forget_from(tokens, row=-1)
+
+    def _forget_from(self, position: int, row: int) -> int:
+        """Forget the tokens of a row (-1: of all rows) from `position` on. Return how many stay: 0 if the
+        architecture can't forget a part, and then of all rows.
+        """
+        memory = self._llama.llama_get_memory(self._context)
+        if position and self._llama.llama_memory_seq_rm(memory, row, position, -1):
+            return position
+        self._llama.llama_memory_clear(memory, True)
+        return 0
 
     def _decode(self, tokens: Sequence[Token]) -> Floats:
         """Return the logits after the wanted ones of these tokens, in llama.cpp's own memory."""

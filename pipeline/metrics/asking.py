@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.progress import progress
 from pipeline.llamacpp.server import Server, Unparsed, serving
+from pipeline.llamacpp.shared_prompt import Post, sharing
 from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Score
@@ -39,13 +41,19 @@ def answers_of(
     server: Server, rows: list[dict[str, Any]], settings: Evaluate, label: str
 ) -> list[dict[str, Any]]:
     """Return each row's last assistant turn as `llama-server` answers it, greedily, as many rows at a time as
-    it has slots; `label` names the model on the terminal.
+    it has slots; `label` names the model on the terminal. What all prompts begin with is computed once
+    (`pipeline.llamacpp.shared_prompt`).
     """
     answers = []
+    requests = [request_of(server, row, settings) for row in rows]
     bar = progress(f"{label}: answers", len(rows))
-    with ThreadPoolExecutor(server.parallel) as pool, bar as advance:
-        for answer in pool.map(lambda row: answer_row(server, row, settings), rows):
-            answers.append(answer)
+    with (
+        sharing(server, requests) as post,
+        ThreadPoolExecutor(server.parallel) as pool,
+        bar as advance,
+    ):
+        for row, reply in zip(rows, pool.map(partial(_ask, post), requests), strict=True):
+            answers.append(answered_row(row, reply))
             advance(1)
     return answers
 
@@ -62,13 +70,12 @@ def evaluated_server(
 
 
 def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:
-    """Request the last turn of one row through the OpenAI protocol, with the row's tools.
+    """Request the last turn of one row through the OpenAI protocol, with the row's tools."""
+    return answered_row(row, _ask(server.post, request_of(server, row, settings)))
 
-    `stopped`: the model ended the answer by itself; `refused`: the answer is nothing but a stock refusal;
-    `calls` and `expected_calls`: the tool calls that llama-server reads in the answer and that the row has
-    there; `unparsed`: llama-server can't read the answer.
-    """
-    *prompt, last = row["messages"]
+
+def request_of(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:
+    """Return the request for the last turn of one row."""
     # cache_prompt: the request that warmed a slot changes the rounding, and so the answer. Rows that share a
     # batch change it a little too. Only one slot gives the same answers in every run, and there a common
     # prefix of rows is read once.
@@ -78,7 +85,17 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "max_tokens": settings.max_new_tokens,
         "cache_prompt": server.parallel == 1,
     }
-    answer = _ask(server, chat_request(prompt, row.get("tools")) | limits)
+    return chat_request(row["messages"][:-1], row.get("tools")) | limits
+
+
+def answered_row(row: dict[str, Any], reply: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a row and the reply to its request.
+
+    `stopped`: the model ended the answer by itself; `refused`: the answer is nothing but a stock refusal;
+    `calls` and `expected_calls`: the tool calls that llama-server reads in the answer and that the row has
+    there; `unparsed`: llama-server can't read the answer.
+    """
+    *prompt, last = row["messages"]
     return {
         "id": row["id"],
         "domain": _domain(row.get("domain")),
@@ -86,17 +103,17 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "reference": last["content"],
         **other_references(row),
         **_present(EXPECTED, expected_calls(last)),
-        **answer,
-        "refused": is_refusal(answer["answer"]),
+        **reply,
+        "refused": is_refusal(reply["answer"]),
     }
 
 
-def _ask(server: Server, request: dict[str, Any]) -> dict[str, Any]:
+def _ask(post: Post, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer's text, its calls if it has any, and whether it ended by itself; for an answer that
     llama-server can't read, only that.
     """
     try:
-        choice = server.post("/v1/chat/completions", request)["choices"][0]
+        choice = post("/v1/chat/completions", request)["choices"][0]
     except Unparsed:
         return {"answer": "", UNPARSED: True, "stopped": False}
     message = choice["message"]

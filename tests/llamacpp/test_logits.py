@@ -1,5 +1,6 @@
 """logits: divergences by hand, and a GGUF's logits against PyTorch's through the real converter."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from qwen2_variants import random_adapter
 
 from pipeline.config.products import ModelFiles
 from pipeline.llamacpp.converters import lora_to_gguf
-from pipeline.llamacpp.logits import open_gguf
+from pipeline.llamacpp.logits import Floats, GgufModel, Token, open_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.log_probabilities import kl_divergence, perplexity, shifted
 
@@ -46,6 +47,55 @@ def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tiny_gguf_base: Path, t
     assert (expected.argmax(-1) == every.argmax(-1)).mean() >= 5 / 6
     assert np.allclose(some, every[[1, 4]], atol=1e-2)
     assert nmse(expected, every[::-1]) > 0.1  # the measure sees a wrong order
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens of each pass over the weights."""
+    tokens_of: list[int] = []
+    decode = GgufModel._decode
+
+    def counted(self: GgufModel, tokens: Sequence[Token]) -> Floats:
+        tokens_of.append(len(tokens))
+        return decode(self, tokens)
+
+    monkeypatch.setattr(GgufModel, "_decode", counted)
+    return tokens_of
+
+
+FIRST, SECOND = [970, 11, 1879, 0, tiny.END], [970, 11, 1879, 198, 0, 11]
+
+
+def test_what_a_row_shares_with_the_one_before_is_not_read_again(
+    tiny_gguf_base: Path, tools: Toolchain, read: list[int]
+) -> None:
+    with open_gguf(Llama(tools), ModelFiles(tiny_gguf_base), ctx_size=64, rows=2) as gguf:
+        alone = gguf.logits(SECOND, [2, 5])
+        gguf.logits(FIRST, [4])
+        after_another = gguf.logits(SECOND, [2, 5])
+        gguf.read_together([(FIRST, range(2, 4)), (SECOND, range(2, 4))])
+        after_both = gguf.logits(SECOND, [2, 5])
+    assert read == [6, 2, 4, 8, 6]  # Position 2 is wanted, so its token is read again.
+    assert np.allclose(alone, after_another, atol=1e-4)
+    assert np.array_equal(alone, after_both)
+
+
+def test_what_rows_share_with_those_before_is_not_read_again(
+    tiny_gguf_base: Path, tools: Toolchain, read: list[int]
+) -> None:
+    third = [970, 11, 5, 6]
+    rows = [(FIRST, range(2, 5)), (SECOND, range(3, 6))]
+    with open_gguf(Llama(tools), ModelFiles(tiny_gguf_base), ctx_size=64, rows=3) as gguf:
+        alone = [gguf.logits(ids, list(places)) for ids, places in rows]
+        read.clear()
+        gguf.read_together([(third, range(2, 4)), (FIRST, range(2, 4))])
+        together = [values.copy() for values in gguf.read_together(rows)]
+        again = [values.copy() for values in gguf.read_together(rows)]
+        more = gguf.read_together([*rows, (third, range(2, 4))])  # one row has no tokens yet
+    assert read == [7, 6, 6, 10]
+    for found in (together, again, more):
+        for expected, values in zip(alone, found, strict=False):
+            assert np.allclose(expected, values, atol=1e-4)
 
 
 def test_with_an_adapter_on_it_they_are_pefts(

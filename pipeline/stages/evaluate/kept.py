@@ -5,13 +5,13 @@ measurement depends on is the same by hash, and the scorers are not: a stage tha
 settings is meant to measure again.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.selection import answerable_rows
 from pipeline.config.params import Params
-from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate
 from pipeline.core.hardware import machine
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
@@ -48,16 +48,18 @@ def _sums(answers: Answers, settings: Evaluate, root: Path) -> dict[str, Any]:
     )
 
 
-def identity(params: Params, root: Path, files: ModelFiles, reference: Path, tools: Toolchain) -> str:
-    """Return a hash of all that the measurement of a model depends on, but for the scorers."""
+def identity(params: Params, root: Path, models: Sequence[str], tools: Toolchain) -> str:
+    """Return a hash of all that the measurement of a model depends on, but for the scorers. `models` are the
+    hashes of the model's files and of its reference.
+    """
     key = root / key_file("evaluate")
     final = root / "data/final"
-    hashed = [files.gguf, reference, final / "train.jsonl", final / "test.jsonl", key]
-    hashed += [files.lora] if files.lora else []
+    hashed = [final / "train.jsonl", final / "test.jsonl", key]
     folders = [root / "models/adapter", root / "data/evaluation"]
     settings = params.evaluating.model_dump(mode="json", exclude={"models", *SCORING})
     return json_hash(
         {
+            "models": list(models),
             "files": [file_hash(file) for file in hashed if file.is_file()],
             "folders": [tree_hash(folder) for folder in folders if folder.is_dir()],
             "settings": settings,

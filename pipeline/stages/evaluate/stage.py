@@ -11,7 +11,7 @@ Command: `python -m pipeline evaluate@Q4_K_M`
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,17 @@ from pipeline.stages.evaluate.kept import Measured, identity, keep, recall
 from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 
 
-def evaluate(params: Params, root: Path, files: ModelFiles, reference: Path, *, untuned: bool) -> Measured:
-    """Measure a model on held-out rows below `root`, with divergences from the GGUF `reference`.
+def evaluate(
+    params: Params,
+    root: Path,
+    files: ModelFiles,
+    reference: Path,
+    sha256: Mapping[Path, str],
+    *,
+    untuned: bool,
+) -> Measured:
+    """Measure a model on held-out rows below `root`, with divergences from the GGUF `reference`. `sha256` has
+    the hashes of the model's files.
 
     An adapter is on the model everywhere; `bytes` counts both files. The model is
     loaded once in process and once in a server that answers everything, in addition to the server that is
@@ -62,9 +71,9 @@ def evaluate(params: Params, root: Path, files: ModelFiles, reference: Path, *, 
     tools = llama.tools
     seconds = dict[str, float]()
     model, lora = files
-    figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
+    figures = {"file": model.name, "sha256": sha256[model], "llama_cpp": tools.version} | describe(model)
     if lora:
-        figures["lora"] = {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
+        figures["lora"] = {"file": lora.name, "sha256": sha256[lora], "bytes": lora.stat().st_size}
         figures["bytes"] += figures["lora"]["bytes"]
     figures["seconds"] = seconds
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
@@ -193,7 +202,10 @@ def main(params: Params, root: Path, model: str) -> None:
     files = params.files(root, model)
     compared = params.files(root, reference)
     settings = params.evaluating
-    made_of = identity(params, root, files, compared.gguf, find_llama(params.machine).tools)
+    # Gigabytes are read once: a model may be its own reference.
+    models = dict.fromkeys(filter(None, (*files, compared.gguf)))
+    sha256 = {file: file_hash(file) for file in models}
+    made_of = identity(params, root, list(sha256.values()), find_llama(params.machine).tools)
     measured = recall(root, model, made_of, settings)
     if measured:
         print(
@@ -203,7 +215,7 @@ def main(params: Params, root: Path, model: str) -> None:
         measured.score(settings, root)
     else:
         untuned = model == BASE or ModelName(model).untuned
-        measured = evaluate(params, root, files, compared.gguf, untuned=untuned)
+        measured = evaluate(params, root, files, compared.gguf, sha256, untuned=untuned)
     keep(root, model, made_of, settings, measured)
     figures = measured.figures
     answers_path = root / f"reports/eval/{model}.answers.jsonl"
