@@ -5,6 +5,7 @@ not import torch (status, the report) reads them there. A measurement of another
 """
 
 import json
+import math
 import os
 import tempfile
 import time
@@ -15,19 +16,20 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import QuenchError
-from pipeline.core.hardware import machine
+from pipeline.core.hardware import machine, usable_cores
 from pipeline.core.publish import write_json
 from pipeline.planning.model.shape import Shape
 
 FILE = Path(".quench/machine-rate.json")
 SECONDS = 1.0  # for the products
-ROUNDS = 6  # of each product, of which the fastest counts; fewer if the time is over
 # Rows of a product, from which on the rate grows no more, and operations, for wide models.
 MOST_TOKENS = 1024
 MOST_OPERATIONS = 40e9
+UNDISTURBED = 0.75  # share of the cores' time; matrices of a wide model are filled by one core
 DISK_SECONDS = 0.4  # for writing, and again for reading
 DISK_BYTES = 256 << 20
 PIECE = 16 << 20  # bytes that are written at a time
@@ -48,6 +50,7 @@ class Rate:
     machine: str
     torch: str | None
     date: str
+    had: float | None = None  # share of the cores' time that the products had; other programs took the rest
 
     @property
     def words(self) -> str:
@@ -55,6 +58,8 @@ class Rate:
         products = "bfloat16 products not measured (this CPU has none)"
         if self.tflops is not None:
             products = f"{self.tflops:.2f} TFLOP/s in bfloat16 products of {self.tokens} tokens"
+        if self.had is not None and self.had < UNDISTURBED:
+            products += f", with {self.had:.0%} of the cores: plan again when nothing else runs"
         disk = "disk not measured"
         if self.written and self.read:
             disk = f"disk {self.written / 1e6:,.0f} MB/s written, {self.read / 1e6:,.0f} read"
@@ -69,14 +74,18 @@ def measure_rate(root: Path, shape: Shape, tokens: int) -> Rate:
     tokens = min(tokens, MOST_TOKENS)
     tflops = None
     version = None
+    had = None
     if multiplies_bfloat16():
         import torch
 
         version = str(torch.__version__)
+        begin = time.perf_counter()
+        computed = time.process_time()
         tflops = product_rate(linears_of(shape), tokens) / 1e12
+        had = (time.process_time() - computed) / (time.perf_counter() - begin) / (usable_cores() or 1)
     written, read = disk_rates(root)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Rate(tflops, tokens, written, read, machine(), version, date)
+    return Rate(tflops, tokens, written, read, machine(), version, date, had)
 
 
 def linears_of(shape: Shape) -> Mapping[tuple[int, int], int]:
@@ -98,34 +107,47 @@ def product_rate(linears: Mapping[tuple[int, int], int], tokens: int) -> float:
     from pipeline.models.runtime import use_all_cores
 
     use_all_cores()
-    products = Counter[tuple[int, int]]()
+    counts = Counter[tuple[int, int]]()
     for (inputs, outputs), count in linears.items():
-        products[inputs, outputs] += count
-        products[outputs, inputs] += count
-    share = SECONDS / len(products)
-    operations = 0.0
-    taken = 0.0
-    for (inputs, outputs), count in products.items():
-        rows = max(1, min(tokens, int(MOST_OPERATIONS / (2 * inputs * outputs))))
+        counts[inputs, outputs] += count
+        counts[outputs, inputs] += count
+    rows = {
+        (inputs, outputs): max(1, min(tokens, int(MOST_OPERATIONS / (2 * inputs * outputs))))
+        for inputs, outputs in counts
+    }
+
+    def filled(*size: int) -> Any:
         # The time doesn't depend on the values, and random ones would take longer than the products.
-        left = torch.full((rows, inputs), 0.5, dtype=torch.bfloat16)
-        right = torch.full((outputs, inputs), 0.5, dtype=torch.bfloat16)
-        multiply = partial(torch.nn.functional.linear, left, right)
-        operations += count * 2 * inputs * outputs
-        taken += count * fastest(multiply, share) / rows
-    return operations / taken
+        return torch.full(size, 0.5, dtype=torch.bfloat16)
+
+    products = {
+        (inputs, outputs): partial(
+            torch.nn.functional.linear, filled(rows[inputs, outputs], inputs), filled(outputs, inputs)
+        )
+        for inputs, outputs in counts
+    }
+    fastest = fastest_of(products, SECONDS)
+    operations = sum(2 * inputs * outputs * count for (inputs, outputs), count in counts.items())
+    return operations / sum(count * fastest[size] / rows[size] for size, count in counts.items())
 
 
-def fastest(work: Callable[[], object], most: float) -> float:
-    """Return the seconds of the fastest call: of one at least, and of more within `most` seconds."""
+def fastest_of(
+    works: Mapping[tuple[int, int], Callable[[], object]], most: float
+) -> dict[tuple[int, int], float]:
+    """Return the seconds of each work's fastest call, in as many rounds of all works as `most` seconds hold.
+
+    A program that disturbs a moment disturbs one round, not all calls of one work.
+    """
+    for work in works.values():
+        work()  # It chooses a kernel and allocates the result, so it is not counted.
+    fastest = dict.fromkeys(works, math.inf)
     begin = time.perf_counter()
-    work()  # It chooses a kernel and allocates the result, so it is not counted.
-    taken: list[float] = []
-    while not taken or (len(taken) < ROUNDS and time.perf_counter() - begin < most):
-        before = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - before)
-    return min(taken)
+    while math.inf in fastest.values() or time.perf_counter() - begin < most:
+        for name, work in works.items():
+            before = time.perf_counter()
+            work()
+            fastest[name] = min(fastest[name], time.perf_counter() - before)
+    return fastest
 
 
 def disk_rates(folder: Path) -> tuple[float | None, float | None]:

@@ -143,6 +143,11 @@ def test_the_disk_is_measured_without_a_trace(tmp_path: Path, monkeypatch: pytes
     assert disk_rates(tmp_path / "missing") == (None, None)
 
 
+def test_a_disturbed_measurement_says_so() -> None:
+    assert "plan again" not in replace(RATE, had=0.95).words and "plan again" not in RATE.words
+    assert "with 47% of the cores: plan again when nothing else runs" in replace(RATE, had=0.47).words
+
+
 def test_linears_are_counted_as_often_as_a_token_goes_through_them() -> None:
     counted = linears_of(SMOLLM2)
     assert sum(inputs * outputs * count for (inputs, outputs), count in counted.items()) == (
