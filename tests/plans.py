@@ -15,6 +15,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Training
 from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
+from pipeline.planning.machine_rate import Rate
 from pipeline.planning.model.base import published_shape
 from pipeline.planning.model.gguf_base import quantized_level
 from pipeline.planning.model.shape import Shape
@@ -22,6 +23,8 @@ from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.setup import Setup
 
 GIB = 1 << 30
+# what a machine without bfloat16 products measures, if its folder can't be written to
+UNMEASURED = Rate(None, 1024, None, None, "a machine", None, "2026-11-30T20:00:00+00:00")
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 
 
@@ -64,7 +67,7 @@ def plan_of(
     if room or device == "cpu":
         given["card"] = Card("a device", room or 8 * GIB, device)
     tflops = given.pop("tflops", None)
-    return make_plan(Setup(shape, train or training(), length, **given), tflops=tflops)
+    return make_plan(Setup(shape, train or training(), length, **given), speed=tflops)
 
 
 def parts(plan: Plan) -> dict[str, int]:
@@ -72,11 +75,14 @@ def parts(plan: Plan) -> dict[str, int]:
     return {part.name: part.bytes for part in plan.memory.parts}
 
 
-def run_plan(*words: object, gpu: Card | None = None, free_disk: int = 10**13) -> Any:
-    """`quench config plan` with these words, on a machine with this GPU and these bytes of disk free."""
+def run_plan(
+    *words: object, gpu: Card | None = None, free_disk: int = 10**13, rate: Rate = UNMEASURED
+) -> Any:
+    """`quench config plan` with these words, on a machine with this GPU, free bytes of disk and rate."""
     with pytest.MonkeyPatch.context() as machine:
         machine.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free_disk))
         machine.setattr("pipeline.commands.plan.first_gpu", lambda: gpu)
+        machine.setattr("pipeline.commands.plan.measure_rate", lambda *_: rate)
         return quench("config", "plan", *words)
 
 

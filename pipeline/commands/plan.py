@@ -1,6 +1,7 @@
 """Plan training: memory by part, the longest rows that fit, disk and time. Reads numbers only, no weights.
 
-Reads `params.yaml` (or a recipe), the base's config.json, and the contents of `data/tokens`. Writes nothing.
+Reads `params.yaml` (or a recipe), the base's config.json, and the contents of `data/tokens`. If training is
+on this machine's CPU, it measures that for two seconds and writes `.quench/machine-rate.json`.
 
     quench config plan --recipe qwen2.5-7b-8gb --vram 8
     quench config plan --vram 24 --processes 4              # one process a card
@@ -29,12 +30,13 @@ from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.core.usage import Figures
 from pipeline.llamacpp.devices import sees_gpu
-from pipeline.planning.duration import PCIE
+from pipeline.planning.duration import PCIE, STEP_FACTOR
+from pipeline.planning.machine_rate import Rate, keep_rate, measure_rate
 from pipeline.planning.memory.parts import MemoryPlan
 from pipeline.planning.model.base import find_shape
 from pipeline.planning.model.config_file import load_shape
 from pipeline.planning.plan import BASE, CACHE, Plan, Reduction, own_bytes, plan_run
-from pipeline.planning.setup import wants_gpu
+from pipeline.planning.setup import setup_of, wants_gpu
 from pipeline.planning.stages import planned_stages
 
 if TYPE_CHECKING:
@@ -114,7 +116,11 @@ def main(
                 "card with `make setup LLAMA=auto`."
             )
         return
-    plan = plan_run(params, shape, root, card, tflops=hardware.tflops, processes=processes)
+    speed: float | Rate | None = hardware.tflops
+    if speed is None and card and card.device == "cpu":
+        speed = measure_rate(root, shape, setup_of(params, shape, card).tokens)
+        keep_rate(speed, root)
+    plan = plan_run(params, shape, root, card, speed=speed, processes=processes)
     distillations = []
     if params.quantize.distill:
         from pipeline.subprojects.distill import plan_distillation  # This import loads numpy.
@@ -190,6 +196,8 @@ def show(plan: Plan, stages: Mapping[str, Figures], base: str, disk: Disk) -> No
         f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, a copy of each of these but the checkpoints, and of "
         "the base, unless the file system shares blocks (Btrfs, XFS)."
     )
+    if plan.rate:
+        write(f"This machine: {plan.rate.words}.")
     write(f"Time of training: {duration(plan)}.")
     console.print(stages_table(stages))
     write(BOTH_UNITS)
@@ -270,13 +278,17 @@ def duration(plan: Plan) -> str:
     per_token = f"{plan.flops_per_token / 1e9:.1f} GFLOP a token"
     if plan.tflops is None:
         return f"not measured ({per_token}): give what the card reaches with --tflops"
-    assumed = "of these cores" if plan.setup.device == "cpu" else "from the card's name"
-    origin = f"assumed {assumed}" if plan.tflops_assumed else "as given"
+    origin = "as given"
+    if plan.tflops_assumed:
+        assumed = "of these cores" if plan.setup.device == "cpu" else "from the card's name"
+        origin = f"assumed {assumed}"
+    elif plan.rate:
+        origin = f"by this machine's products ÷ {STEP_FACTOR:g}"
     megabytes = plan.copied_bytes_per_token / 1e6
     copies = ""
     if megabytes:
         copies = f", {megabytes:.1f} MB of weights copied for it at {PCIE / 1e9:g} GB/s assumed"
-    rate = f"{plan.tokens_per_second:,.0f} tokens/s ({per_token}, {plan.tflops:g} TFLOP/s {origin}{copies})"
+    rate = f"{plan.tokens_per_second:,.0f} tokens/s ({per_token}, {plan.tflops:.3g} TFLOP/s {origin}{copies})"
     if plan.work is None or plan.seconds is None:
         return f"{rate}; how many tokens there are is not measured: run `snakemake preprocess`"
     return f"{in_words(plan.seconds)} for {plan.work.tokens:,} tokens in {plan.work.steps:,} steps at {rate}"

@@ -22,11 +22,15 @@ KILO = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss in bytes
 
 @dataclass(frozen=True)
 class Figures:
-    """The resources that one run of a stage needs. None means unknown."""
+    """The resources that one run of a stage needs. None means unknown.
+
+    `products` are the seconds that its operations take if this machine does nothing but matrix products.
+    """
 
     peak: int | None  # bytes of main memory, the peak of its largest process, mapped files included
     seconds: float | None
     disk: int | None  # bytes of its outputs
+    products: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,13 @@ class Usage:
     planned: Figures
     seen: Figures
     own_peak: int
+
+    @property
+    def share_of_products(self) -> float | None:
+        """Share of the time that the planned operations would take at the products' rate; None if unknown."""
+        if self.planned.products is None or not self.seen.seconds:
+            return None
+        return self.planned.products / self.seen.seconds
 
 
 @contextmanager

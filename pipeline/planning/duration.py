@@ -4,7 +4,7 @@ and copies of weights that are kept in main memory.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config.methods import METHODS
@@ -14,6 +14,7 @@ from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import DataError
 from pipeline.core.hardware import Card, usable_cores
 from pipeline.core.jsonl import BadLine, parse_record
+from pipeline.planning.machine_rate import Rate
 from pipeline.planning.memory.weights import first_trained, offloaded_bytes, table_trains, targets
 from pipeline.planning.setup import Setup
 
@@ -31,20 +32,31 @@ PEAK = {
     "3090": 71.0,
 }
 UTILIZATION = 0.4  # assumed share of that peak
-# TFLOP/s of a core that multiplies bfloat16 (AVX512-BF16, 2 cores): 0.20 to 0.26 with 0.5 to 1.5 billion
-# parameters.
-CORE_TFLOPS = 0.23
+# TFLOP/s of a core's bfloat16 products (AVX512-BF16), if this machine was not measured: between those of two
+# hosts with a CPU of the same name, 0.19 and about 0.33.
+CORE_TFLOPS = 0.25
+# Time of a training step on a CPU, as a multiple of its operations' at the rate of the products alone.
+STEP_FACTOR = 1.4
 # Assumed bytes a second from pinned memory to the GPU, over PCIe 3.0 × 16 or 4.0 × 8 (15.8 GB/s by the
 # standards).
 PCIE = 12e9
+# Keys of a split in the tokens' manifest that older ones may lack.
+ROW_COUNTS = ("sequences", "trained_tokens")
 
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens that a run trains on, over its optimizer steps."""
+    """Tokens that a run trains on, over its optimizer steps.
+
+    `row_tokens` is the mean length of a row before packing, `trained` the share of tokens with a loss; None
+    if it is not known. `held_out` are the tokens of an evaluation.
+    """
 
     tokens: int
     steps: int
+    row_tokens: float | None = None
+    trained: float | None = None
+    held_out: int = 0
 
 
 def warmup_steps(settings: Train, rows: int) -> int:
@@ -65,10 +77,11 @@ def steps_per_epoch(settings: Train, rows: int) -> int:
     return math.ceil(batches / settings.gradient_accumulation_steps)
 
 
-def flops_per_token(setup: Setup) -> float:
+def flops_per_token(setup: Setup, work: Work | None = None) -> float:
     """Return the floating-point operations of a token.
 
-    They are 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing.
+    They are 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing. With `work` the head counts for
+    tokens with a loss, and attention for the rows' mean length; without it for all tokens and the longest.
 
     Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2
     if the forward is recomputed. The head's is recomputed only if it trains, and then has a gradient too.
@@ -89,12 +102,16 @@ def flops_per_token(setup: Setup) -> float:
             for layer, linears in trained
             for linear in linears
         )
-    attention = shape.layers * 4 * shape.queries * setup.max_length / 2
+    row_tokens = min(work.row_tokens, setup.max_length) if work and work.row_tokens else setup.max_length
+    attention = shape.layers * 4 * shape.queries * row_tokens / 2
     weights = shape.used_weights * (2 + (2 + again) * back)
     scores = attention * (1 + (2 + again / 2) * back)
     forward = 2 * (shape.used_weights + shape.table_weights) + attention
     per_weight = 8 if table_trains("lm_head", setup) else 4
-    head = shape.table_weights * per_weight
+    with_loss = 1.0
+    if work and work.trained and setup.loss != "plain":  # Plain computes all logits.
+        with_loss = work.trained
+    head = shape.table_weights * per_weight * with_loss
     return weights + head + adapter + scores + forwards(train) * forward
 
 
@@ -112,18 +129,22 @@ def forwards(train: Train) -> float:
     return learning.reference / passes + others
 
 
-def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
+def run_of(train: Train, packed_rows: int, tokens: int, *, rows: int = 0, trained: int = 0) -> Work:
     """Return the work of a run over `packed_rows` training rows with `tokens` in all.
 
-    Steps are counted as in transformers, tokens on average; for prompts, with all completions at their
-    longest.
+    They hold `rows` before packing, with a loss at `trained` tokens; 0 if that is not known. Steps are
+    counted as in transformers, tokens on average; for prompts, with all completions at their longest.
     """
     epochs = train.num_train_epochs
     if train.max_steps > 0:
         epochs = train.max_steps / steps_per_epoch(train, packed_rows)
     if METHODS[train.method].prompts:
         tokens = train.grpo.group_size * (tokens + packed_rows * train.grpo.max_new_tokens)
-    return Work(round(tokens * epochs), total_steps(train, packed_rows))
+        rows = 0  # The drawn completions are as long as nobody knows yet.
+        trained = 0
+    row_tokens = tokens / rows if rows else None
+    share = trained / tokens if trained else None
+    return Work(round(tokens * epochs), total_steps(train, packed_rows), row_tokens, share)
 
 
 def work_in(root: Path, train: Train) -> Work | None:
@@ -134,7 +155,8 @@ def work_in(root: Path, train: Train) -> Work | None:
     for name in ("data/tokens/manifest.json", "reports/labels.json"):
         if (root / name).is_file():
             try:
-                split = parse_record((root / name).read_bytes()).get("splits", {}).get("train", {})
+                splits = parse_record((root / name).read_bytes()).get("splits", {})
+                split = splits.get("train", {})
             except BadLine as error:
                 raise DataError(
                     "Q-PLANNING-004",
@@ -147,17 +169,30 @@ def work_in(root: Path, train: Train) -> Work | None:
                     f"{root / name} doesn't say how many rows and tokens there are: run `snakemake --force "
                     "preprocess`",
                 )
-            return run_of(train, *counts)
+            rows, trained = (split.get(key) or 0 for key in ROW_COUNTS)
+            work = run_of(train, *counts, rows=rows, trained=trained)
+            return replace(work, held_out=splits.get("val", {}).get("tokens") or 0)
     return None
 
 
-def assumed_tflops(card: Card) -> float | None:
-    """Return the TFLOP/s that training is assumed to reach on this card, or on this machine's CPU.
+def product_tflops(rate: Rate | None) -> float | None:
+    """Return the TFLOP/s of this CPU's bfloat16 products: as measured, else assumed by its cores.
+
+    Return None for a CPU that doesn't multiply bfloat16.
+    """
+    if not multiplies_bfloat16():
+        return None
+    return rate.tflops if rate and rate.tflops else CORE_TFLOPS * (usable_cores() or 1)
+
+
+def reached_tflops(card: Card, rate: Rate | None) -> float | None:
+    """Return the TFLOP/s that training reaches on this card by its name, or on the CPU by the products' rate.
 
     Return None for an unknown card, and for a CPU that doesn't multiply bfloat16.
     """
     if card.device == "cpu":
-        return CORE_TFLOPS * (usable_cores() or 1) if multiplies_bfloat16() else None
+        products = product_tflops(rate)
+        return products / STEP_FACTOR if products else None
     peaks = (peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card.name))
     return next((peak * UTILIZATION for peak in peaks), None)
 

@@ -13,7 +13,8 @@ from pipeline.config.levels import UNTUNED
 from pipeline.config.params import Params
 from pipeline.config.products import PRODUCTS
 from pipeline.core.hardware import Card
-from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token, work_in
+from pipeline.planning.duration import PCIE, Work, copied_bytes, flops_per_token, reached_tflops, work_in
+from pipeline.planning.machine_rate import Rate, read_rate
 from pipeline.planning.memory.parts import MemoryPlan, made_file, plan_memory
 from pipeline.planning.memory.weights import adapter_bytes, lora_bytes, optimizer_bytes
 from pipeline.planning.model.base import find_quantized
@@ -58,6 +59,7 @@ class Plan:
     flops_per_token: float
     tflops: float | None
     tflops_assumed: bool
+    rate: Rate | None  # of this machine, if it was measured and the plan is for its CPU
     seconds: float | None  # seconds of the steps, without GRPO's rollouts
     copied_bytes_per_token: float  # bytes copied to the GPU
 
@@ -96,18 +98,20 @@ class Plan:
         }
 
 
-def make_plan(setup: Setup, work: Work | None = None, tflops: float | None = None) -> Plan:
-    """Return the plan of a training that does `work`; `tflops` is the card's measured throughput.
+def make_plan(setup: Setup, work: Work | None = None, speed: float | Rate | None = None) -> Plan:
+    """Return the plan of a training that does `work`.
 
-    For several processes the time is that of one. Raises `ConfigError` for targets or an optimizer that can't
-    be planned.
+    `speed` is the TFLOP/s that training reaches, or this machine's rate, from which they follow. For several
+    processes the time is that of one. Raises `ConfigError` for targets or an optimizer that can't be planned.
     """
     card = setup.card
     memory = plan_memory(setup)
-    assumed = assumed_tflops(card) if card and tflops is None else None
-    flops = flops_per_token(setup)
+    tflops = None if isinstance(speed, Rate) else speed
+    rate = speed if isinstance(speed, Rate) and setup.device == "cpu" else None
+    assumed = reached_tflops(card, rate) if card and tflops is None else None
+    flops = flops_per_token(setup, work)
     copied = copied_bytes(setup) / setup.tokens
-    rate = trained_per_second(flops, tflops or assumed, copied)
+    per_second = trained_per_second(flops, tflops or assumed, copied)
     return Plan(
         setup=setup,
         memory=memory,
@@ -119,8 +123,9 @@ def make_plan(setup: Setup, work: Work | None = None, tflops: float | None = Non
         work=work,
         flops_per_token=flops,
         tflops=tflops or assumed,
-        tflops_assumed=assumed is not None,
-        seconds=work.tokens / rate if work and rate else None,
+        tflops_assumed=assumed is not None and not (rate and rate.tflops),
+        rate=rate,
+        seconds=work.tokens / per_second if work and per_second else None,
         copied_bytes_per_token=copied,
     )
 
@@ -131,16 +136,17 @@ def plan_run(
     root: Path,
     card: Card | None,
     *,
-    tflops: float | None = None,
+    speed: float | Rate | None = None,
     processes: int = 1,
 ) -> Plan:
     """Return `make_plan` for the settings of `params` and the local files of its base and rows.
 
-    Raises `ConfigError` or `DataError` as that and `find_quantized` do.
+    Without `speed` the rate that was kept below `root` counts. Raises `ConfigError` or `DataError` as that
+    and `find_quantized` do.
     """
     quantized = find_quantized(params, shape, root)
     setup = setup_of(params, shape, card, quantized, processes)
-    return make_plan(setup, work_in(root, params.train), tflops)
+    return make_plan(setup, work_in(root, params.train), speed or read_rate(root))
 
 
 def trained_per_second(flops_per_token: float, tflops: float | None, copied_per_token: float) -> float | None:

@@ -1,24 +1,23 @@
 """The needs of each stage: peak memory of its largest process, time, and disk of what it writes.
 
 A peak is the sum of what the stage has in memory at its fullest moment, mapped files included (the system
-reclaims their pages if memory is short). Times are those measured on 2 cores that multiply bfloat16, by the
-size of the model. docs/gpu.md shows how far both were off on three models.
+reclaims their pages if memory is short). Times are those of `stage_times`. docs/gpu.md shows how far both
+were off.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pipeline.config.ggml_types import TYPES
 from pipeline.config.params import Params
 from pipeline.config.sections.models import MERGE_ROWS
-from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import ConfigError, QuenchError
-from pipeline.core.hardware import first_gpu, main_memory, usable_cores
+from pipeline.core.hardware import first_gpu, main_memory
 from pipeline.core.usage import Figures
 from pipeline.planning.model.base import find_shape
 from pipeline.planning.model.gguf_base import level_of
 from pipeline.planning.model.level_bytes import level_bytes, matrices
 from pipeline.planning.plan import BASE, Plan, plan_run
+from pipeline.planning.stage_times import SECONDS, slow_disk, times
 
 UNKNOWN = Figures(None, None, None)
 WRITTEN: Mapping[str, tuple[str, ...]] = {  # outputs of a stage, by their names in a plan
@@ -37,19 +36,6 @@ QUANTIZER = 100_000_000
 # Types that llama.cpp has in memory twice on a CPU with AVX2: as in the file, and laid out for its kernels
 # (ggml-cpu/repack.cpp).
 REPACKED = ("Q2_K", "Q4_0", "Q4_K", "IQ4_NL", "MXFP4")
-# (seconds of starting, seconds for 10⁹ parameters) on `CORES` cores that multiply bfloat16.
-CORES = 2
-SECONDS: Mapping[str, tuple[float, float]] = {
-    "base": (11, 9),
-    "train": (24, 49),  # includes loading, quantizing and the last evaluation
-    "merge": (20, 48),  # Two levels are quantized in addition.
-    "convert": (9, 7),
-    "quantize": (1, 12),
-    "parity": (33, 108),
-    "evaluate": (20, 80),
-}
-SEARCHED = 45  # additional seconds for 10⁹ weights of types whose scales are searched for
-SEARCHES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K")
 # positions of a row, the most that `pipeline.metrics.divergence` compares; that module imports numpy
 POSITIONS = 64
 
@@ -88,7 +74,9 @@ def figures(stage: str, params: Params, plan: Plan) -> Figures:
     disk = sum(plan.disk[name] for name in written if name in plan.disk) or None
     if params.graph != "merged" and name != "train":  # Other stages were not measured.
         return Figures(None, None, disk)
-    return Figures(peak(name, item, params, plan), seconds(name, item, params, plan), disk)
+    took = times(name, item, params, plan)
+    seconds = None if took.seconds is None else took.seconds + slow_disk(disk, plan)
+    return Figures(peak(name, item, params, plan), seconds, disk, took.products)
 
 
 def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
@@ -125,37 +113,6 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
             repacked = sum(bytes for _, kind, bytes in stored(item, plan) if kind in REPACKED)
             return EVALUATOR + size + repacked + weights
     return None
-
-
-def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
-    """Return the wall time of a stage on this machine's cores, without a download.
-
-    Return None on a GPU (except for the steps of training), on a CPU of a kind that was not measured, and for
-    a base that isn't unpacked.
-    """
-    if plan.setup.device != "cpu" or not multiplies_bfloat16():
-        return plan.seconds if name == "train" else None
-    if name == "base" and not params.base.gguf_name:
-        return None
-    work = by_size(name, item, plan)
-    if name == "merge":
-        work += 2 * by_size("quantize", params.quantize.deciding, plan)
-    besides = SECONDS[name][0] + work * CORES / (usable_cores() or CORES)
-    if name != "train":
-        return besides
-    return None if plan.seconds is None else plan.seconds + besides
-
-
-def by_size(name: str, item: str, plan: Plan) -> float:
-    """Return the seconds of a stage on `CORES` cores that grow with the model.
-
-    For quantize it includes the scale search.
-    """
-    seconds = SECONDS[name][1] * plan.setup.shape.parameters
-    if name == "quantize":
-        kinds = ((TYPES[kind], size) for _, kind, size in stored(item, plan) if kind in SEARCHES)
-        seconds += SEARCHED * sum(size * kind.weights / kind.bytes for kind, size in kinds)
-    return seconds / 1e9
 
 
 def stored(level: str, plan: Plan) -> list[tuple[str, str, int]]:

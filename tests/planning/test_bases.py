@@ -370,6 +370,11 @@ def test_work_is_read_from_what_preprocess_wrote(tmp_path: Path, name: str) -> N
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(json.dumps({"splits": {"train": {"packed_rows": 80, "tokens": 80_000}}}))
     assert work_in(tmp_path, TRAIN) == run_of(TRAIN, 80, 80_000)
+    counts = {"packed_rows": 80, "tokens": 80_000, "sequences": 640, "trained_tokens": 20_000}
+    splits = {"train": counts, "val": {"packed_rows": 4, "tokens": 4_000}}
+    (tmp_path / name).write_text(json.dumps({"splits": splits}))
+    work = work_in(tmp_path, TRAIN)
+    assert work and (work.row_tokens, work.trained, work.held_out) == (125.0, 0.25, 4_000)
     for damaged in ("{", "{}", '{"splits": {"train": {"packed_rows": 0, "tokens": 9}}}'):
         (tmp_path / name).write_text(damaged)
         with pytest.raises(DataError, match="Q-PLANNING-004: "):

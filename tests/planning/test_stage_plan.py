@@ -14,7 +14,7 @@ from pipeline.core.hardware import Card, main_memory
 from pipeline.core.places import PROJECT
 from pipeline.core.usage import Figures
 from pipeline.metrics import divergence
-from pipeline.planning import stages
+from pipeline.planning import duration, stage_times, stages
 from pipeline.planning.model.base import find_shape
 from pipeline.planning.model.config_file import read_shape
 from pipeline.planning.plan import plan_run
@@ -42,18 +42,24 @@ def test_so_many_positions_are_planned_as_are_compared() -> None:
     assert stages.POSITIONS == divergence.POSITIONS
 
 
+def use_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    """Plan for this many cores."""
+    for module in (duration, stage_times):
+        monkeypatch.setattr(module, "usable_cores", lambda: cores)
+
+
 def test_times_are_planned_where_they_were_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def shown() -> dict[str, Any]:
         return dict(plan_json("--recipe", "demo", "--root", tmp_path)["stages"])
 
-    monkeypatch.setattr(stages, "usable_cores", lambda: 4)
-    monkeypatch.setattr(stages, "multiplies_bfloat16", lambda: True)
+    use_cores(monkeypatch, 4)
+    monkeypatch.setattr(duration, "multiplies_bfloat16", lambda: True)
     four = shown()
-    monkeypatch.setattr(stages, "usable_cores", lambda: 2)
+    use_cores(monkeypatch, 2)
     two = shown()
     assert four["merge"]["seconds"] < two["merge"]["seconds"]
     assert two["train"]["seconds"] is None  # nothing is tokenized, so nobody knows how many steps
-    monkeypatch.setattr(stages, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(duration, "multiplies_bfloat16", lambda: False)
     assert all(planned["seconds"] is None for planned in shown().values())
 
 
@@ -70,8 +76,8 @@ KINDS: list[tuple[str, Literal["cpu", "cuda"], dict[str, Any]]] = [
 def test_what_every_stage_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, snapshot: Any) -> None:
     """With a training of 100 s."""
     monkeypatch.setattr("pipeline.config.params.fast_dtype", lambda device: "bfloat16")
-    monkeypatch.setattr(stages, "usable_cores", lambda: 4)
-    monkeypatch.setattr(stages, "multiplies_bfloat16", lambda: True)
+    use_cores(monkeypatch, 4)
+    monkeypatch.setattr(duration, "multiplies_bfloat16", lambda: True)
     lines = []
     for recipe, device, base in KINDS:
         params = load_params(PROJECT / f"recipes/{recipe}.yaml")

@@ -2,6 +2,7 @@
 the recorded ones with scores and figures of the demo's size. A graph without a merge has no word of one.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,3 +60,19 @@ def test_without_the_base_much_is_not_measured_and_nothing_ships(
     open_ = [line for line in lines if line.startswith("○") or "which refuses" in line]
     assert "".join(f"{line}\n" for line in [title, *open_]) == snapshot(extension_class=Golden)
     assert "None" not in " ".join(lines)
+
+
+def test_products_are_shown_as_a_share_of_the_time_that_was_seen(tmp_path: Path) -> None:
+    write_inputs = report_inputs.write_inputs(tmp_path)
+    folder = tmp_path / ".quench/usage"
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = {"peak": 10**9, "seconds": 80.0, "disk": 1000}
+    for name, products in (("train", 40.0), ("convert", None)):
+        planned = {"peak": None, "seconds": 90.0, "disk": None, "products": products}
+        usage = {"planned": planned, "seen": seen, "own_peak": 10**9}
+        (folder / f"{name}.json").write_text(json.dumps(usage), encoding="utf-8")
+    stage.main(report_inputs.demo_params(), write_inputs)
+    lines = lines_of((tmp_path / "reports/index.html").read_text(encoding="utf-8")).splitlines()
+    rows = {words[0]: words for words in (line.split() for line in lines) if words}
+    assert " ".join(rows["train"]).count("50 %") == 1
+    assert "%" not in " ".join(rows["convert"])

@@ -1,0 +1,194 @@
+"""The rates of this machine: products of bfloat16 matrices, and its disk.
+
+`quench config plan` measures them and keeps them in the project, in `.quench/machine-rate.json`. What must
+not import torch (status, the report) reads them there. A measurement of another machine is not used.
+"""
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.cpu import multiplies_bfloat16
+from pipeline.core.errors import QuenchError
+from pipeline.core.hardware import machine, usable_cores
+from pipeline.core.publish import write_json
+from pipeline.planning.model.shape import Shape
+
+FILE = Path(".quench/machine-rate.json")
+SECONDS = 1.0  # for the products
+# Rows of a product, from which on the rate grows no more, and operations, for wide models.
+MOST_TOKENS = 1024
+MOST_OPERATIONS = 40e9
+UNDISTURBED = 0.75  # share of the cores' time; matrices of a wide model are filled by one core
+DISK_SECONDS = 0.4  # for writing, and again for reading
+DISK_BYTES = 256 << 20
+PIECE = 16 << 20  # bytes that are written at a time
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What this machine reached, with all usable cores.
+
+    `tflops` is that of bfloat16 products of the base's own linears; None if the CPU has no such products.
+    `written` and `read` are bytes a second in the project's folder, past the page cache.
+    """
+
+    tflops: float | None
+    tokens: int  # rows of the products
+    written: float | None
+    read: float | None
+    machine: str
+    torch: str | None
+    date: str
+    had: float | None = None  # share of the cores' time that the products had; other programs took the rest
+
+    @property
+    def words(self) -> str:
+        """The rates in a sentence."""
+        products = "bfloat16 products not measured (this CPU has none)"
+        if self.tflops is not None:
+            products = f"{self.tflops:.2f} TFLOP/s in bfloat16 products of {self.tokens} tokens"
+        if self.had is not None and self.had < UNDISTURBED:
+            products += f", with {self.had:.0%} of the cores: plan again when nothing else runs"
+        disk = "disk not measured"
+        if self.written and self.read:
+            disk = f"disk {self.written / 1e6:,.0f} MB/s written, {self.read / 1e6:,.0f} read"
+        return f"{products}; {disk} ({self.machine}; {self.date[:10]})"
+
+
+def measure_rate(root: Path, shape: Shape, tokens: int) -> Rate:
+    """Measure this machine for a base of this shape and forwards of `tokens` tokens, in about two seconds.
+
+    It imports torch if the CPU multiplies bfloat16.
+    """
+    tokens = min(tokens, MOST_TOKENS)
+    tflops = None
+    version = None
+    had = None
+    if multiplies_bfloat16():
+        import torch
+
+        version = str(torch.__version__)
+        begin = time.perf_counter()
+        computed = time.process_time()
+        tflops = product_rate(linears_of(shape), tokens) / 1e12
+        had = (time.process_time() - computed) / (time.perf_counter() - begin) / (usable_cores() or 1)
+    written, read = disk_rates(root)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return Rate(tflops, tokens, written, read, machine(), version, date, had)
+
+
+def linears_of(shape: Shape) -> Mapping[tuple[int, int], int]:
+    """Return {(inputs, outputs): how often a token goes through such a linear} of the layers."""
+    counted = Counter[tuple[int, int]]()
+    for layer in shape.by_layer:
+        for linear in layer:
+            counted[linear.inputs, linear.outputs] += linear.used
+    return counted
+
+
+def product_rate(linears: Mapping[tuple[int, int], int], tokens: int) -> float:
+    """Return the FLOP/s of the linears' products, forward and for the gradient of the input together.
+
+    Each product counts with its fastest round, which other programs disturb least.
+    """
+    import torch
+
+    from pipeline.models.runtime import use_all_cores
+
+    use_all_cores()
+    counts = Counter[tuple[int, int]]()
+    for (inputs, outputs), count in linears.items():
+        counts[inputs, outputs] += count
+        counts[outputs, inputs] += count
+    rows = {
+        (inputs, outputs): max(1, min(tokens, int(MOST_OPERATIONS / (2 * inputs * outputs))))
+        for inputs, outputs in counts
+    }
+
+    def filled(*size: int) -> Any:
+        # The time doesn't depend on the values, and random ones would take longer than the products.
+        return torch.full(size, 0.5, dtype=torch.bfloat16)
+
+    products = {
+        (inputs, outputs): partial(
+            torch.nn.functional.linear, filled(rows[inputs, outputs], inputs), filled(outputs, inputs)
+        )
+        for inputs, outputs in counts
+    }
+    fastest = fastest_of(products, SECONDS)
+    operations = sum(2 * inputs * outputs * count for (inputs, outputs), count in counts.items())
+    return operations / sum(count * fastest[size] / rows[size] for size, count in counts.items())
+
+
+def fastest_of(
+    works: Mapping[tuple[int, int], Callable[[], object]], most: float
+) -> dict[tuple[int, int], float]:
+    """Return the seconds of each work's fastest call, in as many rounds of all works as `most` seconds hold.
+
+    A program that disturbs a moment disturbs one round, not all calls of one work.
+    """
+    for work in works.values():
+        work()  # It chooses a kernel and allocates the result, so it is not counted.
+    fastest = dict.fromkeys(works, math.inf)
+    begin = time.perf_counter()
+    while math.inf in fastest.values() or time.perf_counter() - begin < most:
+        for name, work in works.items():
+            before = time.perf_counter()
+            work()
+            fastest[name] = min(fastest[name], time.perf_counter() - before)
+    return fastest
+
+
+def disk_rates(folder: Path) -> tuple[float | None, float | None]:
+    """Return the bytes a second that are written and read in `folder`; None if they can't be measured.
+
+    Every piece is synced, and the system is asked to forget it before it is read. The file has no name, so a
+    killed measurement leaves nothing.
+    """
+    piece = os.urandom(PIECE)  # Some file systems compress, or skip zeros.
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            begin = time.perf_counter()
+            written = 0
+            while written < DISK_BYTES and (not written or time.perf_counter() - begin < DISK_SECONDS):
+                written += file.write(piece)
+                os.fsync(file.fileno())
+            writing = written / (time.perf_counter() - begin)
+            if not hasattr(os, "posix_fadvise"):  # macOS would read from its cache.
+                return writing, None
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.seek(0)
+            begin = time.perf_counter()
+            read = 0
+            while read < written and (not read or time.perf_counter() - begin < DISK_SECONDS):
+                read += len(file.read(PIECE))
+            return writing, read / (time.perf_counter() - begin)
+    except OSError:  # a full disk, or a folder that can't be written to
+        return None, None
+
+
+def keep_rate(rate: Rate, root: Path) -> None:
+    """Write the measurement to the project at `root`. A folder that is no project stays as it is."""
+    if (root / "params.yaml").is_file():
+        with suppress(OSError, QuenchError):  # A plan of a project that can't be written to is still a plan.
+            write_json(root / FILE, asdict(rate))
+
+
+def read_rate(root: Path) -> Rate | None:
+    """Return the kept measurement; None if there is none of this machine with so many cores."""
+    try:
+        rate = Rate(**json.loads((root / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # A record of another version counts as not measured.
+        return None
+    return rate if rate.machine == machine() else None
