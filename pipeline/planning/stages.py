@@ -13,6 +13,7 @@ from pipeline.config.sections.models import MERGE_ROWS
 from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.core.hardware import first_gpu, main_memory
 from pipeline.core.usage import Figures
+from pipeline.planning.machine_rate import keep_rate, measure_rate
 from pipeline.planning.model.base import find_shape
 from pipeline.planning.model.gguf_base import level_of
 from pipeline.planning.model.level_bytes import level_bytes, matrices
@@ -38,12 +39,14 @@ QUANTIZER = 100_000_000
 REPACKED = ("Q2_K", "Q4_0", "Q4_K", "IQ4_NL", "MXFP4")
 # positions of a row, the most that `pipeline.metrics.divergence` compares; that module imports numpy
 POSITIONS = 64
+LONG = 60.0  # planned seconds of a training, beside which the two of a measurement don't count
 
 
 def plan_stage(stage: str, params: Params, root: Path) -> Figures:
     """Return the planned figures of `stage` ("quantize@Q4_K_M").
 
-    It is `UNKNOWN` if the base's shape isn't known, or nothing is planned for the stage.
+    It is `UNKNOWN` if the base's shape isn't known, or nothing is planned for the stage. For a training that
+    `is_worth_measuring` it measures the machine first, and keeps its rate.
     """
     if stage.partition("@")[0] not in SECONDS:
         return UNKNOWN
@@ -52,9 +55,21 @@ def plan_stage(stage: str, params: Params, root: Path) -> Figures:
         shape = find_shape(params, root, build=stage == "train")
         card = (None if params.train.device == "cpu" else first_gpu()) or main_memory()
         plan = plan_run(params, shape, root, card)
+        if stage == "train" and is_worth_measuring(plan):
+            keep_rate(measure_rate(root, shape, plan.setup.tokens), root)
+            plan = plan_run(params, shape, root, card)
     except QuenchError:
         return UNKNOWN
     return figures(stage, params, plan)
+
+
+def is_worth_measuring(plan: Plan) -> bool:
+    """Return True if a training on this machine's CPU takes minutes, and the machine was not measured yet.
+
+    The stages after it, and the report, know the machine's rate then.
+    """
+    long = plan.seconds is not None and plan.seconds >= LONG
+    return long and plan.rate is None and plan.setup.device == "cpu"
 
 
 def planned_stages(params: Params, plan: Plan) -> Iterator[tuple[str, Figures]]:

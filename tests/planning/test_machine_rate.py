@@ -11,13 +11,13 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.hardware import Card, machine
 from pipeline.core.places import PROJECT
 from pipeline.core.usage import Figures, Usage
-from pipeline.planning import duration, machine_rate, stage_times
+from pipeline.planning import duration, machine_rate, stage_times, stages
 from pipeline.planning.duration import STEP_FACTOR, Work
 from pipeline.planning.machine_rate import Rate, disk_rates, keep_rate, linears_of, measure_rate, read_rate
 from pipeline.planning.model.base import find_shape
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.setup import setup_of
-from pipeline.planning.stages import planned_stages
+from pipeline.planning.stages import plan_stage, planned_stages
 
 RATE = Rate(0.4, 1024, 400e6, 2e9, machine(), "2.13.0", "2026-11-30T20:00:00+00:00")
 DEMO = load_params(PROJECT / "recipes/demo.yaml")
@@ -186,3 +186,28 @@ def test_a_machine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(before, torch.random.get_rng_state())  # training draws what it would without
     monkeypatch.setattr(machine_rate, "multiplies_bfloat16", lambda: False)
     assert "this CPU has none" in measure_rate(tmp_path, SMOLLM2, 1024).words
+
+
+@pytest.mark.parametrize(("steps", "measured"), [(20, 1), (2, 0)])
+def test_a_training_of_minutes_measures_a_machine_that_was_not(
+    steps: int, measured: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = []
+
+    def measure(*asked: object) -> Rate:
+        calls.append(asked)
+        return RATE
+
+    monkeypatch.setattr(stages, "measure_rate", measure)
+    monkeypatch.setattr(stages, "first_gpu", lambda: None)
+    (tmp_path / "params.yaml").touch()
+    tokens = tmp_path / "data/tokens"
+    tokens.mkdir(parents=True)
+    counts = {"packed_rows": 200, "tokens": 200_000}
+    (tokens / "manifest.json").write_text(json.dumps({"splits": {"train": counts}}), encoding="utf-8")
+    params = DEMO.model_copy(update={"train": DEMO.train.model_copy(update={"max_steps": steps})})
+    for _ in range(2):
+        planned = plan_stage("train", params, tmp_path)
+    assert len(calls) == measured
+    assert (read_rate(tmp_path) == RATE) is bool(measured)
+    assert (planned.products is not None) is bool(measured)
