@@ -189,12 +189,13 @@ def asked(name: ModelName, params: Params, plan: Plan) -> Asked:
     answer = min(answer, settings.max_new_tokens)
     if not name.untuned:
         return Asked(settings.task_rows * prompt, settings.task_rows * answer)
-    read = prompt
+    read = settings.task_rows * prompt
     written: float = settings.max_new_tokens
     if settings.base_examples:
-        read += prompt + settings.base_examples * (prompt + answer)
+        # The examples are read once: every prompt begins with them (`pipeline.llamacpp.shared_prompt`).
+        read += settings.task_rows * prompt + settings.base_examples * (prompt + answer)
         written += answer
-    return Asked(settings.task_rows * read, settings.task_rows * written)
+    return Asked(read, settings.task_rows * written)
 
 
 def waiting(name: ModelName, params: Params, plan: Plan) -> float:

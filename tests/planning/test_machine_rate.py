@@ -93,7 +93,6 @@ def test_only_what_multiplies_is_faster_at_a_higher_rate() -> None:
     [
         ("evaluate", "task_rows", 96, "evaluate@F16"),
         ("evaluate", "perplexity_rows", 64, "evaluate@Q4_K_M"),
-        ("evaluate", "base_examples", 6, "evaluate@base-F16"),
         ("evaluate", "parallel", 1, "evaluate@F16"),
         ("evaluate", "max_new_tokens", 200, "evaluate@base-F16"),
         ("parity", "rows", 16, "parity"),
@@ -114,6 +113,15 @@ def test_what_is_left_out_takes_no_time() -> None:
         update={"evaluate": DEMO.evaluate.model_copy(update={"scorers": [], "general": "none"})}
     )
     assert seconds_of("evaluate@F16", params=unscored) < seconds_of("evaluate@F16") * 0.6
+
+
+def test_examples_before_the_base_s_questions_are_read_once() -> None:
+    def seconds(examples: int) -> float:
+        changed = DEMO.evaluate.model_copy(update={"base_examples": examples})
+        return seconds_of("evaluate@base-F16", params=DEMO.model_copy(update={"evaluate": changed}))
+
+    assert seconds(0) < 0.9 * seconds(3)
+    assert seconds(3) < seconds(6) < 1.05 * seconds(3)
 
 
 def test_a_slow_disk_takes_longer_and_a_fast_one_nothing_less() -> None:
