@@ -24,7 +24,7 @@ from pipeline.planning.setup import Setup
 
 GIB = 1 << 30
 # what a machine without bfloat16 products measures, if its folder can't be written to
-UNMEASURED = Rate(None, 1024, None, None, "a machine", None, "2026-11-30T20:00:00+00:00")
+UNMEASURED = Rate(None, "", 1024, None, None, "a machine", None, "2026-11-30T20:00:00+00:00")
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml")
 
 
@@ -67,7 +67,7 @@ def plan_of(
     if room or device == "cpu":
         given["card"] = Card("a device", room or 8 * GIB, device)
     tflops = given.pop("tflops", None)
-    return make_plan(Setup(shape, train or training(), length, **given), speed=tflops)
+    return make_plan(Setup(shape, train or training(), length, **given), tflops=tflops)
 
 
 def parts(plan: Plan) -> dict[str, int]:

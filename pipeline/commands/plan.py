@@ -197,7 +197,7 @@ def show(plan: Plan, stages: Mapping[str, Figures], base: str, disk: Disk) -> No
         "the base, unless the file system shares blocks (Btrfs, XFS)."
     )
     if plan.rate:
-        write(f"This machine: {plan.rate.words}.")
+        write(f"This machine: {plan.rate.sentence}.")
     write(f"Time of training: {duration(plan)}.")
     console.print(stages_table(stages))
     write(BOTH_UNITS)
@@ -282,7 +282,7 @@ def duration(plan: Plan) -> str:
     if plan.tflops_assumed:
         assumed = "of these cores" if plan.setup.device == "cpu" else "from the card's name"
         origin = f"assumed {assumed}"
-    elif plan.rate:
+    elif plan.tflops_measured:
         origin = f"by this machine's products ÷ {STEP_FACTOR:g}"
     megabytes = plan.copied_bytes_per_token / 1e6
     copies = ""

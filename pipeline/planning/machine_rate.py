@@ -4,7 +4,6 @@
 not import torch (status, the report) reads them there. A measurement of another machine is not used.
 """
 
-import json
 import math
 import os
 import tempfile
@@ -18,18 +17,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import QuenchError
 from pipeline.core.hardware import machine, usable_cores
+from pipeline.core.hashing import json_hash
 from pipeline.core.publish import write_json
 from pipeline.planning.model.shape import Shape
 
 FILE = Path(".quench/machine-rate.json")
-SECONDS = 1.0  # for the products
-# Rows of a product, from which on the rate grows no more, and operations, for wide models.
-MOST_TOKENS = 1024
-MOST_OPERATIONS = 40e9
-UNDISTURBED = 0.75  # share of the cores' time; matrices of a wide model are filled by one core
+PRODUCT_SECONDS = 1.0  # The products are repeated for so long.
+MOST_TOKENS = 1024  # With more rows the rate grows no more.
+MOST_OPERATIONS = 40e9  # A product of a wide model has fewer rows, so that it takes a part of a second.
+# A measurement with a smaller share of the cores' time was disturbed. It is below 1, because one core fills
+# the matrices.
+UNDISTURBED = 0.75
 DISK_SECONDS = 0.4  # for writing, and again for reading
 DISK_BYTES = 256 << 20
 PIECE = 16 << 20  # bytes that are written at a time
@@ -44,26 +47,35 @@ class Rate:
     """
 
     tflops: float | None
+    linears: str  # hash of the shapes of the base's linears
     tokens: int  # rows of the products
     written: float | None
     read: float | None
     machine: str
     torch: str | None
     date: str
-    had: float | None = None  # share of the cores' time that the products had; other programs took the rest
+    core_share: float | None = None  # share of the cores' time that the products had
 
     @property
-    def words(self) -> str:
-        """The rates in a sentence."""
+    def is_disturbed(self) -> bool:
+        """True if other programs took so much of the cores that the rate says little of this machine."""
+        return self.core_share is not None and self.core_share < UNDISTURBED
+
+    @property
+    def sentence(self) -> str:
+        """The rates in words."""
         products = "bfloat16 products not measured (this CPU has none)"
         if self.tflops is not None:
             products = f"{self.tflops:.2f} TFLOP/s in bfloat16 products of {self.tokens} tokens"
-        if self.had is not None and self.had < UNDISTURBED:
-            products += f", with {self.had:.0%} of the cores: plan again when nothing else runs"
+        if self.core_share is not None and self.is_disturbed:
+            products += f", with {self.core_share:.0%} of the cores: plan again when nothing else runs"
         disk = "disk not measured"
         if self.written and self.read:
             disk = f"disk {self.written / 1e6:,.0f} MB/s written, {self.read / 1e6:,.0f} read"
         return f"{products}; {disk} ({self.machine}; {self.date[:10]})"
+
+
+RECORD = TypeAdapter(Rate)
 
 
 def measure_rate(root: Path, shape: Shape, tokens: int) -> Rate:
@@ -74,18 +86,19 @@ def measure_rate(root: Path, shape: Shape, tokens: int) -> Rate:
     tokens = min(tokens, MOST_TOKENS)
     tflops = None
     version = None
-    had = None
+    core_share = None
     if multiplies_bfloat16():
         import torch
 
         version = str(torch.__version__)
         begin = time.perf_counter()
         computed = time.process_time()
-        tflops = product_rate(linears_of(shape), tokens) / 1e12
-        had = (time.process_time() - computed) / (time.perf_counter() - begin) / (usable_cores() or 1)
+        with suppress(RuntimeError):  # PyTorch has no memory for the matrices: not measured.
+            tflops = product_rate(linears_of(shape), tokens) / 1e12
+        core_share = (time.process_time() - computed) / (time.perf_counter() - begin) / (usable_cores() or 1)
     written, read = disk_rates(root)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Rate(tflops, tokens, written, read, machine(), version, date, had)
+    return Rate(tflops, hash_of_linears(shape), tokens, written, read, machine(), version, date, core_share)
 
 
 def linears_of(shape: Shape) -> Mapping[tuple[int, int], int]:
@@ -95,6 +108,11 @@ def linears_of(shape: Shape) -> Mapping[tuple[int, int], int]:
         for linear in layer:
             counted[linear.inputs, linear.outputs] += linear.used
     return counted
+
+
+def hash_of_linears(shape: Shape) -> str:
+    """Return a hash that bases with linears of the same shapes share."""
+    return json_hash(sorted(linears_of(shape).items()))
 
 
 def product_rate(linears: Mapping[tuple[int, int], int], tokens: int) -> float:
@@ -126,7 +144,7 @@ def product_rate(linears: Mapping[tuple[int, int], int], tokens: int) -> float:
         )
         for inputs, outputs in counts
     }
-    fastest = fastest_of(products, SECONDS)
+    fastest = fastest_of(products, PRODUCT_SECONDS)
     operations = sum(2 * inputs * outputs * count for (inputs, outputs), count in counts.items())
     return operations / sum(count * fastest[size] / rows[size] for size, count in counts.items())
 
@@ -179,16 +197,21 @@ def disk_rates(folder: Path) -> tuple[float | None, float | None]:
 
 
 def keep_rate(rate: Rate, root: Path) -> None:
-    """Write the measurement to the project at `root`. A folder that is no project stays as it is."""
-    if (root / "params.yaml").is_file():
+    """Write the measurement to the project at `root`. A folder that is no project stays as it is, and a
+    disturbed measurement is not kept.
+    """
+    if (root / "params.yaml").is_file() and not rate.is_disturbed:
         with suppress(OSError, QuenchError):  # A plan of a project that can't be written to is still a plan.
             write_json(root / FILE, asdict(rate))
 
 
-def read_rate(root: Path) -> Rate | None:
-    """Return the kept measurement; None if there is none of this machine with so many cores."""
+def read_rate(root: Path, shape: Shape) -> Rate | None:
+    """Return the kept measurement; None if there is none of this machine with so many cores and of a base of
+    this shape.
+    """
     try:
-        rate = Rate(**json.loads((root / FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # A record of another version counts as not measured.
+        rate = RECORD.validate_json((root / FILE).read_bytes())
+    except (OSError, ValueError):  # A record of another version counts as not measured.
         return None
-    return rate if rate.machine == machine() else None
+    is_of_this = rate.machine == machine() and rate.linears == hash_of_linears(shape)
+    return rate if is_of_this else None

@@ -59,7 +59,8 @@ class Plan:
     flops_per_token: float
     tflops: float | None
     tflops_assumed: bool
-    rate: Rate | None  # of this machine, if it was measured and the plan is for its CPU
+    tflops_measured: bool  # True if they follow from `rate`
+    rate: Rate | None  # This is set if this machine was measured and the plan is for its CPU.
     seconds: float | None  # seconds of the steps, without GRPO's rollouts
     copied_bytes_per_token: float  # bytes copied to the GPU
 
@@ -98,16 +99,20 @@ class Plan:
         }
 
 
-def make_plan(setup: Setup, work: Work | None = None, speed: float | Rate | None = None) -> Plan:
+def make_plan(
+    setup: Setup, work: Work | None = None, tflops: float | None = None, rate: Rate | None = None
+) -> Plan:
     """Return the plan of a training that does `work`.
 
-    `speed` is the TFLOP/s that training reaches, or this machine's rate, from which they follow. For several
-    processes the time is that of one. Raises `ConfigError` for targets or an optimizer that can't be planned.
+    `tflops` are those that training reaches; if they are not given, they follow from this machine's `rate`.
+    For several processes the time is that of one. Raises `ConfigError` for targets or an optimizer that can't
+    be planned.
     """
     card = setup.card
     memory = plan_memory(setup)
-    tflops = None if isinstance(speed, Rate) else speed
-    rate = speed if isinstance(speed, Rate) and setup.device == "cpu" else None
+    if setup.device != "cpu":
+        rate = None
+    measured = tflops is None and rate is not None and rate.tflops is not None
     assumed = reached_tflops(card, rate) if card and tflops is None else None
     flops = flops_per_token(setup, work)
     copied = copied_bytes(setup) / setup.tokens
@@ -123,7 +128,8 @@ def make_plan(setup: Setup, work: Work | None = None, speed: float | Rate | None
         work=work,
         flops_per_token=flops,
         tflops=tflops or assumed,
-        tflops_assumed=assumed is not None and not (rate and rate.tflops),
+        tflops_assumed=assumed is not None and not measured,
+        tflops_measured=measured,
         rate=rate,
         seconds=work.tokens / per_second if work and per_second else None,
         copied_bytes_per_token=copied,
@@ -141,12 +147,15 @@ def plan_run(
 ) -> Plan:
     """Return `make_plan` for the settings of `params` and the local files of its base and rows.
 
-    Without `speed` the rate that was kept below `root` counts. Raises `ConfigError` or `DataError` as that
-    and `find_quantized` do.
+    `speed` is the TFLOP/s that training reaches, or this machine's rate; without a rate the one that was kept
+    below `root` counts. Raises `ConfigError` or `DataError` as that and `find_quantized` do.
     """
     quantized = find_quantized(params, shape, root)
     setup = setup_of(params, shape, card, quantized, processes)
-    return make_plan(setup, work_in(root, params.train), speed or read_rate(root))
+    work = work_in(root, params.train)
+    if isinstance(speed, Rate):
+        return make_plan(setup, work, rate=speed)
+    return make_plan(setup, work, speed, read_rate(root, shape))
 
 
 def trained_per_second(flops_per_token: float, tflops: float | None, copied_per_token: float) -> float | None:

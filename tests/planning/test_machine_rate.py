@@ -13,14 +13,24 @@ from pipeline.core.places import PROJECT
 from pipeline.core.usage import Figures, Usage
 from pipeline.planning import duration, machine_rate, stage_times, stages
 from pipeline.planning.duration import STEP_FACTOR, Work
-from pipeline.planning.machine_rate import Rate, disk_rates, keep_rate, linears_of, measure_rate, read_rate
+from pipeline.planning.machine_rate import (
+    Rate,
+    disk_rates,
+    hash_of_linears,
+    keep_rate,
+    linears_of,
+    measure_rate,
+    read_rate,
+)
 from pipeline.planning.model.base import find_shape
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.setup import setup_of
 from pipeline.planning.stages import plan_stage, planned_stages
 
-RATE = Rate(0.4, 1024, 400e6, 2e9, machine(), "2.13.0", "2026-11-30T20:00:00+00:00")
 DEMO = load_params(PROJECT / "recipes/demo.yaml")
+SHAPE = find_shape(DEMO, Path("none"))
+LINEARS = hash_of_linears(SHAPE)
+RATE = Rate(0.4, LINEARS, 1024, 400e6, 2e9, machine(), "2.13.0", "2026-11-30T20:00:00+00:00", 0.95)
 # the demo's rows: 20 steps of 1,024 tokens in rows of 124, 28 % of them answered, and its held-out rows
 WORK = Work(20_480, 20, 124.0, 0.28, 7_377)
 
@@ -36,7 +46,7 @@ def _multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan_at(rate: Rate | None, params: Params = DEMO, root: Path = Path("none")) -> Plan:
     """The plan of the demo's training on a CPU of this rate."""
     card = Card("main memory", 16 * GIB, "cpu")
-    return make_plan(setup_of(params, find_shape(params, root), card), WORK, rate)
+    return make_plan(setup_of(params, find_shape(params, root), card), WORK, rate=rate)
 
 
 def stages_at(rate: Rate | None, params: Params = DEMO) -> dict[str, Figures]:
@@ -132,15 +142,17 @@ def test_a_slow_disk_takes_longer_and_a_fast_one_nothing_less() -> None:
 
 def test_a_measurement_is_kept_in_a_project_and_read_on_this_machine_alone(tmp_path: Path) -> None:
     keep_rate(RATE, tmp_path)
-    assert read_rate(tmp_path) is None and not list(tmp_path.iterdir())
+    assert read_rate(tmp_path, SHAPE) is None and not list(tmp_path.iterdir())
     (tmp_path / "params.yaml").write_text("{}\n", encoding="utf-8")
     keep_rate(RATE, tmp_path)
-    assert read_rate(tmp_path) == RATE
+    keep_rate(replace(RATE, tflops=0.1, core_share=0.47), tmp_path)
+    assert read_rate(tmp_path, SHAPE) == RATE
+    assert read_rate(tmp_path, SMOLLM2) is None
     keep_rate(replace(RATE, machine="another, 64 cores"), tmp_path)
-    assert read_rate(tmp_path) is None
-    for text in ("{", "[]", '{"tflops": 1}', "null"):
+    assert read_rate(tmp_path, SHAPE) is None
+    for text in ("{", "[]", '{"tflops": 1}', "null", json.dumps({"tflops": "fast"})):
         (tmp_path / machine_rate.FILE).write_text(text, encoding="utf-8")
-        assert read_rate(tmp_path) is None
+        assert read_rate(tmp_path, SHAPE) is None
 
 
 def test_the_disk_is_measured_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +163,11 @@ def test_the_disk_is_measured_without_a_trace(tmp_path: Path, monkeypatch: pytes
     assert disk_rates(tmp_path / "missing") == (None, None)
 
 
-def test_a_disturbed_measurement_says_so() -> None:
-    assert "plan again" not in replace(RATE, had=0.95).words and "plan again" not in RATE.words
-    assert "with 47% of the cores: plan again when nothing else runs" in replace(RATE, had=0.47).words
+@pytest.mark.parametrize(("core_share", "disturbed"), [(None, False), (0.95, False), (0.47, True)])
+def test_a_disturbed_measurement_says_so(core_share: float | None, disturbed: bool) -> None:
+    rate = replace(RATE, core_share=core_share)
+    assert rate.is_disturbed is disturbed
+    assert ("plan again when nothing else runs" in rate.sentence) is disturbed
 
 
 def test_linears_are_counted_as_often_as_a_token_goes_through_them() -> None:
@@ -164,13 +178,17 @@ def test_linears_are_counted_as_often_as_a_token_goes_through_them() -> None:
 
 
 def test_the_plan_shows_and_keeps_what_it_measured(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("{}\n", encoding="utf-8")
     shown = run_plan("--recipe", "demo", "--root", tmp_path, rate=RATE)
     words = " ".join(shown.stdout.split())
     assert "0.40 TFLOP/s in bfloat16 products of 1024 tokens" in words and "400 MB/s written" in words
     found = json.loads(run_plan("--recipe", "demo", "--root", tmp_path, "--json", rate=RATE).stdout)
     assert found["rate"]["tflops"] == 0.4 and not found["tflops_assumed"]
     given = run_plan("--recipe", "demo", "--tflops", 2, "--root", tmp_path, "--json", rate=RATE)
-    assert json.loads(given.stdout)["rate"] is None
+    planned = json.loads(given.stdout)
+    assert planned["tflops"] == 2 and not planned["tflops_measured"]
+    assert planned["rate"]["tflops"] == 0.4  # the kept one
+    assert read_rate(tmp_path, SHAPE) == RATE
     other = json.loads(run_plan("--recipe", "demo", "--root", tmp_path, "--json", rate=UNMEASURED).stdout)
     assert other["tflops_assumed"] and other["rate"]["tflops"] is None
 
@@ -185,7 +203,7 @@ def test_the_share_of_products_is_of_the_time_that_was_seen() -> None:
 def test_a_machine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(machine_rate, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(machine_rate, "SECONDS", 0.1)
+    monkeypatch.setattr(machine_rate, "PRODUCT_SECONDS", 0.1)
     monkeypatch.setattr(machine_rate, "DISK_BYTES", 1 << 20)
     before = torch.random.get_rng_state()
     rate = measure_rate(tmp_path, SMOLLM2, 100_000)
@@ -193,7 +211,7 @@ def test_a_machine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert rate.machine == machine() and rate.torch == torch.__version__
     assert torch.equal(before, torch.random.get_rng_state())  # training draws what it would without
     monkeypatch.setattr(machine_rate, "multiplies_bfloat16", lambda: False)
-    assert "this CPU has none" in measure_rate(tmp_path, SMOLLM2, 1024).words
+    assert "this CPU has none" in measure_rate(tmp_path, SMOLLM2, 1024).sentence
 
 
 @pytest.mark.parametrize(("steps", "measured"), [(20, 1), (2, 0)])
@@ -217,5 +235,17 @@ def test_a_training_of_minutes_measures_a_machine_that_was_not(
     for _ in range(2):
         planned = plan_stage("train", params, tmp_path)
     assert len(calls) == measured
-    assert (read_rate(tmp_path) == RATE) is bool(measured)
+    assert (read_rate(tmp_path, SHAPE) == RATE) is bool(measured)
     assert (planned.products is not None) is bool(measured)
+
+
+def test_a_measurement_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+
+    def fail(*_: object) -> float:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(machine_rate, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(machine_rate, "product_rate", fail)
+    monkeypatch.setattr(machine_rate, "DISK_BYTES", 1 << 20)
+    assert measure_rate(tmp_path, SMOLLM2, 1024).tflops is None

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import tiny
+from transformers import PretrainedConfig
 
 from pipeline.chat.tokens import IGNORED, load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.places import PROJECT
+from pipeline.stages.train.monitoring import samples
 from pipeline.stages.train.monitoring.samples import sample
 
 PARTS = (  # text, is it trained?
@@ -123,6 +125,7 @@ class Fixed:
     """A model that says `says`, a token a call, by its cache; `calls` has the numbers of ids it was shown."""
 
     device = "cpu"
+    config = PretrainedConfig()
 
     def __init__(self, says: list[int]) -> None:
         self.says, self.calls = says, []
@@ -170,6 +173,30 @@ def test_questions_that_are_answered_together_get_the_answers_of_each(
     together = sample(model, tokenizer, [long, short, long], max_new_tokens=6)
     assert together == [sample(model, tokenizer, [one], max_new_tokens=6)[0] for one in (long, short, long)]
     assert together[0]["answer"] != together[1]["answer"]
+
+
+def test_many_questions_are_answered_a_few_at_a_time(
+    make: Callable[[], Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, labels = encoded(tokenizer)
+    first = next(place for place, label in enumerate(labels) if label != IGNORED)
+    monkeypatch.setattr(samples, "TOGETHER", 3 * (first + 4))
+    model = make()
+    asked: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, arguments, more: asked.append(len(more["input_ids"])), with_kwargs=True
+    )
+    assert len(sample(model, tokenizer, [(ids, labels)] * 5, max_new_tokens=4)) == 5
+    assert set(asked) == {3, 2}
+
+
+def test_layers_with_a_state_answer_one_question_after_the_other(tokenizer: Any) -> None:
+    ids, labels = encoded(tokenizer)
+    first = next(place for place, label in enumerate(labels) if label != IGNORED)
+    model = Fixed(tokenizer("What is a time")["input_ids"])
+    model.config = PretrainedConfig(layer_types=["linear_attention", "full_attention"])
+    assert len(sample(model, tokenizer, [(ids, labels)] * 2, max_new_tokens=3)) == 2
+    assert model.calls == [first, 1, 1] * 2
 
 
 def test_what_was_cut_shows_it(tokenizer: Any) -> None:

@@ -8,6 +8,9 @@ from pipeline.chat.tokens import IGNORED
 from pipeline.models.runtime import one_thread
 
 PROMPT_LETTERS = 600  # characters shown of a prompt's end, which contains the question
+# Padded tokens of prompts and answers that are computed together, at most, unless one prompt is longer. They
+# take less memory than a training step of so many tokens, and nothing plans memory for them.
+TOGETHER = 1024
 
 
 def sample(
@@ -62,13 +65,30 @@ def undisturbed(model: Any) -> Iterator[None]:
 def _answers(model: Any, prompts: list[list[int]], eos: int, max_new_tokens: int) -> list[list[int]]:
     """Return the most probable tokens after each prompt, up to and including `eos`.
 
-    All prompts are continued together, because a token of one takes as long as one of each: the weights are
+    Prompts are continued together, because a token of one takes as long as one of each: the weights are
     dequantized for it. Layers with a state would take the padding before a shorter prompt for text, so a
     model that has some continues one prompt after the other.
     """
-    if len(prompts) > 1 and not _only_attends(model):
-        return [_greedy(model, [prompt], eos, max_new_tokens)[0] for prompt in prompts]
-    return _greedy(model, prompts, eos, max_new_tokens) if prompts else []
+    most_tokens = TOGETHER if _only_attends(model) else 0
+    answers = []
+    for group in _groups(prompts, most_tokens, max_new_tokens):
+        answers += _greedy(model, group, eos, max_new_tokens)
+    return answers
+
+
+def _groups(prompts: list[list[int]], most_tokens: int, max_new_tokens: int) -> Iterator[list[list[int]]]:
+    """Yield the prompts in order, in groups that are at most `most_tokens` when they are padded to one length
+    and answered, or a prompt by itself.
+    """
+    group: list[list[int]] = []
+    for prompt in prompts:
+        longest = max(map(len, [*group, prompt])) + max_new_tokens
+        if group and longest * (len(group) + 1) > most_tokens:
+            yield group
+            group = []
+        group.append(prompt)
+    if group:
+        yield group
 
 
 def _only_attends(model: Any) -> bool:
