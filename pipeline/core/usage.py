@@ -24,7 +24,7 @@ KILO = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss in bytes
 class Figures:
     """The resources that one run of a stage needs. None means unknown.
 
-    `products` are the seconds that its operations take if this machine does nothing but matrix products.
+    `products` are the seconds that its operations take if this machine does nothing but products of matrices.
     """
 
     peak: int | None  # bytes of main memory, the peak of its largest process, mapped files included

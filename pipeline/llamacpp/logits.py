@@ -48,7 +48,10 @@ class GgufModel:
 
         A beginning that the row shares with the one before, up to the first position, isn't read again.
         """
-        kept = self.keep(min([common_start(ids, self._row), *positions[:1]]))
+        kept = common_start(ids, self._row)
+        if positions:
+            kept = min(kept, positions[0])
+        kept = self.keep(kept)
         wanted = {position - kept for position in positions}
         values = self.read(ids[kept:], kept, wanted)
         return values.copy()  # llama.cpp writes the next row into the same memory.
@@ -97,7 +100,7 @@ class GgufModel:
         A common prefix of rows is read once. One that all rows share with all of the last call isn't read
         again. Raises `ToolError` as `read`, and if the context was not opened for this many rows.
         """
-        kept = self._keep_shared(rows)
+        shared, kept = self._keep_shared(rows)
         rows_of: dict[tuple[int, ...], list[int]] = {}  # {prefix up to a position: rows with it}
         for number, (ids, _) in enumerate(rows):
             for end in range(kept + 1, len(ids) + 1):
@@ -111,24 +114,27 @@ class GgufModel:
                 for beginning, of in rows_of.items()
             ]
         )
+        self._shared = shared
+        self._rows = len(rows)
         place = {
             prefix: number for number, prefix in enumerate(prefix for prefix in rows_of if prefix in needed)
         }
         return [logits[[place[prefix] for prefix in of_row]] for of_row in prefixes_of]
 
-    def _keep_shared(self, rows: Sequence[tuple[list[int], range]]) -> int:
+    def _keep_shared(self, rows: Sequence[tuple[list[int], range]]) -> tuple[list[int], int]:
         """Forget the rows of the last call except for the tokens before the first wanted position that they
-        and all of `rows` begin with. Return their number.
+        and all of `rows` begin with. Return the tokens that all of `rows` begin with, and how many stay.
         """
         first, _ = rows[0]
         shared = min(common_start(first, ids) for ids, _ in rows)
         tokens = 0
         if len(rows) <= self._rows:  # Otherwise some of the rows have no tokens yet.
             tokens = min(common_start(first[:shared], self._shared), *(wanted[0] for _, wanted in rows))
+        # These describe llama.cpp's memory again once the rows are read.
         self._row = []
-        self._shared = first[:shared]
-        self._rows = len(rows)
-        return self._forget_from(tokens, row=-1)
+        self._shared = []
+        self._rows = 0
+        return first[:shared], self._forget_from(tokens, row=-1)
 
     def _forget_from(self, position: int, row: int) -> int:
         """Forget the tokens of a row (-1: of all rows) from `position` on. Return how many stay: 0 if the

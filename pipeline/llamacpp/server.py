@@ -118,7 +118,9 @@ def serving(
         log = Path(folder) / "log"
         key_file = write_key(Path(folder) / "key", key)
         command = server_command(tools, served, settings, key_file, ASK_SECONDS)
-        command += ["--slot-save-path", folder]
+        slot_folder = Path(folder) / "slots"
+        slot_folder.mkdir()
+        command += ["--slot-save-path", str(slot_folder)]
         with start(command, log) as process:
             wait_for_health(process, url, log)
             with connect(url, key) as client:

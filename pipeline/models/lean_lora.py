@@ -54,12 +54,12 @@ class Adapted(torch.autograd.Function):
         a: torch.Tensor,
         b: torch.Tensor,
         base: Any,
-        scale_and_share: tuple[float, float],
+        scale: float,
+        share: float,
     ) -> torch.Tensor:
         """Return the sum (..., out): x (..., in) in 16 bit; a (r, in), b (out, r) float32; `base` the frozen
-        linear; the share of x that is dropped.
+        linear; `share` the share of x that is dropped.
         """
-        scale, share = scale_and_share
         ctx.scale = scale / (1 - share)
         ctx.base = base
         flat = rows(x)
@@ -80,13 +80,13 @@ class Adapted(torch.autograd.Function):
         of_a = of_low.t().mm(without(rows(x), dropped)).to(a.dtype)
         of_x = None
         if ctx.needs_input_grad[0]:
-            whole = input_gradient(ctx.base, high)
+            gradient = input_gradient(ctx.base, high)
             if dropped is None:
-                whole.addmm_(of_low, a.to(x.dtype))
+                gradient.addmm_(of_low, a.to(x.dtype))
             else:
-                whole.add_(of_low.mm(a.to(x.dtype)).masked_fill_(dropped, 0))
-            of_x = whole.view(x.shape)
-        return of_x, of_a, of_b, None, None
+                gradient.add_(of_low.mm(a.to(x.dtype)).masked_fill_(dropped, 0))
+            of_x = gradient.view(x.shape)
+        return of_x, of_a, of_b, None, None, None
 
 
 def product(base: Any, x: torch.Tensor) -> torch.Tensor:
@@ -145,9 +145,10 @@ def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch
     """
     (name,) = layer.active_adapters if len(layer.active_adapters) == 1 else ("",)
     others = arguments or more or layer.disable_adapters or layer.merged or name not in layer.lora_A
-    if others or x.element_size() != 2 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    # Gradients in float16 would need a scaled loss.
+    if others or x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return type(layer).forward(layer, x, *arguments, **more)  # type: ignore[no-any-return]
     weights = layer.lora_A[name].weight, layer.lora_B[name].weight
     dropout = layer.lora_dropout[name]  # an identity if dropout is 0
     share = getattr(dropout, "p", 0.0) if dropout.training else 0.0
-    return Adapted.apply(x, *weights, layer.base_layer, (layer.scaling[name], share))  # type: ignore[no-any-return, no-untyped-call]
+    return Adapted.apply(x, *weights, layer.base_layer, layer.scaling[name], share)  # type: ignore[no-any-return, no-untyped-call]

@@ -8,7 +8,7 @@ that it keeps apart: attention that finds them computes a row at a time, everyth
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-NAME = "sdpa_by_row"  # of this attention among those of transformers
+NAME = "sdpa_by_row"  # the name by which transformers knows this attention
 
 
 class Row(NamedTuple):
@@ -81,7 +81,7 @@ def attention(
     if not rows or more.get("position_bias") is not None or key.shape[2] != query.shape[2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)  # type: ignore[no-any-return]
 
-    # The backward of a split joins the rows' gradients once; slices would each make a whole of zeros.
+    # The backward of a split joins the rows' gradients once. That of each slice would fill a whole tensor.
     lengths = [row.end - row.start for row in rows]
     parts = zip(*(heads.split(lengths, dim=2) for heads in (query, key, value)), rows, strict=True)
     outputs = [sdpa_attention_forward(module, *heads, row.mask, **more)[0] for *heads, row in parts]

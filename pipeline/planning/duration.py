@@ -40,8 +40,6 @@ STEP_FACTOR = 1.4
 # Assumed bytes a second from pinned memory to the GPU, over PCIe 3.0 × 16 or 4.0 × 8 (15.8 GB/s by the
 # standards).
 PCIE = 12e9
-# Keys of a split in the tokens' manifest that older ones may lack.
-ROW_COUNTS = ("sequences", "trained_tokens")
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,9 @@ def work_in(root: Path, train: Train) -> Work | None:
                     f"{root / name} doesn't say how many rows and tokens there are: run `snakemake --force "
                     "preprocess`",
                 )
-            rows, trained = (split.get(key) or 0 for key in ROW_COUNTS)
+            # Older manifests lack these.
+            rows = split.get("sequences") or 0
+            trained = split.get("trained_tokens") or 0
             work = run_of(train, *counts, rows=rows, trained=trained)
             return replace(work, held_out=splits.get("val", {}).get("tokens") or 0)
     return None

@@ -101,7 +101,7 @@ class Setup:
         too (`pipeline.models.lean_lora`).
         """
         plain = not self.train.use_dora and not self.train.compiled
-        return self.device == "cpu" and self.element < FLOAT and plain
+        return self.device == "cpu" and self.train.bnb_4bit_compute_dtype == "bfloat16" and plain
 
     @property
     def parts(self) -> int:

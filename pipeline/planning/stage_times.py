@@ -86,10 +86,13 @@ def times(name: str, item: str, params: Params, plan: Plan) -> Times:
         operations = plan.flops_per_token * (plan.work.tokens if plan.work else 0) + evaluating
         seconds = plan.seconds + evaluating / (rate * 1e12 * STEP_SHARE)
     else:
-        operations = llama_tokens(name, item, params, plan) * forward(plan)
-        seconds = operations / (rate * 1e12 * LLAMA_SHARE)
-    measured = plan.rate and plan.rate.tflops and operations
-    return Times(seconds + besides, operations / (rate * 1e12) if measured else None)
+        operations = llama_tokens(name, item, params, plan, by_time=False) * forward(plan)
+        timed = llama_tokens(name, item, params, plan, by_time=True) * forward(plan)
+        seconds = timed / (rate * 1e12 * LLAMA_SHARE)
+    products = None
+    if plan.rate and plan.rate.tflops and operations:
+        products = operations / (rate * 1e12)
+    return Times(seconds + besides, products)
 
 
 def fixed(name: str, item: str, params: Params, plan: Plan) -> float:
@@ -148,8 +151,12 @@ def row_tokens(plan: Plan) -> tuple[float, float]:
     return tokens * (1 - share), tokens * share
 
 
-def llama_tokens(name: str, item: str, params: Params, plan: Plan) -> float:
-    """Return the tokens of prompts that a stage reads, generated ones counted by what they take."""
+def llama_tokens(name: str, item: str, params: Params, plan: Plan, *, by_time: bool) -> float:
+    """Return the tokens that a stage reads and generates.
+
+    `by_time` counts a generated token, and tokens of slow types, as so many of a prompt at F16 as take their
+    time.
+    """
     row = sum(row_tokens(plan))
     head = plan.setup.shape.table_weights / plan.setup.shape.used_weights  # for a token with logits
     if name == "merge" and chooses(params, plan):
@@ -162,10 +169,13 @@ def llama_tokens(name: str, item: str, params: Params, plan: Plan) -> float:
         general = GENERAL_TOKENS if params.evaluate.general != "none" else 0
         model = ModelName(item)
         questions = asked(model, params, plan)
-        own = compared + general + SPEED_TOKENS + questions.read + GENERATED * questions.written
+        generated = GENERATED if by_time else 1.0
+        own = compared + general + SPEED_TOKENS + questions.read + generated * questions.written
+        if by_time:
+            own *= slowness(model, plan)
         # The 16-bit file is its own reference, on few rows.
         reference = ITSELF if model in SIXTEEN_BIT else 1.0
-        return own * slowness(model, plan) + compared * reference
+        return own + compared * reference
     return 0.0
 
 

@@ -46,7 +46,7 @@ def plan_stage(stage: str, params: Params, root: Path) -> Figures:
     """Return the planned figures of `stage` ("quantize@Q4_K_M").
 
     It is `UNKNOWN` if the base's shape isn't known, or nothing is planned for the stage. For a training that
-    `is_worth_measuring` it measures the machine first, and keeps its rate.
+    `is_worth_measuring` it measures the machine, and keeps its rate.
     """
     if stage.partition("@")[0] not in SECONDS:
         return UNKNOWN

@@ -63,7 +63,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return tokens_of
 
 
-FIRST, SECOND = [970, 11, 1879, 0, tiny.END], [970, 11, 1879, 198, 0, 11]
+FIRST = [970, 11, 1879, 0, tiny.END]
+SECOND = [970, 11, 1879, 198, 0, 11]
 
 
 def test_what_a_row_shares_with_the_one_before_is_not_read_again(

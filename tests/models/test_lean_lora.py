@@ -19,8 +19,10 @@ from pipeline.models.lean_lora import Adapted, draw_dropped
 from pipeline.models.quantized_linear import QuantizedLinear
 
 TOKENS = 48
-LIMIT = 0.1  # of a gradient's length, by which it may differ after three layers in 16 bit
-OF_A_PRODUCT = 0.01  # of the length of one linear's figures, by which rounding to 16 bit may change them
+# Shares of a tensor's length by which it may differ: a gradient after three layers in 16 bit, and the output
+# or a gradient of one linear.
+LIMIT = 0.1
+OF_A_PRODUCT = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +86,11 @@ def in_blocks(grid: tuple[int, int] | None = None) -> Any:
     return QuantizedLinear(rows, int(GgmlType.Q8_0), bias, compute_dtype=torch.bfloat16, grid=grid)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize(
     "make", [nf4, dense, in_blocks, partial(in_blocks, (2, 4))], ids=["NF4", "16 bit", "GGUF", "GGUF's order"]
 )
-def test_a_linear_s_figures_are_those_of_float32(make: Callable[[], Any]) -> None:
+def test_a_linear_s_figures_are_those_of_float32(make: Callable[[], Any], share: float) -> None:
     torch.manual_seed(1)
     linear = make().requires_grad_(False)
     x = torch.randn(2, 10, INPUTS, dtype=torch.bfloat16, requires_grad=True)
@@ -98,8 +101,12 @@ def test_a_linear_s_figures_are_those_of_float32(make: Callable[[], Any]) -> Non
         upstream = torch.linspace(-1, 1, output.numel()).view_as(output).bfloat16()
         return [output, *torch.autograd.grad(output, (x, a, b), upstream)]
 
-    ours = figures(Adapted.apply(x, a, b, linear, (2.0, 0.0)))  # type: ignore[no-untyped-call]
-    theirs = figures(linear(x) + ((x.float() @ a.t() @ b.t()) * 2).bfloat16())
+    torch.manual_seed(4)
+    ours = figures(Adapted.apply(x, a, b, linear, 2.0, share))  # type: ignore[no-untyped-call]
+    torch.manual_seed(4)
+    dropped = draw_dropped(x.flatten(0, 1), share).view_as(x)
+    adapted = x.float().masked_fill(dropped, 0) / (1 - share) @ a.t() @ b.t() * 2
+    theirs = figures(linear(x) + adapted.bfloat16())
     for mine, exact in zip(ours, theirs, strict=True):
         assert mine.dtype == exact.dtype
         assert (mine - exact).norm() < OF_A_PRODUCT * exact.norm()
