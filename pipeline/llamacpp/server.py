@@ -91,9 +91,12 @@ def serving(
     ctx_size: int,
     parallel: int | Literal["auto"] = 1,
     flash_attn: Literal["auto", "on", "off"] = "auto",
+    saves_slots: bool = False,
 ) -> Iterator[Server]:
-    """Serve a model on a free port while the body runs, with its adapter if there is one. Raises `ToolError`
-    if it doesn't start or answer, `MachineError` if it exits before the body does.
+    """Serve a model on a free port while the body runs, with its adapter if there is one.
+
+    With `saves_slots` a request can save and restore a slot's state, in a folder of the server's own. Raises
+    `ToolError` if it doesn't start or answer, `MachineError` if it exits before the body does.
     """
     model, lora = files
     tools = llama.tools
@@ -118,9 +121,10 @@ def serving(
         log = Path(folder) / "log"
         key_file = write_key(Path(folder) / "key", key)
         command = server_command(tools, served, settings, key_file, ASK_SECONDS)
-        slot_folder = Path(folder) / "slots"
-        slot_folder.mkdir()
-        command += ["--slot-save-path", str(slot_folder)]
+        if saves_slots:
+            slot_folder = Path(folder) / "slots"
+            slot_folder.mkdir()
+            command += ["--slot-save-path", str(slot_folder)]
         with start(command, log) as process:
             wait_for_health(process, url, log)
             with connect(url, key) as client:

@@ -66,7 +66,13 @@ def evaluated_server(
     """
     llama = llama_of(tools, settings)
     ctx_size = max(settings.ctx_size + settings.max_new_tokens, room)
-    return serving(llama, ModelFiles(model, lora), ctx_size=ctx_size, parallel=settings.parallel)
+    return serving(
+        llama,
+        ModelFiles(model, lora),
+        ctx_size=ctx_size,
+        parallel=settings.parallel,
+        saves_slots=True,
+    )
 
 
 def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:

@@ -32,7 +32,7 @@ REQUESTS = [
 @pytest.fixture(scope="module")
 def server(tools: Toolchain) -> Iterator[Server]:
     files = ModelFiles(cut_models(tools) / "tiny-F16.gguf")
-    with serving(Llama(tools), files, ctx_size=512, parallel=3) as up:
+    with serving(Llama(tools), files, ctx_size=512, parallel=3, saves_slots=True) as up:
         yield up
 
 
@@ -59,7 +59,7 @@ def test_memories_that_forget_no_part_give_the_same_answers(
     """A recurrent state is restored as a whole; a sliding window may be computed again."""
     gguf = tmp_path / "model.gguf"
     to_gguf(tools, family(name, tmp_path / "base", tools), gguf, "F16", HeaderFields(name))
-    with serving(Llama(tools), ModelFiles(gguf), ctx_size=512, parallel=2) as up:
+    with serving(Llama(tools), ModelFiles(gguf), ctx_size=512, parallel=2, saves_slots=True) as up:
         alone = [up.post("/v1/chat/completions", request) for request in REQUESTS]
         expected = [reply["choices"][0]["message"]["content"] for reply in alone]
         assert [text for text, _ in replies(up, REQUESTS)] == expected
