@@ -110,7 +110,9 @@ def test_ctrl_c_in_a_terminal(toy: Path, command: list[str], last: str) -> None:
     terminal.press(b"\x03")
     code, lines = terminal.end()
     sentence = "train: stopped by SIGINT: checkpoint-1 is complete"
-    assert sentence in lines and lines[-1] == last, lines
+    assert sentence in lines
+    # Under Snakemake the run view's own line may come before or after that of the stage's log.
+    assert last in lines[-2:], lines
     assert sentence in (toy / "logs/train.log").read_text().splitlines()
     assert code == 128 + signal.SIGINT
     assert stages_at_work(toy) == {}
