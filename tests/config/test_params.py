@@ -20,6 +20,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Base
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
+from pipeline.core.places import PROJECT
 from pipeline.core.yaml_readers import read_fast, read_strict
 from pipeline.stages.train.run import describe
 
@@ -640,3 +641,10 @@ def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
     for train in (DORA, TABLES):
         load({"train": train, "parity": {"depth": "standard"}})
     load({"base": gguf, "train": RSLORA | {"layers": "1-"}, "evaluate": {"models": ["adapter"]}})
+
+
+@pytest.mark.parametrize("name", ["quench.yaml", "quench_merge_16bit.yaml"])
+def test_settings_of_the_comparison_with_other_tools_are_accepted(name: str, tmp_path: Path) -> None:
+    text = (PROJECT / "benchmarks/peers/tools" / name).read_text(encoding="utf-8")
+    (tmp_path / "params.yaml").write_text(text.replace("SEED", "42"), encoding="utf-8")
+    assert load_params(tmp_path / "params.yaml").train.seed == 42
