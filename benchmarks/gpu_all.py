@@ -45,8 +45,16 @@ from pipeline.llamacpp.compiler import choose_backend
 PROJECT = Path(__file__).resolve().parents[1]
 FLOPS_PER_TOKEN = 42.5e9  # Qwen2.5-7B with checkpointing
 PARTS = (
-    *("tests", "machine", "speed", "packed", "planner"),
-    *("quantized", "offload", "several", "methods", "resume"),
+    "tests",
+    "machine",
+    "speed",
+    "packed",
+    "planner",
+    "quantized",
+    "offload",
+    "several",
+    "methods",
+    "resume",
 )
 ROUND_SECONDS = 150.0  # that a second round of the speed comparison takes
 # of the time, at most, for the tests: what comes after them is why the card was asked for
@@ -269,7 +277,7 @@ def packed(run: Run) -> None:
             run.ratio(
                 f"packed_{way}_ratio", f"packed_{way}_tokens_per_second", "packed_plain_tokens_per_second"
             )
-        for way in ("by_row", "varlen", "compiled", "compiled_varlen"):
+        for way in PACKED_WAYS[1:]:  # each against the first, with the mask
             run.difference(f"packed_{way}_loss_difference", f"packed_{way}_loss", "packed_masked_loss")
 
 

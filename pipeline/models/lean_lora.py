@@ -106,12 +106,13 @@ def input_gradient(base: Any, upstream: torch.Tensor) -> torch.Tensor:
 
 def weight_of(base: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight (out, in) of a linear in 16 bit or NF4."""
-    from bitsandbytes.functional import dequantize_4bit
-
     # If the base is sharded (`pipeline.models.sharded`), only the linear has the weight's state.
     state = getattr(base, "quant_state", None) or getattr(base.weight, "quant_state", None)
-    weight = base.weight.data if state is None else dequantize_4bit(base.weight.data, state)
-    return weight.to(dtype)  # type: ignore[no-any-return]
+    if state is None:
+        return base.weight.data.to(dtype)  # type: ignore[no-any-return]
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(base.weight.data, state).to(dtype)  # type: ignore[no-any-return]
 
 
 def without(values: torch.Tensor, dropped: torch.Tensor | None) -> torch.Tensor:

@@ -40,7 +40,7 @@ PIECE = 16 << 20  # bytes that are written at a time
 
 @dataclass(frozen=True)
 class Rate:
-    """What this machine reached, with all usable cores.
+    """The rates that this machine reached with all usable cores.
 
     `tflops` is that of bfloat16 products of the base's own linears; None if the CPU has no such products.
     `written` and `read` are bytes a second in the project's folder, past the page cache.

@@ -125,11 +125,6 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
             return LIBRARIES + CONTEXT + weights + max(table, 6 * params.parity.rows * row)
         case "evaluate" if on_cpu and (size := plan.disk.get(f"{item} GGUF")):
             # The 16-bit file, with which it is compared, is in memory too.
-            repacked = sum(bytes for _, kind, bytes in stored(item, plan) if kind in REPACKED)
+            repacked = sum(bytes for _, kind, bytes in matrices(shape, item) if kind in REPACKED)
             return EVALUATOR + size + repacked + weights
     return None
-
-
-def stored(level: str, plan: Plan) -> list[tuple[str, str, int]]:
-    """Return (name, ggml type, bytes) of every matrix at a level."""
-    return list(matrices(plan.setup.shape, level))
