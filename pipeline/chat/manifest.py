@@ -36,7 +36,8 @@ def manifest(
         **{key: stats[key] for key in ("method", "max_length", "packing") if key in stats},
         "splits": {
             split: {
-                key: counts[key] for key in ("rows", "sequences", "packed_rows", "tokens", "trained_tokens")
+                key: counts[key]
+                for key in ("rows_read", "rows", "sequences", "packed_rows", "tokens", "trained_tokens")
             }
             for split, counts in stats["splits"].items()
         },

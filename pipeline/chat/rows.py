@@ -186,6 +186,13 @@ def conversations(row: Row) -> list[list[dict[str, Any]]]:
     return [row["messages"] + row[side] for side in SIDES if side in row] or [row["messages"]]
 
 
+def has_tools(row: Row) -> bool:
+    """Return True if the row has tools, or a turn that calls one."""
+    return bool(row.get("tools")) or any(
+        "tool_calls" in turn for field in TURN_LISTS for turn in row.get(field, ())
+    )
+
+
 def other_references(row: Row) -> dict[str, list[str]]:
     """Return the answers that are accepted besides the reference, under their own key if there are any."""
     return {OTHERS: row[OTHERS]} if OTHERS in row else {}

@@ -11,10 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.chat.rows import ToolCall
+from pipeline.core.text import listed
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 
+# Recipes whose base shows tools, calls and results (tests/stages/curate/test_length.py), and how sentences
+# name them.
+TOOL_RECIPES = ("demo", "qwen2.5-0.5b", "qwen3-0.6b", "llama3.2-1b")
+SHOWING_TOOLS = f"those of the recipes {listed(TOOL_RECIPES)} do"
 # Strings of tools that templates test for. All other strings of a tool are the user's.
 KEYWORDS = frozenset(
     {

@@ -9,14 +9,17 @@ The page's beginning, on topics that no single error covers, is `pipeline/core/c
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from pipeline.core import errors
-from pipeline.core.catalog import HEAD, Problem, Reason, catalog, reasons
+from pipeline.core.catalog import HEAD, Problem, Reason, catalog, left_out, reasons
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import write_text
+
+# file that has reasons → the reasons, by name
+REASONS_OF = {"data/rejects.jsonl": reasons, "reports/labels.json": left_out}
 
 
 def main(wanted: str | None, page: Path | None) -> None:
@@ -26,9 +29,15 @@ def main(wanted: str | None, page: Path | None) -> None:
     if page:
         write_text(page, troubleshooting())
         return
-    reason = reasons().get((wanted or "").lower())
-    if reason:
-        print(*_sentences(reason), sep="\n")
+    name = (wanted or "").lower()
+    explained = [
+        line
+        for file, known in REASONS_OF.items()
+        if name in known()
+        for line in _sentences(known()[name], file)
+    ]
+    if explained:
+        print(*explained, sep="\n")
         return
     name = (wanted or "").upper()
     shown = [problem for problem in catalog().values() if not name or name in (problem.id, problem.area)]
@@ -43,11 +52,11 @@ def main(wanted: str | None, page: Path | None) -> None:
         print(f"When: {shown[0].when}\nWhat to do: {errors.of_this_installation(shown[0].remedy)}")
 
 
-def _sentences(reason: Reason) -> list[str]:
+def _sentences(reason: Reason, file: str) -> list[str]:
     """Return the lines on a reason: its meaning, an example and the remedy."""
     meaning = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", reason.meaning)  # text of a link
     return [
-        f"{reason.name} (a reason in data/rejects.jsonl)",
+        f"{reason.name} (a reason in {file})",
         f"Meaning: {meaning}.",
         f"Example: {reason.example}",
         f"What to do: {reason.remedy}",
@@ -57,7 +66,7 @@ def _sentences(reason: Reason) -> list[str]:
 def _nearest(name: str) -> str:
     """Return a sentence with the id, area or reason nearest to `name` (in capitals)."""
     areas = {problem.area for problem in catalog().values()}
-    spelled = {known.upper(): known for known in (*catalog(), *sorted(areas), *reasons())}
+    spelled = {known.upper(): known for known in (*catalog(), *sorted(areas), *reasons(), *left_out())}
     near = difflib.get_close_matches(name, spelled, n=1)
     if not near:
         return "`quench doctor explain` lists all errors, docs/data-formats.md all reasons"
@@ -88,7 +97,7 @@ def _table(area: str, problems: Sequence[Problem]) -> str:
     return head + "".join(f"| {line} |\n" for line in lines)
 
 
-def reasons_table() -> str:
-    """Return the table of reasons in docs/data-formats.md, without its head."""
-    rows = ((reason.name, reason.meaning.replace("|", "\\|")) for reason in reasons().values())
+def reasons_table(of: Mapping[str, Reason]) -> str:
+    """Return a table of reasons in docs/data-formats.md, without its head."""
+    rows = ((reason.name, reason.meaning.replace("|", "\\|")) for reason in of.values())
     return "".join(f"| `{name}` | {meaning} |\n" for name, meaning in rows)

@@ -552,6 +552,38 @@ def with_base(project: Path, base: Path) -> Path:
     return project
 
 
+CALLED = {
+    "messages": [
+        {"role": "user", "content": "2 + 2?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}],
+        },
+        {"role": "tool", "content": "4", "name": "add"},
+        {"role": "assistant", "content": "4"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
+}
+
+
+def test_check_counts_rows_with_tools_that_the_base_does_not_show(raw: Path, base: Path) -> None:
+    (raw / "bad.jsonl").unlink()
+    (raw / "calls.jsonl").write_text(f"{json.dumps(CALLED)}\n" * 3)
+    assert data(raw.parent, "check", str(raw)).exit_code == 0  # Without a base nobody knows.
+    models = raw.parent / "models"
+    models.mkdir()
+    (models / "base").symlink_to(base)
+    assert "tools" not in data(raw.parent, "check", str(raw)).stdout
+    (models / "base").unlink()
+    shutil.copytree(base, models / "base")
+    (models / "base/chat_template.jinja").write_text(tiny.CHATML)
+    shown = data(raw.parent, "check", str(raw))
+    assert shown.exit_code == 3
+    assert "3 rows have tools" in shown.stdout and "demo" in shown.stdout
+    assert "every row can be used" not in shown.stdout
+
+
 def test_show_renders_with_the_bases_template_and_marks_what_is_trained(
     with_base: Path, snapshot: Any
 ) -> None:

@@ -93,6 +93,7 @@ KEYS = {
     "augment.seed": Other(1, AUGMENTED),
     "preprocess.max_length": Other(64),
     "preprocess.packing": Other(False),
+    "preprocess.max_left_out": Other(1.0),
     "train.method": Other("dpo"),
     "train.reward": Other("none"),
     "train.reward_temperature": Other(0.5, {"train.reward": "softmax"}),

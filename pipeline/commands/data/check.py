@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pipeline.chat.rows import TRAINED, Kind
+from pipeline.chat.template_probe import SHOWING_TOOLS
 from pipeline.commands.data.file_check import UNMAPPED, FileCheck, place_of
 from pipeline.commands.data.mapping import Proposed, sentences, write
 from pipeline.config.methods import kinds_sentences
@@ -134,8 +135,10 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code: 3 if there is a row that can't be used, or a mapping that does nothing."""
-        return 3 if self.reasons or self.faults else 0
+        """Return the exit code: 3 if there is a row that can't be used, or not with this base, or a mapping
+        that does nothing.
+        """
+        return 3 if self.reasons or self.faults or self.tally["tools_not_shown"] else 0
 
 
 def main(params: Path | None, root: Path, paths: Sequence[Path], options: Options) -> int:
@@ -223,9 +226,15 @@ def _print_summary(outcome: Outcome, options: Options) -> None:
         *outcome.faults,
         *_stats(outcome),
     ]
+    untrainable = outcome.tally["tools_not_shown"]
+    if untrainable:
+        lines.append(
+            f"{plural(untrainable, 'row has', 'rows have')} tools that the template in models/base does not "
+            f"show (template_drops): choose a base whose template does ({SHOWING_TOOLS})"
+        )
     print(*(f"check: {sentence}" for sentence in lines), sep="\n", file=out)
     rejected = outcome.reasons.total()
-    if not rejected and not outcome.faults:
+    if not rejected and not outcome.faults and not untrainable:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
     if not rejected:
         return

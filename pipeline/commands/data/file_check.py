@@ -59,7 +59,7 @@ class FileCheck:
         path. There is none if every row can be used unchanged or repaired.
 
         `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, rows by kind, and
-        `scored` rows (with a reward).
+        `scored` rows (with a reward), and rows with `tools_not_shown` by the base's template.
         """
         from pipeline.stages.curate.clean import CleaningStats, file_entry
 
@@ -96,6 +96,7 @@ class FileCheck:
         for outcome in cleaner.outcomes(self.name, line, stats):
             self.kinds.update(row["kind"] for row in outcome.rows)
             tally["scored"] += sum("reward" in row for row in outcome.rows)
+            tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
             if outcome.rejected is None:
                 continue
             entry = cleaner.entry(self.name, line, outcome.source, outcome.rejected)

@@ -54,9 +54,10 @@ def keys(context: Any, incomplete: str) -> Iterable[str]:
 @quiet
 def explained(context: Any, incomplete: str) -> Iterable[str]:
     """Return what `quench doctor explain` explains: reasons, areas and ids of errors."""
-    from pipeline.core.catalog import catalog, reasons
+    from pipeline.core.catalog import catalog, left_out, reasons
 
-    return [*reasons(), *sorted({problem.area for problem in catalog().values()}), *catalog()]
+    areas = sorted({problem.area for problem in catalog().values()})
+    return [*{**reasons(), **left_out()}, *areas, *catalog()]
 
 
 @quiet

@@ -169,3 +169,8 @@ class Preprocess(Section):
         "put several short rows into one training row (best fit, unless train.order is as_given); each row "
         "sees only itself",
     )
+    max_left_out: Fraction = key(
+        0.5,
+        "the stage stops if more than this share of the training rows can't be trained (too long, or the "
+        "base's template doesn't show them whole); 1: train the others, however few",
+    )

@@ -1,7 +1,7 @@
 """The catalog of errors: every id with its class, when it is raised and what to do.
 
 There is one YAML file per area (`train.yaml` contains Q-TRAIN-...). `rows/reasons.yaml` contains the reasons
-for which rows are rejected.
+for which stage curate rejects rows, `rows/left_out.yaml` those for which stage preprocess leaves them out.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from pipeline.core.yaml_readers import read_fast
 
 FOLDER = Path(__file__).parent
 REASONS = FOLDER / "rows/reasons.yaml"
+LEFT_OUT = FOLDER / "rows/left_out.yaml"
 HEAD = FOLDER / "troubleshooting.md"  # the hand-written beginning of docs/troubleshooting.md
 
 
@@ -44,6 +45,12 @@ class Reason:
 def reasons() -> dict[str, Reason]:
     """Return every reason that `data/rejects.jsonl` can contain, by name, in docs/data-formats.md's order."""
     return {name: Reason(name, **entry) for name, entry in read_fast(REASONS).items()}
+
+
+@cache
+def left_out() -> dict[str, Reason]:
+    """Return every reason that `reports/labels.json` can contain, by name."""
+    return {name: Reason(name, **entry) for name, entry in read_fast(LEFT_OUT).items()}
 
 
 @cache

@@ -188,6 +188,10 @@ class Cleaner:
         """Return True if the base's template shows the row's turns, or if there is no base."""
         return self.length.folder is None or self.template().shows_turns(row)
 
+    def shows_tools_of(self, row: Row) -> bool:
+        """Return True if the base's template shows the row's tools and calls, or if there is no base."""
+        return self.length.folder is None or self.template().shows_tools_of(row)
+
     def redact(self, row: Row, changes: Changes) -> Row:
         """Apply the redactor's rule. If it redacts, excerpts of earlier rules are withheld because they could
         contain the secret.

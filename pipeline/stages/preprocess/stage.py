@@ -19,7 +19,8 @@ from pipeline.chat.manifest import NAME, manifest
 from pipeline.chat.prompts import QUESTIONS, REWARDS, with_prompts
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
 from pipeline.chat.sequences import encode_rows
-from pipeline.chat.tokens import load_tokenizer
+from pipeline.chat.template_probe import SHOWING_TOOLS
+from pipeline.chat.tokens import NOT_LEARNED, load_tokenizer
 from pipeline.chat.trial import OF_THE_BASE, USUAL, base_fault, failures
 from pipeline.config.methods import METHODS, REWARD, Method, unused_sentences
 from pipeline.config.params import Params
@@ -57,6 +58,7 @@ def preprocess(
     tokens_folder: Path,
     max_length: int,
     packing: bool,
+    max_left_out: float = 1.0,
     train: Train | None = None,
     augmented: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -69,7 +71,8 @@ def preprocess(
     render it whole and with exact labels, or if the method has no use for its kind. Nothing is cut. With
     `train.train_on_prompt` the prompts are learned too, not only the answers.
 
-    Raises `DataError` if no training row is left, if tokenizer and configuration contradict each other, or if
+    Raises `DataError` if no training row is left, if more than the share `max_left_out` of those that the
+    method learns from is left out, if tokenizer and configuration contradict each other, or if
     the proof fails. Raises `ConfigError` if the base lacks the targets of `train`, or can't keep rows apart
     that the method or a batch computes together. Rows that it can't keep apart are not packed.
     """
@@ -123,6 +126,7 @@ def preprocess(
         trained = stats["splits"]["train"]
         if not trained["rows"]:
             raise nothing_trained(tokenizer, all_stats["train"], rows_folder / "train.jsonl", train.method)
+        check_left_out(all_stats["train"], rows_folder / "train.jsonl", max_left_out)
         stats["trained_share"] = round(trained["trained_tokens"] / trained["tokens"], 4)
         sources = [file for split in SPLITS for file in files[split]]
         write_json(aside / NAME, manifest(aside, sources, base, tokenizer, stats))
@@ -156,8 +160,7 @@ def nothing_trained(tokenizer: Any, stats: SplitStats, rows: Path, method: Metho
         first = stats.rejects[usual][0]
         return DataError(
             "Q-PREPROCESS-001",
-            f"{beginning}: row {first['row']}: {first['why']}: choose a base whose chat template takes such "
-            "rows, or change the rows",
+            f"{beginning}: row {first['row']}: {first['why']}: {_remedy(stats, usual)}",
         )
     fixes = []
     if stats.rejected.keys() != {TOO_LONG}:
@@ -165,6 +168,36 @@ def nothing_trained(tokenizer: Any, stats: SplitStats, rows: Path, method: Metho
     if TOO_LONG in stats.rejected:
         fixes.append("raise preprocess.max_length")
     return DataError("Q-PREPROCESS-001", f"{beginning}: {' or '.join(fixes)}")
+
+
+def check_left_out(stats: SplitStats, rows: Path, most: float) -> None:
+    """Raise `DataError` if more than the share `most` of the rows that the method learns from is left out."""
+    kept = stats.kinds.total()
+    reasons = stats.rejected.copy()
+    del reasons[NOT_LEARNED]
+    learned = kept + reasons.total()
+    if reasons.total() <= most * learned:
+        return
+    usual, _ = reasons.most_common(1)[0]
+    counts = ", ".join(f"{count:,} {code}" for code, count in reasons.most_common())
+    first = stats.rejects[usual][0]
+    raise DataError(
+        "Q-PREPROCESS-017",
+        f"{reasons.total():,} of {plural(learned, 'row')} of {rows} can't be trained ({counts}): row "
+        f"{first['row']}: {first['why']}: {_remedy(stats, usual)}; preprocess.max_left_out: 1 trains the "
+        f"other {kept:,} alone",
+    )
+
+
+def _remedy(stats: SplitStats, reason: str) -> str:
+    """Return what to do about rows that are left out for this reason."""
+    if reason == TOO_LONG:
+        return "raise preprocess.max_length"
+    if reason not in OF_THE_BASE:
+        return "fix the rows"
+    if 2 * stats.rejected_with_tools[reason] > stats.rejected[reason]:
+        return f"choose a base whose chat template shows tools ({SHOWING_TOOLS}), or leave these rows out"
+    return "choose a base whose chat template takes such rows, or change the rows"
 
 
 @dataclass(frozen=True)
@@ -262,6 +295,7 @@ def main(params: Params, root: Path) -> None:
         tokens_folder=root / "data/tokens",
         max_length=params.preprocess.max_length,
         packing=params.preprocess.packing,
+        max_left_out=params.preprocess.max_left_out,
         train=params.train,
         augmented=params.augment.kinds,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import JUDGED
+from pipeline.chat.rows import JUDGED, has_tools
 from pipeline.chat.tokens import NOT_LEARNED, Row
 from pipeline.core.jsonl import read_rows
 
@@ -20,6 +20,7 @@ class SplitStats:
     """Counts, filled row by row. `examples` are the names of the first sequences of each kind of row."""
 
     rejected: Counter[str] = field(default_factory=Counter)
+    rejected_with_tools: Counter[str] = field(default_factory=Counter)
     rejects: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class SplitStats:
     def reject(self, row: Row, name: str, code: str, why: str) -> None:
         """Count a row that was left out."""
         self.rejected[code] += 1
+        self.rejected_with_tools[code] += has_tools(row)
         if code == NOT_LEARNED:
             self.untrained[row.get("kind", "chat")] += 1
         examples = self.rejects.setdefault(code, [])
@@ -80,7 +82,7 @@ def kind_of(row: Row, *, unfolded: bool) -> str:
     kinds = {
         "unfolded": unfolded,
         "text": row.get("kind", "chat") == "text",
-        "tools": bool(row.get("tools")) or any("tool_calls" in turn for turn in turns),
+        "tools": has_tools(row),
         "reasoning": any(turn.get("reasoning_content") for turn in turns),
         "untrained turn": any(turn.get("train") is False for turn in answers),
         "several turns": len(answers) > 1,

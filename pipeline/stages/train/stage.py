@@ -9,6 +9,7 @@ writes TensorBoard events in `reports/tensorboard/` and checkpoints in `models/c
 """
 
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, write_rows
 from pipeline.core.publish import publishing, remove, write_json
+from pipeline.core.text import plural
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, read_notes, step_of
@@ -57,7 +59,9 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
     if group:
         group.share_cores()
     tokenizer = load_tokenizer(job.base)
-    check_method(check_manifest(job.tokens, job.base, tokenizer).get("method", "sft"), settings.method)
+    prepared = check_manifest(job.tokens, job.base, tokenizer)
+    check_method(prepared.get("method", "sft"), settings.method)
+    print(f"train: {_rows_sentence(prepared['splits']['train'])}", flush=True)
     with ExitStack() as opened:
         interruption = opened.enter_context(Interruption())
         metrics_log = opened.enter_context(closing(MetricsLog(checkpoints / METRICS_LOG)))
@@ -110,6 +114,14 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         "monitoring": monitor.records(),
         "metrics_log": log,
     }
+
+
+def _rows_sentence(counts: Mapping[str, int]) -> str:
+    """Return how many of the rows of data/final stage preprocess made tokens of, by the manifest's counts."""
+    read = counts.get("rows_read", counts["rows"])  # Manifests of earlier versions don't say it.
+    left_out = read - counts["rows"]
+    why = f": reports/labels.html says why {left_out:,} can't" if left_out else ""
+    return f"{counts['rows']:,} of {plural(read, 'training row')} can be trained{why}"
 
 
 def check_method(prepared_for: Method, method: Method) -> None:

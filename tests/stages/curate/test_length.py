@@ -20,8 +20,10 @@ from tokenizer_folders import qwen_folder, smollm_folder
 
 from pipeline.chat.rows import BadRow, Row, row_id
 from pipeline.chat.template import compiled
+from pipeline.chat.template_probe import TOOL_RECIPES
 from pipeline.chat.tokens import encode
 from pipeline.core.errors import DataError
+from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.curate.rules import token_counter
 from pipeline.stages.curate.rules.length import Length
@@ -200,6 +202,26 @@ def test_no_row_has_more_tokens_than_its_bound(rules: dict[str, Length], name: s
         bound = counter.bound(plain)
         assert bound is not None
         assert bound >= counter.count_row(plain)
+
+
+# recipe that sentences name because its base shows tools → template of its family in llama.cpp's sources
+SHOW_TOOLS = {
+    "demo": "Qwen-Qwen2.5-7B-Instruct.jinja",
+    "qwen2.5-0.5b": "Qwen-Qwen2.5-7B-Instruct.jinja",
+    "qwen3-0.6b": "Qwen-Qwen3-0.6B.jinja",
+    "llama3.2-1b": "meta-llama-Llama-3.2-3B-Instruct.jinja",
+}
+
+
+def test_the_recipes_that_sentences_name_have_bases_that_show_tools(
+    folders: dict[str, Path], templates: dict[str, tuple[str, Any]]
+) -> None:
+    assert SHOW_TOOLS.keys() == set(TOOL_RECIPES)
+    template = ChatTemplate(folders["qwen"])
+    for recipe, file in SHOW_TOOLS.items():
+        assert (PROJECT / f"recipes/{recipe}.yaml").is_file()
+        template.templates = {"default": templates[file][1]}
+        assert template.shows_calls(), recipe
 
 
 def test_the_bound_holds_under_other_templates(

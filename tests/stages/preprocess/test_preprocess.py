@@ -183,6 +183,39 @@ def test_text_is_trained_and_what_is_no_use_is_counted(
     assert learned["input_ids"][-1] == tiny.END  # <|im_end|>, for it is learned to its end
 
 
+ADD = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
+CALLING = CHAT | {"tools": [{"type": "function", "function": ADD}]}
+
+
+@pytest.fixture
+def toolless(prepared: Path, tmp_path: Path) -> Path:
+    """A folder with a base whose template shows no tools."""
+    base = Path(shutil.copytree(prepared / "models/base", tmp_path / "toolless/models/base"))
+    (base / "chat_template.jinja").write_text(tiny.CHATML, encoding="utf-8")
+    return tmp_path / "toolless"
+
+
+def test_most_rows_with_tools_on_a_base_without_stop_the_stage(
+    toolless: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [CHAT, *[CALLING] * 3, *[CHAT | {"kind": "feedback", "label": True}] * 9]
+    with pytest.raises(DataError, match=r"3 of 4 rows .*tool 1.* recipes demo,") as raised:
+        whole(tmp_path / "stops", toolless, rows, capsys)
+    assert raised.value.id == "Q-PREPROCESS-017" and raised.value.exit_code == 3
+    assert not (tmp_path / "stops/data/tokens").exists()
+    allowed = run(tmp_path / "stops", tmp_path / "allowed", max_left_out=1.0)
+    assert allowed["splits"]["train"]["rows"] == 1
+    half = [CHAT, CHAT, CALLING, CALLING]
+    assert whole(tmp_path / "half", toolless, half, capsys)[0]["splits"]["train"]["rows"] == 2
+
+
+def test_where_every_row_has_tools_recipes_are_named_too(
+    toolless: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(DataError, match=r"Q-PREPROCESS-001: .* recipes demo,"):
+        whole(tmp_path, toolless, [CALLING], capsys)
+
+
 def test_each_end_of_turn_that_a_text_writes_is_trained(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

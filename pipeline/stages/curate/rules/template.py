@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import BadRow, Row, conversations
+from pipeline.chat.rows import BadRow, Row, conversations, has_tools
 from pipeline.chat.template import SPECIAL, compiled
 from pipeline.chat.template_probe import probe, shown
 from pipeline.core.errors import DataError
@@ -94,12 +94,20 @@ class ChatTemplate:
 
     def shows_calls(self) -> bool:
         """Return True if the template shows tools, calls with their arguments, and results."""
-        messages, tools = probe(CALLING, TOOLS)
+        return self._shows(CALLING, TOOLS)
+
+    def shows_tools_of(self, row: Row) -> bool:
+        """Return True if the template shows the row's tools, calls and results, or if it has none."""
+        return not has_tools(row) or all(self._shows(turns, row.get("tools")) for turns in conversations(row))
+
+    def _shows(self, turns: list[dict[str, Any]], tools: Any) -> bool:
+        """Return True if the template shows these tools and turns, apart from reasoning."""
+        bare, bare_tools = probe(turns, tools)
         try:
-            text = self.render(messages, tools)
+            text = self.render(bare, bare_tools)
         except BadRow:
             return False
-        return all(stand_in in text for _, stand_in in shown(messages, tools))
+        return all(stand_in in text for _, stand_in in shown(bare, bare_tools, since=len(bare)))
 
     def shows_turns(self, row: Row) -> bool:
         """Return True if the template shows the content of every turn, in the row's order."""
