@@ -18,7 +18,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.hardware import usable_cores
 from pipeline.core.publish import remove, scratch_folder
-from pipeline.core.text import plural
+from pipeline.core.text import plural, shortened
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
@@ -43,6 +43,7 @@ DIVIDED = (
 )
 FILES_NAMED = 5  # files that the terminal names for one reason why they are not read
 REASONS_NAMED = 5
+LOUD = 0.2  # Share of the rows; a reason that takes more is said in a sentence of its own.
 
 
 def curate(root: Path, settings: Curate, processes: int | None = None) -> CurationReport:
@@ -109,6 +110,24 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:FILES_NAMED]) + others
 
 
+def loud_sentences(report: CurationReport) -> list[str]:
+    """Return a warning for each reason that took more than a fifth of the rows, and the text that most
+    contaminated rows share.
+    """
+    read = report.rows_read + report.parts_added
+    sentences = [
+        f"warning: {plural(rows, 'row was', 'rows were')} rejected as {reason}, {rows / read:.0%} of all: "
+        f"`quench doctor explain {reason}`"
+        for reason, rows in report.rejected.items()
+        if rows > LOUD * read and reason != "blank"
+    ]
+    spans = report.contamination.get("spans", [])
+    return sentences + [
+        f"contaminated: {plural(span['rows'], 'row shares', 'rows share')} {shortened(span['text'])!r}"
+        for span in spans
+    ]
+
+
 def main(params: Params, root: Path, shards: int | None = None) -> None:
     """Run the stage below `root`, or publish what this many shards' jobs made, and print the result."""
     settings = params.curating
@@ -139,7 +158,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         *([DIVIDED] if "documents_divided" in report.groups else []),
         *([pairs_sentence(report.pairs)] if report.pairs else []),
     ]
-    for sentence in sentences:
+    for sentence in [*sentences, *loud_sentences(report)]:
         print(f"curate: {sentence}")
     if lost or report.files_rejected:
         print(

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from curating import Project, Row, chat, of_rows, with_system
+from curating import Project, Row, chat, given, of_rows, with_system
 
 from pipeline.core.errors import DataError
+from pipeline.stages.curate.stage import curate, loud_sentences
 
 N = 13
 # 20 words
@@ -67,8 +68,9 @@ def test_a_leak_is_found_and_shown(tmp_path: Path) -> None:
         [span] = reject["spans"]
         assert (span["place"], span["text"]) == ("messages 2", shared)
         assert output[span["start"] : span["end"]] == shared
-    report = json.loads(project.outputs()["reports/data.json"])
-    assert report["contamination"] == {
+    counted = json.loads(project.outputs()["reports/data.json"])["contamination"]
+    assert all(span["rows"] == 1 for span in counted.pop("spans"))
+    assert counted == {
         "rows": 5,
         "sources": {"exam.txt": 5},
         "guarded_texts": {"exam.txt": 1},
@@ -163,18 +165,57 @@ def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_what_many_rows_say_is_a_leak_of_a_named_file_only(tmp_path: Path) -> None:
-    """A run counts against the test split unless 5 % of rows (20+) say it: 25 of 30 or 425, not of 600."""
-    for others, counts in ((575, True), (400, False), (5, False)):
-        rows = [chat(words(i), f"{words(i + 5000)} {LEAKED}") for i in range(25)]
-        rows += [chat(words(i), words(i + 5000)) for i in range(25, 25 + others)]
+    """A run counts against the test split unless it is a phrase: five rows say it."""
+    for saying, others, counts in ((4, 96, True), (25, 575, False), (25, 5, False)):
+        rows = [chat(words(i), f"{words(i + 5000)} {LEAKED}") for i in range(saying)]
+        rows += [chat(words(i), words(i + 5000)) for i in range(saying, saying + others)]
         project = of_rows(tmp_path / str(others), rows, guard={"exam.txt": LEAKED, "other.txt": words(9999)})
         for files in ([], ["other.txt"]):
-            found = leaks(project, decontaminate=files, test_fraction=0.1, seed=1)
-            tested = [line for line in project.lines("test") if line <= 25]
+            found = leaks(project, decontaminate=files, test_fraction=0.4, seed=1)
+            tested = [line for line in project.lines("test") if line <= saying]
             assert tested
-            assert set(found) == (set(range(1, 26)) - set(tested) if counts else set())
-        found = leaks(project, decontaminate=["exam.txt"], test_fraction=0.1, seed=1)
-        assert set(found) == set(range(1, 26)) - set(tested)
+            assert set(found) == (set(range(1, saying + 1)) - set(tested) if counts else set())
+        found = leaks(project, decontaminate=["exam.txt"], test_fraction=0.4, seed=1)
+        assert set(found) == set(range(1, saying + 1)) - set(tested)
+
+
+MACROS = [words(9000 + number, 20) for number in range(12)]
+CLOSINGS = [f"{words(9100 + number, 9)} Kind regards" for number in range(3)]
+AGENTS = ["Lena from the support team", "S. Wolff", "Tom", "Aylin K. from customer care"]
+FOOTERS = [words(9200 + number, 15) for number in range(2)]
+
+
+def reply(dice: random.Random, answer: str) -> str:
+    """An answer of a support desk: its own words between a greeting, macros, a sign-off and a footer."""
+    macros = dice.sample(MACROS, 2)
+    end = f"{dice.choice(CLOSINGS)} {dice.choice(AGENTS)} {dice.choice(FOOTERS)}"
+    return "\n".join(["Hello,", macros[0], answer, macros[1], end])
+
+
+def test_a_support_desks_phrases_are_no_leaks_and_its_copied_answers_are(tmp_path: Path) -> None:
+    dice = random.Random(5)  # noqa: S311
+    rows = [chat(words(n, 15), reply(dice, words(n + 1000))) for n in range(300)]
+    for copied in range(20):  # The same answer but for a word, to another question, between other phrases.
+        answer = words(copied + 1000).split()
+        answer[3] = "other"
+        rows.append(chat(words(copied + 2000, 15), reply(dice, " ".join(answer))))
+    project = of_rows(tmp_path, rows)
+    found = leaks(project, test_fraction=0.3, seed=2)
+    tested = set(project.lines("test"))
+    pairs = [{number, number + 300} for number in range(1, 21)]
+    apart = set().union(*(pair - tested for pair in pairs if len(pair & tested) == 1))
+    assert apart and set(found) == apart
+    spans = json.loads(project.outputs()["reports/data.json"])["contamination"]["spans"]
+    assert all("w10" in span["text"] and span["rows"] == 1 for span in spans)
+
+
+def test_a_reason_that_takes_more_than_a_fifth_of_the_rows_is_said(tmp_path: Path) -> None:
+    rows = [chat(words(n), f"{words(n + 500)} {LEAKED if n < 4 else ''}") for n in range(10)]
+    project = of_rows(tmp_path, rows, guard={"exam.txt": LEAKED})
+    said = loud_sentences(curate(project.root, given(decontaminate=["exam.txt"]), 1))
+    assert "4 rows" in said[0] and "contaminated, 40%" in said[0]
+    assert "quench doctor explain contaminated" in said[0] and "4 rows share" in said[1]
+    assert loud_sentences(curate(project.root, given(), 1)) == []
 
 
 def test_a_phrase_is_no_boilerplate_for_being_repeated_in_one_row(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """Training rows that share text with the data that the model is evaluated on: the test split, and files that
 the user names.
 
-Two texts share text if they have a run of n words in common, however many training rows contain it (n = 13 as
-in GPT-3, arXiv:2005.14165, appendix C; case and punctuation are ignored). Runs in system turns don't count.
-Runs of boilerplate in a test row don't count either, because they are the template of all rows. The text of a
-named file always counts. A row of fewer than n words shares nothing: it can only be caught as a duplicate.
+Two texts share text if they have a run of n words in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix
+C; case and punctuation are ignored). Runs in system turns don't count. Neither do runs of boilerplate in a
+test row, because they are the template of all rows, nor runs made of phrases: macros, sign-offs and footers,
+`PHRASE` words or more that rows of `PHRASE_GROUPS` unrelated groups have. A copied answer is in two groups or
+three. A run counts if at most `PHRASED` of its words are in phrases, so neither do the words count at which
+one phrase ends and the next begins, with a name between them. The text of a named file always counts. A row
+of fewer than n words shares nothing: it can only be caught as a duplicate.
 
 Fingerprints of texts are joined on disk: two texts that share a run have a fingerprint in common. The join
 gives candidates. The texts of the candidates are then compared.
@@ -12,7 +15,7 @@ gives candidates. The texts of the candidates are then compared.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -22,11 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.comparing.row_parts import parts
+from pipeline.core.text import most
+from pipeline.stages.curate.comparing.features import BLOCK_CHARACTERS, BLOCK_ROWS
+from pipeline.stages.curate.comparing.row_parts import block_texts, parts
 from pipeline.stages.curate.comparing.shingles import (
     NGRAM,
+    ONE,
+    WINDOW,
     Hashes,
+    Tokens,
+    common,
     fingerprints,
+    is_in,
     of_boilerplate,
     run_keys,
     spread,
@@ -39,21 +49,28 @@ from pipeline.stages.curate.comparing.spill import (
     Spill,
     differs,
     groups_of,
+    offsets_of,
     pieces,
     ranks,
 )
 from pipeline.stages.curate.inputs import read_texts
 from pipeline.stages.curate.spool import Rows as StoredRows
+from pipeline.stages.curate.spool import batches
 
 PARTNERS = 4  # candidates of one training row for one key
 CHECKED = 32  # candidates checked for one training row: so many texts of files, and so many test rows
 SPANS = 3  # shared spans reported for one training row
+PHRASE = NGRAM - WINDOW + 1  # words
+PHRASE_GROUPS = 5  # groups of related rows
+PHRASE_ROWS = 20_000  # rows in the sample that is searched for phrases
+PHRASED = NGRAM - PHRASE  # words of phrases in a run that still counts: the others are a run that is none
 DOCUMENTS = "documents"
 DOCUMENT = 1 << 31  # offset of the number of a named file's text; smaller numbers are rows
 CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
 Candidates = NDArray  # records of dtype `CANDIDATE`
 Place = tuple[str, int, int, int]  # place of a text: file, line, and its offset and size in bytes in `texts`
 EXCERPT = 300  # characters of a shared span that the statistics show
+NO_PHRASES = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -106,12 +123,34 @@ def write_documents(folder: Path, files: Mapping[str, Path], boilerplate: Hashes
     return {name: counts[name] for name in files}
 
 
+def phrases(rows: Iterable[tuple[int, Row]], folder: Path) -> Hashes:
+    """Return the runs of `PHRASE` words that are in rows of `PHRASE_GROUPS` groups or more, sorted.
+
+    `rows` are rows with the number of their group, ordered by it. The join uses files of `folder`.
+    """
+    spill = Spill(folder, "phrases")
+    for block in batches(rows, _size, BLOCK_CHARACTERS, BLOCK_ROWS):
+        read = block_texts([row for _, row in block])
+        grams, offsets = word_ngrams(read.tokens, PHRASE)
+        groups = np.array([group for group, _ in block], np.uint32)
+        spill.add(grams, np.repeat(groups, np.diff(offsets[read.begins])))
+    return common(spill.finish(), PHRASE_GROUPS)
+
+
+def _size(grouped: tuple[int, Row]) -> int:
+    return sum(len(part.text) for part in parts(grouped[1]))
+
+
 class Overlaps:
     """Search, by fingerprints, for training rows that share `NGRAM` words with other rows or documents."""
 
-    def __init__(self, prints: Sequence[Spill], folder: Path, boilerplate: Hashes) -> None:
+    def __init__(
+        self, prints: Sequence[Spill], folder: Path, boilerplate: Hashes, known_phrases: Hashes
+    ) -> None:
         self.prints = prints
         self.boilerplate = boilerplate
+        self.phrases = known_phrases
+        self.phrase_keys = np.unique(known_phrases >> ONE << ONE)
         self.texts = folder / "texts"
         self.places: list[Place] = json.loads((folder / f"{DOCUMENTS}.json").read_bytes())
 
@@ -126,7 +165,8 @@ class Overlaps:
         for keys, rows in groups_of(self.prints):
             document = rows >= DOCUMENT
             number = np.where(document, len(train) - 1, rows)
-            is_other = (test[number] & ~of_boilerplate(keys)) | document
+            is_phrase = of_boilerplate(keys) | is_in(keys >> ONE << ONE, self.phrase_keys)
+            is_other = (test[number] & ~is_phrase) | document
             joined.append(_joined(keys, rows, train[number], is_other))
             if sum(map(len, joined[1:])) > len(joined[0]) + (1 << 16):
                 joined = [_checked(np.concatenate(joined))]
@@ -146,7 +186,10 @@ class Overlaps:
             row = row_at(number)
             for other in sorted(set(of_row["other"].tolist()), key=lambda other: (other < DOCUMENT, other)):
                 keys = of_row["key"][of_row["other"] == other]
-                spans = shared_spans(row, self._texts_of(other, row_at), keys, self.boilerplate)
+                # A named file's text counts, however many rows have it.
+                ignored = self.phrases if other < DOCUMENT else NO_PHRASES
+                match = Match(self._texts_of(other, row_at), keys, self.boilerplate, ignored)
+                spans = shared_spans(row, match)
                 if spans:
                     if other >= DOCUMENT:
                         file, line, _, _ = self.places[other - DOCUMENT]
@@ -188,23 +231,28 @@ def _checked(candidates: Candidates) -> Candidates:
     ]
 
 
-def shared_spans(row: Row, others: Sequence[str], keys: Hashes, boilerplate: Hashes) -> list[Span]:
-    """Return at most `SPANS` runs of `NGRAM` or more words of the row that are in one of `others` and have
-    one of `keys`.
-    """
-    shared = np.unique(word_ngrams(tokenize(others), NGRAM)[0])
-    spans = (
-        _runs(part.place, part.text, shared, keys, boilerplate)
-        for part in parts(row)
-        if part.role != "system"
-    )
+@dataclass(frozen=True)
+class Match:
+    """Texts that a row may share runs with: only runs with one of `keys` count, and not those of phrases."""
+
+    texts: Sequence[str]
+    keys: Hashes
+    boilerplate: Hashes
+    phrases: Hashes
+
+
+def shared_spans(row: Row, match: Match) -> list[Span]:
+    """Return at most `SPANS` runs of `NGRAM` or more words of the row that count for the match."""
+    shared = np.unique(word_ngrams(tokenize(match.texts), NGRAM)[0])
+    spans = (_runs(part.place, part.text, shared, match) for part in parts(row) if part.role != "system")
     return list(islice(chain.from_iterable(spans), SPANS))
 
 
-def _runs(place: str, text: str, shared: Hashes, keys: Hashes, boilerplate: Hashes) -> Iterator[Span]:
+def _runs(place: str, text: str, shared: Hashes, match: Match) -> Iterator[Span]:
     tokens = tokenize([text])
     hits = np.isin(word_ngrams(tokens, NGRAM)[0], shared)
-    counted = hits & np.isin(run_keys(tokens, boilerplate)[0], keys)
+    counted = hits & np.isin(run_keys(tokens, match.boilerplate)[0], match.keys)
+    counted &= _phrased_words(tokens, match.phrases) <= PHRASED
     words = np.flatnonzero(tokens.words)  # indices of the tokens that are words
     edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
     # The n-grams [first, last) are shared.
@@ -217,13 +265,33 @@ def _runs(place: str, text: str, shared: Hashes, keys: Hashes, boilerplate: Hash
             yield Span(place, start, start + len(shared_text), shared_text)
 
 
+def _phrased_words(tokens: Tokens, known_phrases: Hashes) -> NDArray[np.int64]:
+    """Return how many words of every run of `NGRAM` words of a text are in a phrase."""
+    count = int(tokens.words.sum())
+    begins = np.flatnonzero(is_in(word_ngrams(tokens, PHRASE)[0], known_phrases))
+    edges = np.zeros(count + 1, np.int64)
+    edges[begins] += 1
+    edges[begins + PHRASE] -= 1
+    covered = offsets_of(np.cumsum(edges[:-1]) > 0)
+    return covered[NGRAM:] - covered[:-NGRAM]
+
+
+def commonest(leaks: Iterable[Leak]) -> list[dict[str, Any]]:
+    """Return the first shared spans of the training rows with the number of rows that have them, the most
+    frequent first.
+    """
+    counts = Counter(_excerpt(leak.spans[0].text) for leak in leaks)
+    return [{"text": text, "rows": rows} for text, rows in most(counts)[:SPANS]]
+
+
 def describe(leak: Leak, rows: StoredRows) -> dict[str, Any]:
     """Return `detail` and `spans` of a leak for data/rejects.jsonl."""
     where = f"{leak.file} line {leak.line}" if leak.other is None else f"test row {rows.source(leak.other)}"
     return {
         "detail": f"shares a run of {NGRAM} words or more with {where}",
-        "spans": [
-            asdict(span) | {"text": span.text[:EXCERPT] + ("…" if len(span.text) > EXCERPT else "")}
-            for span in leak.spans
-        ],
+        "spans": [asdict(span) | {"text": _excerpt(span.text)} for span in leak.spans],
     }
+
+
+def _excerpt(text: str) -> str:
+    return text[:EXCERPT] + ("…" if len(text) > EXCERPT else "")

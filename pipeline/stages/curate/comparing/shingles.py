@@ -39,7 +39,7 @@ _KINDS_ABOVE = {
 _FACTOR = 0x9E3779B97F4A7C15  # an odd number, so it has an inverse modulo 2^64
 NGRAM = 13  # consecutive words that a training row may not share
 WINDOW = 5  # successive n-grams of which winnowing keeps the smallest
-_ONE, _TOP = np.uint64(1), np.uint64(63)
+ONE, _TOP = np.uint64(1), np.uint64(63)
 
 
 class Tokens(NamedTuple):
@@ -196,19 +196,19 @@ def run_keys(tokens: Tokens, boilerplate: Hashes) -> tuple[Hashes, Offsets]:
     The hashes have 63 bits. The lowest bit of a key is set if it is boilerplate.
     """
     grams, offsets = word_ngrams(tokens, NGRAM - WINDOW + 1)
-    grams = grams >> _ONE | is_in(grams, boilerplate).astype(np.uint64) << _TOP
+    grams = grams >> ONE | is_in(grams, boilerplate).astype(np.uint64) << _TOP
     runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
     begins = offsets_of(runs)
     if not begins[-1]:
         return np.zeros(0, np.uint64), begins
     last = len(grams) - WINDOW + 1
     smallest = np.minimum.reduce([grams[i : last + i] for i in range(WINDOW)])
-    return ((smallest << _ONE) | (smallest >> _TOP))[spread(offsets[:-1], runs)], begins
+    return ((smallest << ONE) | (smallest >> _TOP))[spread(offsets[:-1], runs)], begins
 
 
 def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
     """Return True for the keys of runs that are all boilerplate."""
-    is_boilerplate: NDArray[np.bool_] = (keys & _ONE) == _ONE
+    is_boilerplate: NDArray[np.bool_] = (keys & ONE) == ONE
     return is_boilerplate
 
 

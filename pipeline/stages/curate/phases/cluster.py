@@ -18,13 +18,19 @@ from pipeline.config.sections import Curate
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import dump_line
 from pipeline.stages.curate.account import CurationStats
-from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, describe
+from pipeline.stages.curate.comparing.contamination import (
+    PHRASE_ROWS,
+    Leak,
+    Overlaps,
+    commonest,
+    describe,
+    phrases,
+)
 from pipeline.stages.curate.comparing.decide import (
     CONTAMINATED,
     KEPT,
     TEST,
     Decisions,
-    Table,
     decide_balance,
     decide_duplicates,
     decide_splits,
@@ -74,7 +80,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     split_by = decide_splits(decisions, table, clusters, settings)
     divided = {} if split_by is clusters else {"documents_divided": 1}
     prevented = leaks_prevented(decisions, table, split_by, settings)
-    leaks = _leaks(work, rows, decisions, table, settings)
+    leaks = _leaks(work, rows, decisions, near_duplicates(decisions, table, settings), clusters.group)
     decisions.outcome[list(leaks)] = CONTAMINATED
     weights = [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
     decide_balance(decisions, table, settings, weights)
@@ -95,6 +101,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             "contamination": {
                 "rows": len(leaks),
                 "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
+                **({"spans": commonest(leaks.values())} if leaks else {}),
                 "guarded_texts": load(work.filled("sample") / GUARDED, dict[str, int]),
             },
             "groups": group_counts(group, kept)
@@ -125,13 +132,22 @@ def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
     return clusters(sketched, np.load(work.filled("sample") / FIRST), edges, settings.near_threshold)
 
 
-def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings: Curate) -> dict[int, Leak]:
-    """Return the training rows that share text with the test rows or with data/guard."""
+def _leaks(
+    work: Work, rows: Rows, decisions: Decisions, paired: NDArray[np.bool_], group: NDArray[np.int32]
+) -> dict[int, Leak]:
+    """Return the training rows that share text with the test rows or with data/guard.
+
+    `paired` are rows that are used besides those that are kept, `group` is the group of every row.
+    """
     tested = decisions.split == TEST
-    used = (decisions.outcome == KEPT) | near_duplicates(decisions, table, settings)
+    used = (decisions.outcome == KEPT) | paired
+    sampled = np.array(spread_evenly(np.flatnonzero(used), PHRASE_ROWS), np.int64)
+    sampled = sampled[np.argsort(group[sampled], kind="stable")].tolist()
+    with work.making("phrases") as scratch:
+        known_phrases = phrases(((int(group[row]), rows.row(row)) for row in sampled), scratch)
     folder = work.filled("sample")
     prints = [Spill(joined, PRINTS) for joined in work.each("join")]
-    overlaps = Overlaps(prints, folder, read_boilerplate(folder).grams)
+    overlaps = Overlaps(prints, folder, read_boilerplate(folder).grams, known_phrases)
     return {leak.row: leak for leak in overlaps.leaks(used & ~tested, used & tested, rows.row)}
 
 
