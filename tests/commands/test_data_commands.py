@@ -265,6 +265,16 @@ def test_check_names_the_columns_that_texts_are_read_without(raw: Path) -> None:
     assert "texts.jsonl: the texts are read without title (2 rows);" in shown.stdout
 
 
+def test_check_counts_the_verdicts_beside_rows(raw: Path) -> None:
+    rows = [
+        {"prompt": f"Name pier {number}.", "completion": "One.", "status": "Discarded"} for number in (1, 2)
+    ]
+    (raw / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = data(raw.parent, "check", str(raw / "judged.jsonl"))
+    assert shown.exit_code == 3
+    assert "status: discarded (2 rows)" in shown.stdout and "curate.marked_bad" in shown.stdout
+
+
 def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
     shown = data(raw.parent, "check", str(raw), "--json")
     entries = [json.loads(line) for line in shown.stdout.splitlines()]

@@ -23,7 +23,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
 from pipeline.stages.curate.inputs import by_glob
-from pipeline.stages.curate.mapped import file_problem, lacking, left_out_of_texts
+from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts
 from pipeline.stages.curate.reading.files import files_below
 from pipeline.stages.curate.reading.members import Unread, unread_members, without_names
 from pipeline.stages.curate.reading.notes import notes_sentences
@@ -128,7 +128,8 @@ class Outcome:
     reasons: Counter[str] = field(default_factory=Counter)
     lines: int = 0  # lines about rejected rows, printed or left out
     readings: list[str] = field(default_factory=list)  # formats and kinds that each file's rows are read as
-    left_out: list[str] = field(default_factory=list)  # columns of texts that are not read
+    # columns of texts that are not read, and those that call rows bad
+    columns: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)  # files that give no row, each with the reason
     faults: list[str] = field(default_factory=list)  # faults of mappings
     proposed: list[Proposed] = field(default_factory=list)
@@ -201,7 +202,9 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
     if reading:
         outcome.readings.append(reading)
     if file.left_out:
-        outcome.left_out.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
+        outcome.columns.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
+    if file.verdicts:
+        outcome.columns.append(f"{file.shown}: {called_bad(file.verdicts)}")
     why = file.no_row()
     if why:
         outcome.empty.append(f"{file.shown}: no row: {why}")
@@ -221,7 +224,7 @@ def _print_summary(outcome: Outcome, options: Options) -> None:
     out = sys.stderr if options.as_json else sys.stdout  # The output for a program stays clean.
     lines = [
         *_first(outcome.readings),
-        *_first(outcome.left_out),
+        *_first(outcome.columns),
         *_first(outcome.empty),
         *outcome.faults,
         *_stats(outcome),

@@ -44,6 +44,7 @@ class FileCheck:
     formats: Counter[str] = field(default_factory=Counter)
     mapped: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     left_out: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
+    verdicts: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     reasons: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)  # counted by `raw_lines`
     unread: list[dict[str, Any]] = field(default_factory=list)  # first rows that fit no format
@@ -81,6 +82,7 @@ class FileCheck:
         self.formats = stats.formats
         self.mapped = stats.mapped
         self.left_out = stats.left_out
+        self.verdicts = stats.verdicts
         tally["lines"] += self.lines
         tally["usable"] += self.usable
         tally.update(self.kinds)

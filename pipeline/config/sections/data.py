@@ -100,6 +100,11 @@ class CurateKeys(Section):
         'rows to reject: refusals (the answer is nothing but a stock one, "As an AI language model, I cannot '
         '…"), garbage (endless repetition, hardly a letter, broken encoding); [] rejects neither',
     )
+    marked_bad: Literal["reject", "keep"] = key(
+        "reject",
+        "rows that a key beside them calls bad (status: discarded, is_correct: false, flagged: true, "
+        "deleted_at …): reject | keep; a key set to null in curate.fields is no verdict",
+    )
     languages: Annotated[list[Language], ONCE] = key(
         [], 'languages to keep, as ISO 639 codes, e.g. [en, de]; [] keeps all (needs the extra "languages")'
     )

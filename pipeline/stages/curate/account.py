@@ -34,6 +34,7 @@ ROW_RULES = (
     "read",
     "transform",
     "format",
+    "verdicts",
     "markup",
     "calls",
     "nulls",
@@ -51,7 +52,7 @@ ROW_RULES = (
 
 OF_NOTHING = hashlib.sha256(b"").hexdigest()
 LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
-OPTIONAL = ("transform", "pairs")  # rules that are not mentioned if they did nothing
+OPTIONAL = ("transform", "verdicts", "pairs")  # rules that are not mentioned if they did nothing
 
 
 @dataclass
@@ -72,6 +73,7 @@ class FileStats:
     # rows.
     mapped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
+    verdicts: Counter[str] = field(default_factory=Counter)  # keys and words that call a row bad → rows
     notes: Counter[str] = field(default_factory=Counter)
 
     def is_unreadable(self) -> bool:
@@ -104,6 +106,7 @@ class FileStats:
             **({"members_named": names} if names else {}),
             **({"fields_lacking": unsourced} if unsourced else {}),
             **({"left_out_of_texts": dict(self.left_out)} if self.left_out else {}),
+            **({"marked_bad": dict(self.verdicts)} if self.verdicts else {}),
         }
 
 
@@ -181,6 +184,7 @@ class CurationStats:
         file.formats.update(done.cleaning_stats.formats)
         file.mapped.update(done.cleaning_stats.mapped)
         file.left_out.update(done.cleaning_stats.left_out)
+        file.verdicts.update(done.cleaning_stats.verdicts)
         self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
     def merge(self, later: "CurationStats") -> None:
@@ -195,6 +199,7 @@ class CurationStats:
             total.formats.update(counts.formats)
             total.mapped.update(counts.mapped)
             total.left_out.update(counts.left_out)
+            total.verdicts.update(counts.verdicts)
             total.notes.update(counts.notes)
         self._add(later.cleaning, later.domains)
 

@@ -20,10 +20,11 @@ from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.authors import with_authors
 from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.fields import RowMapper
-from pipeline.stages.curate.reading.formats import detect, left_out_of_text, to_row
+from pipeline.stages.curate.reading.formats import KEYS_READ, detect, left_out_of_text, to_row
 from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.reading.own_rows import export_with
 from pipeline.stages.curate.reading.transform import Transform
+from pipeline.stages.curate.reading.verdicts import verdict_on
 from pipeline.stages.curate.rules.calls import ReadCalls
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
@@ -42,7 +43,7 @@ KNOWN_FILES = 256  # files whose settings are cached
 KNOWN_DOMAINS = 10_000  # domain names whose redaction check is cached
 KNOWN_DETAILS = 1000  # sentences that name keys, cached likewise
 # Reasons whose sentence may name keys or authors of the row.
-NAMES_KEYS = ("bad_role", "no_assistant", "unknown_format", "unsupported_field")
+NAMES_KEYS = ("bad_role", "marked_bad", "no_assistant", "unknown_format", "unsupported_field")
 SCRUBBED = 1 << 16  # bytes of a rejected line that are searched for secrets
 MOST_TURNS = 65535  # numbers of turns that are distinguished
 TEXT_SHOWN = 2000  # characters of a rejected line
@@ -75,6 +76,7 @@ class CleaningStats:
     # rows.
     mapped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
+    verdicts: Counter[str] = field(default_factory=Counter)  # keys and words that call a row bad → rows
 
     def update(self, more: "CleaningStats") -> None:
         """Add the counts of another block."""
@@ -270,6 +272,9 @@ class Cleaner:
                 self.count_left_out(value, cleaning_stats.left_out)
             if not self.fit_for_reports(clean_row["domain"]):
                 clean_row["domain"] = domain
+            if clean_row.get("label") is not False:  # A thumb down says the same, and makes the row useful.
+                rule = "verdicts"
+                self.judge(value, kind, cleaning_stats.verdicts)
             for rule, apply in self.rules:  # noqa: B007
                 clean_row = apply(clean_row, changes)
             rule = "length"
@@ -277,19 +282,29 @@ class Cleaner:
         except BadLine as why:
             raise Rejected(rule, with_authors(why, row.value, file)) from None
 
+    def judge(self, value: dict[str, Any], format: str, verdicts: Counter[str]) -> None:
+        """Count a verdict that calls the row bad. Raises `BadRow` for it if `curate.marked_bad` is reject."""
+        stated = verdict_on(value, KEYS_READ[format])
+        if stated is None:
+            return
+        self.count(stated, verdicts)
+        if self.settings.marked_bad == "reject":
+            raise BadRow("marked_bad", f"{stated}: somebody threw the row out")
+
     def shown_column(self, key: str) -> str:
         """Return a column's name as reports may show it. `known_column` caches those of short names."""
         return self.scrubbed(one_line(key, COLUMN_SHOWN))
 
     def count_left_out(self, value: dict[str, Any], left_out: Counter[str]) -> None:
-        """Count the untrained columns of a row of kind text, by their names as far as these may be shown.
-
-        Rows with ever new names are counted under one name.
-        """
+        """Count the untrained columns of a row of kind text."""
         for key in left_out_of_text(value):
-            name = self.known_column(key) if len(key) <= COLUMN_SHOWN else self.shown_column(key)
-            is_named = name in left_out or len(left_out) < MOST_COLUMNS
-            left_out[name if is_named else OTHER_COLUMNS] += 1
+            self.count(key, left_out)
+
+    def count(self, column: str, rows: Counter[str]) -> None:
+        """Count a row under the name of a column, as far as that may be shown. Ever new names are counted as one."""
+        name = self.known_column(column) if len(column) <= COLUMN_SHOWN else self.shown_column(column)
+        is_named = name in rows or len(rows) < MOST_COLUMNS
+        rows[name if is_named else OTHER_COLUMNS] += 1
 
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
         """Yield the outcome of each row that a line states. A line that states none yields the reason."""

@@ -1,5 +1,5 @@
 """Mappings in `curate.fields` that do nothing, because no row of a file has their sources; targets that get
-nothing; and the columns next to texts that no mapping reads.
+nothing; the columns next to texts that no mapping reads, and those that call a row bad.
 """
 
 from collections import Counter
@@ -48,23 +48,41 @@ def fields_sentences(files: Mapping[str, Mapping[str, Any]], settings: Curate) -
 
 
 def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence per file of texts with untrained columns, by the report's entries of the files."""
-    return [
-        f"{name}: {left_out_of_texts(file['left_out_of_texts'])}"
-        for name, file in files.items()
-        if file.get("left_out_of_texts")
-    ]
+    """Return a sentence per file of texts with untrained columns, and per file with rows that a key calls
+    bad, by the report's entries of the files.
+    """
+    sentences = []
+    for name, file in files.items():
+        if file.get("left_out_of_texts"):
+            sentences.append(f"{name}: {left_out_of_texts(file['left_out_of_texts'])}")
+        if file.get("marked_bad"):
+            sentences.append(f"{name}: {called_bad(file['marked_bad'])}")
+    return sentences
 
 
 def left_out_of_texts(columns: Mapping[str, int]) -> str:
     """Return a sentence on the columns next to a text that are not trained, and on how to train them."""
+    return (
+        f"the texts are read without {_counted(columns)}; a template in curate.fields puts columns into "
+        "them, "
+        'text: "{title}\\n\\n{text}"'
+    )
+
+
+def called_bad(verdicts: Mapping[str, int]) -> str:
+    """Return a sentence on the verdicts beside rows, and on how to train these rows."""
+    return (
+        f"a key beside the row calls it bad: {_counted(verdicts)}; curate.marked_bad rejects or keeps such "
+        "rows, and a key that is null in curate.fields is no verdict"
+    )
+
+
+def _counted(columns: Mapping[str, int]) -> str:
+    """Return the first names with their rows."""
     shown = [f"{name} ({plural(rows, 'row')})" for name, rows in most(columns)[:KEYS_SHOWN]]
     if len(columns) > KEYS_SHOWN:
         shown.append(f"{len(columns) - KEYS_SHOWN} more")
-    return (
-        f"the texts are read without {listed(shown)}; a template in curate.fields puts columns into them, "
-        'text: "{title}\\n\\n{text}"'
-    )
+    return listed(shown)
 
 
 def file_problem(path: Path, name: str, stated: Mapping[str, Any], targets: Iterable[str]) -> str:

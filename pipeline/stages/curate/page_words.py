@@ -14,6 +14,7 @@ COLUMNS_SHOWN = 8  # column names of a file
 RULES = {
     "transform": ("Transform", "row that your function rejected", "rows that your function rejected"),
     "read": ("Read", "line that can't be read", "lines that can't be read"),
+    "verdicts": ("Verdicts", "row that is marked bad", "rows that are marked bad"),
     "format": ("Format", "row of no known format", "rows of no known format"),
     "markup": ("Markup", "rendered chat that is not understood", "rendered chats that are not understood"),
     "calls": ("Calls", "row with a broken call", "rows with broken calls"),

@@ -588,6 +588,7 @@ LOST_KEYS = {
     name: {*MEDIA, *format.lost, *(ANSWERS_OF_PAIRS if name != "preference" else ())}
     for name, format in FORMATS.items()
 }
+KEYS_READ = {name: frozenset(chain(*format.keys, ("label",))) for name, format in FORMATS.items()}
 GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.keys]
 FORMAT_KEYS = frozenset(chain(*(keys for keys, _ in GROUPS)))
 

@@ -26,13 +26,18 @@ UNSET = (False, "false", "0")
 KNOWN_KEYS = 4096
 
 
+def words_in(name: str) -> list[str]:
+    """Return the words of a name in small letters: `lossMask`, `loss-mask` and `LOSS_MASK` have two."""
+    return [word.lower() for word in WORD.findall(name)]
+
+
 @lru_cache(KNOWN_KEYS)
 def mark_name(key: str) -> str | None:
     """Return the words of a key about loss, training, weight or mask, joined by `_`; None for other keys.
 
     `lossMask`, `loss-mask` and `LOSS_MASK` become `loss_mask`, and `isTrainable` becomes `trainable`.
     """
-    words = [word.lower() for word in WORD.findall(key)]
+    words = words_in(key)
     if not any(map(SPEAKS.match, words)):
         return None
     return "_".join(words[1:] if words[0] == "is" else words)
