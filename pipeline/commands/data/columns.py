@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine, parse_value
 from pipeline.stages.curate.reading.letter_case import spelling
+from pipeline.stages.curate.reading.reasoning import WORDS as REASONING
 from pipeline.stages.curate.reading.values import NUMBER
 
 DEPTH = 3  # levels of nested objects that are searched
@@ -39,7 +40,7 @@ WORDS: Mapping[str, frozenset[str]] = {
     "context": _words("context passage document background schema article body input"),
     "chosen": _words("chosen preferred better best accepted winner winning win positive good"),
     "rejected": _words("rejected worse worst loser losing lose negative bad dispreferred refused"),
-    "reasoning": _words("reasoning thinking thought thoughts cot rationale"),
+    "reasoning": REASONING,
     "no text": _words(
         "id ids uuid guid hash url uri link date time timestamp created updated ts lang language split type",
         "status version author score rating label category topic tags tag domain index",

@@ -301,7 +301,7 @@ class Cleaner:
             self.count(key, left_out)
 
     def count(self, column: str, rows: Counter[str]) -> None:
-        """Count a row under the name of a column, as far as that may be shown. Ever new names are counted as one."""
+        """Count a row under the name of a column, as far as that may be shown; ever new names as one."""
         name = self.known_column(column) if len(column) <= COLUMN_SHOWN else self.shown_column(column)
         is_named = name in rows or len(rows) < MOST_COLUMNS
         rows[name if is_named else OTHER_COLUMNS] += 1

@@ -18,7 +18,7 @@ from pipeline.core.text import listed, one_line, plural
 from pipeline.stages.curate.reading.choices import FEW, choices_among
 from pipeline.stages.curate.reading.marks import check_row_mark, marks_of, refuse_marks
 from pipeline.stages.curate.reading.markup import is_rendered
-from pipeline.stages.curate.reading.reasoning import OF_ROWS, add_reasoning
+from pipeline.stages.curate.reading.reasoning import add_reasoning
 from pipeline.stages.curate.reading.turns import (
     MEDIA,
     SPEAKER,
@@ -157,7 +157,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
         _check_unread(value, keys, content, OF_QUESTIONS if is_question else frozenset())
         if is_question and len(value) >= FEW + len(keys):
             _check_choices(value, keys, content)
-        if kind not in ("prompt", "text") and not REASONING_KEYS.isdisjoint(value):
+        if kind not in ("prompt", "text"):
             add_reasoning(value, content, keys, is_read=name in ANSWERED_BY_TEXT)
         if value.get(OTHERS) and OTHERS not in content:
             raise BadRow("unsupported_field", f"{OTHERS} would be lost")
@@ -563,7 +563,6 @@ QUERY_RESPONSE = (
 )
 FUNCTION_CALLS = (("query", "answers", "tools"), ("question", "answers", "tools"))
 ANSWERED_BY_TEXT = ("alpaca", "prompt_completion", "query_response")
-REASONING_KEYS = frozenset(OF_ROWS)
 READ_OF_TEXTS = frozenset(("text", "segments", "domain", "category"))
 # The more specific formats come first: a label before prompt and completion, both of them before only a
 # prompt.

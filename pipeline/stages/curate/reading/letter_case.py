@@ -16,7 +16,7 @@ from pipeline.stages.curate.reading.formats import (
     USERS,
     WITHOUT_TURNS,
 )
-from pipeline.stages.curate.reading.reasoning import OF_ROWS
+from pipeline.stages.curate.reading.reasoning import READ, UNREAD
 from pipeline.stages.curate.reading.turns import MEDIA
 
 KNOWN = frozenset(
@@ -24,11 +24,12 @@ KNOWN = frozenset(
         *ANSWERS_OF_PAIRS,
         *FORMAT_KEYS,
         *MEDIA,
-        *OF_ROWS,
         *PREFERRED,
         *PROMPT_KEYS,
+        *READ,
         *SPEAKERS,
         *TIMES,
+        *UNREAD,
         *USERS,
         *WITHOUT_TURNS,
         OTHERS,
@@ -71,7 +72,7 @@ def known_names(names: Sequence[str]) -> list[str]:
 
 def spelling(name: str) -> str:
     """Return a key in the spelling of formats: `systemPrompt` and `System Prompt` become `system_prompt`."""
-    return HUMP.sub("_", name.strip()).lower().replace(" ", "_").replace("-", "_")
+    return HUMP.sub("_", name.strip().replace("CoT", "Cot")).lower().replace(" ", "_").replace("-", "_")
 
 
 @lru_cache(KEPT_ROWS)

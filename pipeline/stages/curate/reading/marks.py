@@ -18,7 +18,7 @@ SKIPPED = ("masked", "ignore", "ignored", "ignore_loss")
 MEANINGS = dict.fromkeys(TRAINED, True) | dict.fromkeys(SKIPPED, False)
 # True requests training of the turn, also of one that is never trained.
 REQUESTS = ("train", "training", "trainable")
-WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+WORD = re.compile(r"CoT|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 SPEAKS = re.compile(r"(no|un)?(loss(?!less|y)|train(?!s\b)|weight|mask|ignor)")
 # 1 and 1.0 equal true.
 SET = (True, "true", "1")
