@@ -470,10 +470,14 @@ def _input_output(value: Value, field: str) -> Content:
 
 
 def _text(value: Value, field: str) -> Content:
-    """Return the content of a text. If it is a rendered chat, the rule `markup` parses the turns."""
+    """Return the content of a text. If it is a rendered chat, the rule `markup` parses the turns, and the row
+    may have a system text and tools next to it.
+    """
     words = one_text(value[field], field)
     if is_rendered(words):
         return _chat(value, [turn("assistant", words, field)])
+    for key in filter(value.get, WITHOUT_TURNS):
+        raise BadRow("unsupported_field", f"{key} {UNREAD}")
     return "text", {"messages": [], "segments": [{"text": words, "train": True}]}
 
 
@@ -579,7 +583,7 @@ FORMATS = {
     "query_response": Format(QUERY_RESPONSE, _exchange),
     "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt),
     "gemini": Format(CONTENTS, _requests),
-    "text": Format((("text",),), _text, WITHOUT_TURNS),
+    "text": Format((("text",),), _text),
     "dialogue": Format((("data",),), _dialogue),
 }
 # Keys that a format does not read and that would change what is learned, such as an answer of a pair.

@@ -37,6 +37,10 @@ ABOUT_CALLS = re.compile(r"</?tools>|</?tool_call>")
 QWEN_HEADING = re.compile(r"# Tools\s+You may call one or more functions[^\n]*\s*")
 
 
+# With this Glaive's rows introduce the functions, of which each is an object in a paragraph of its own.
+GLAIVE_OFFER = " with access to the following functions. Use them if required -"
+
+
 class Offer(NamedTuple):
     """Tools of a row: those in its `tools`, and the text that may contain others."""
 
@@ -89,7 +93,7 @@ def _is_candidate(row: Row) -> bool:
             content = turn["content"]
             if turn["role"] == "tool" or content.startswith(("[TOOL_CALLS]", GLAIVE_RESULT)):
                 return True
-            if MARKED.search(content):
+            if MARKED.search(content) or (turn["role"] == "system" and GLAIVE_OFFER in content):
                 return True
     return False
 
@@ -175,7 +179,8 @@ def _read_results(turn: Turn, place: str, changes: Changes) -> list[Turn]:
 
 
 def read_system_tools(row: Row, changes: Changes) -> Row:
-    """Return the row with the tools between `<tools>` and `</tools>` of its first turn as `tools`.
+    """Return the row with the tools between `<tools>` and `</tools>` of its first turn, or those behind
+    Glaive's introduction, as `tools`.
 
     The lines that name these tags or `<tool_call>`, or are between two of them, are removed because the
     base's template writes its own. Nothing changes if the tools can't be parsed, or if the row has others
@@ -187,10 +192,14 @@ def read_system_tools(row: Row, changes: Changes) -> Row:
     blocks = [
         block for block in tagged(first["content"], "<tools>", "</tools>") if block.startswith(("[", "{"))
     ]
+    before, _, offered = first["content"].partition(GLAIVE_OFFER)
+    is_glaive = bool(offered) and not blocks
+    if is_glaive:
+        blocks = [offered]
     tools = _tools(blocks[0]) if len(blocks) == 1 else None
     if tools is None or ("tools" in row and _names(row["tools"]) != _names(tools)):
         return row
-    left = _without_passage(first["content"])
+    left = f"{before}." if is_glaive else _without_passage(first["content"])
     changes.append(
         Change(
             "calls", "messages 1", *excerpts(first["content"], f"{left} ‹and tools {_names(tools)}›".lstrip())
@@ -202,8 +211,10 @@ def read_system_tools(row: Row, changes: Changes) -> Row:
 
 
 def _tools(block: str) -> list[dict[str, Any]] | None:
-    """Return the tools of a list, of one object, or of an object a line; None if they are something else."""
-    for words in ([block], block.splitlines()):
+    """Return the tools of a list, of one object, or of an object in each line or paragraph; None if they are
+    something else.
+    """
+    for words in ([block], block.splitlines(), block.split("\n\n")):
         try:
             values = [value_of(line.strip()) for line in words if line.strip()]
             tools: list[Any] = []

@@ -27,6 +27,7 @@ from pipeline.stages.curate.rules.references import edit_references
 # tokenizer has as tokens too.
 MARKER = re.compile(r"\s*<[|｜][^\s<>|｜]+[|｜]>")
 OWN_MARKER = re.compile(r"[<\[〈][^\s<>]*[|｜_:][^\s<>]*[>\]〉]")
+SYSTEM_HEADER = re.compile(r"\A\s*SYSTEM:\s*")
 LONGEST_TAIL = 64  # characters in which the end of a turn is searched
 LAST_CHARACTERS = frozenset(end[-1] for end in ENDS)
 THINKS = "<think>"  # Some templates end a prompt with it.
@@ -112,10 +113,14 @@ def _expanded(
     `begun` is the beginning of the first answer.
     """
     expanded: list[Turn] = []
+    is_whole = [turn["role"] for turn in turns if turn["role"] != "system"] == ["assistant"]
     for number, turn in enumerate(turns, start=1):
         place = f"{field} {number}"
         if turn["role"] == "assistant":
-            inner = _answer(turn, place, expanded, alone=len(turns) == 1)
+            inner = _answer(turn, place, expanded, alone=is_whole)
+            if is_whole and inner != [turn]:
+                expanded = [_without_header(system) for system in expanded]
+                inner = inner[1:] if inner[:1] == expanded[-1:] else inner
             if begun and inner and inner[0]["role"] == "assistant":
                 inner = [{**inner[0], "content": begun + inner[0]["content"]}, *inner[1:]]
             begun = None
@@ -150,7 +155,9 @@ def _prompt(turn: Turn, place: str) -> tuple[list[Turn], str | None]:
 
 
 def _answer(turn: Turn, place: str, before: list[Turn], *, alone: bool) -> list[Turn]:
-    """Return the turns of an assistant's turn: its own, or those of a whole chat if it is the only turn."""
+    """Return the turns of an assistant's turn: its own, or those of a whole chat if it is the only turn next
+    to the system's.
+    """
     content = turn["content"]
     rendered = parse(content, place) if alone else parse_part(content, place)
     if rendered is None:
@@ -166,6 +173,11 @@ def _answer(turn: Turn, place: str, before: list[Turn], *, alone: bool) -> list[
         if not inner or any(inner_turn["role"] in ("user", "system") for inner_turn in inner):
             raise BadRow("markup", f"{place} holds other turns than its own: {REMEDY}")
     return _with_keys_of(turn, inner, place)
+
+
+def _without_header(system: Turn) -> Turn:
+    """Return the system turn next to a rendered chat without the header with which Glaive's rows begin it."""
+    return {**system, "content": SYSTEM_HEADER.sub("", system["content"])}
 
 
 def _without_open_header(rendered: Rendered) -> list[Turn]:
