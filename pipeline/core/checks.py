@@ -11,14 +11,15 @@ from typing import Any, Literal
 from pipeline.core import errors
 from pipeline.core.catalog import catalog
 
-Verdict = Literal["pass", "warn", "fail", "not measured"]
+Verdict = Literal["pass", "warn", "fail", "not measured", "not decided"]
 
 
 @dataclass(frozen=True)
 class Check:
     """A check's subject, its verdict, and the remedy unless it passed.
 
-    "warn" means that it works with a reservation. `id` is the error that a failed check is raised as.
+    "warn" means that it works with a reservation, "not decided" that what was measured is too little to tell
+    on which side of the limit the figure is. `id` is the error that a failed check is raised as.
     `figure` and `limit` are None, and `unit` is "", if nothing was counted. `what` describes the figure; it
     is "" if the sentence already does. `figures` contains further numbers, without a limit. `key` names the
     check in records. `step` is the training step that the check is about.

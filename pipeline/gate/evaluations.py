@@ -3,11 +3,15 @@ memory, and the answers.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from pipeline.core.text import one_line
 from pipeline.gate.records import Count, FileName, Name, Number, Sha256, Shape, Share, Size
+
+SHOWN = 40  # characters of an answer that a sentence quotes
 
 
 class Scored(Shape):
@@ -33,6 +37,27 @@ class TaskScore(Scored):
     valid: Share | None = None
 
 
+class Commonest(Shape):
+    """Commonest expected answer: how many held-out rows expect it, how many `distinct` ones there are, and
+    the points of always giving it, by scorer and row.
+    """
+
+    answer: str
+    rows: Count
+    distinct: Count
+    points: dict[str, list[Share | None]]
+
+    @property
+    def words(self) -> str:
+        """Name of a model that always gives it: always saying “technical”."""
+        return f"always saying “{one_line(self.answer, SHOWN)}”"
+
+    def score(self, scorer: str) -> float | None:
+        """Return the mean points of all rows, from 0 to 1; None if `scorer` was not asked or scored none."""
+        measured = [points for points in self.points.get(scorer, ()) if points is not None]
+        return fmean(measured) if measured else None
+
+
 class Task(Scored):
     """Figures of the task by the scorer that decides. `passed_over` are scorers before it that gave every
     answer of every model the same points (see `pipeline.gate.deciding_scorer`).
@@ -50,6 +75,8 @@ class Task(Scored):
     unscored: dict[str, str] | None = None
     calls: dict[str, Count] | None = None
     domains: dict[str, dict[str, Any]] | None = None
+    # None if the expected answers are hardly repeated.
+    commonest: Commonest | None = None
 
     @model_validator(mode="after")
     def _has_interval(self) -> "Task":
@@ -67,6 +94,11 @@ class Task(Scored):
     def scored_rows(self) -> int:
         """Number of rows with a score; all rows if it was not recorded."""
         return self.rows if self.measured is None else self.measured
+
+    @property
+    def line(self) -> float | None:
+        """Score of always giving the commonest answer, by the scorer that decides; None if there is none."""
+        return self.commonest.score(self.scorer) if self.commonest else None
 
 
 class TaskWithExamples(Task):
@@ -213,3 +245,14 @@ class Answer(Shape):
 ANSWERS = TypeAdapter(list[Answer])
 Evaluations = Mapping[str, Evaluation]  # {model: evaluation}
 Answers = Mapping[str, Sequence[Answer]]
+
+
+def commonest_line(evaluations: Evaluations) -> tuple[str, float] | None:
+    """Return the name of a model that always gives the commonest expected answer, and its score from 0 to 1;
+    None if no answer is common.
+    """
+    for evaluation in evaluations.values():
+        task = evaluation.task
+        if task and task.commonest and task.line is not None:
+            return task.commonest.words, task.line
+    return None

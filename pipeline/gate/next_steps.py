@@ -77,9 +77,8 @@ class Case:
         """The models that each rule of the gate refuses, by the rule's key."""
         refusing: dict[str, list[str]] = {}
         for model, verdict in self.verdicts.items():
-            for check in verdict.checks:
-                if check.verdict == "fail":
-                    refusing.setdefault(check.key, []).append(model)
+            for key in verdict.refusing:
+                refusing.setdefault(key, []).append(model)
         return refusing
 
     @cached_property
@@ -105,9 +104,12 @@ class Case:
 
     @property
     def falls_short(self) -> bool:
-        """True if nothing is recommended, or what is recommended does not beat the base."""
+        """True if nothing is recommended, or what is recommended does not beat the base, or not always
+        giving the commonest answer.
+        """
         beats = (gain.beats for gain in self.advice.gains if gain.model == self.level)
-        return self.advice.model is None or False in beats
+        above = self.verdicts[self.level].is_above_commonest
+        return self.advice.model is None or False in beats or not above
 
     @property
     def trained_rows(self) -> int:
@@ -133,7 +135,7 @@ def _memory(case: Case) -> NextStep | None:
     if case.advice.model is not None or refused or case.product.served:
         return None
     passed = [model for model, verdict in case.verdicts.items() if verdict.verdict != "fail"]
-    reason = f"No level that the gate passes fits in {case.params.report.memory_gb:g} GB."
+    reason = f"No level that the gate does not refuse fits in {case.params.report.memory_gb:g} GB."
     return _with_level(case, SMALLER, passed, reason, "Make and measure a smaller one")
 
 
@@ -369,9 +371,11 @@ def _disturbed(case: Case) -> NextStep | None:
 
 
 def _ship(case: Case) -> NextStep | None:
-    if case.advice.model is None or case.falls_short or case.inputs.parity.verdict != "pass":
-        return None
     model = case.advice.model
+    if model is None or case.falls_short or case.inputs.parity.verdict != "pass":
+        return None
+    if case.verdicts[model].verdict != "pass":
+        return None
     return NextStep(f"{model} passes.", "Pack it for others", f"quench ship {model}", "gate")
 
 

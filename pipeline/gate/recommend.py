@@ -78,7 +78,11 @@ def advise(
         if judgment.verdict == "fail"
     }
     room = Room(memory_gb or settings.memory_gb, settings.max_task_drop, serve)
-    return recommend(evidence, room, refused), judgments
+    chosen = recommend(evidence, room, refused)
+    if chosen.model is not None:
+        undecided = judgments[chosen.model].undecided
+        chosen = replace(chosen, warnings=(*undecided, *chosen.warnings))
+    return chosen, judgments
 
 
 def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Recommendation:

@@ -4,6 +4,7 @@ describes what applies to all of them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from pipeline.config.methods import METHODS
@@ -12,7 +13,7 @@ from pipeline.core.checks import Check
 from pipeline.gate.comparison import Comparison, Measured, share_text
 from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.records import Parity, Train
-from pipeline.gate.scores import Evidence
+from pipeline.gate.scores import TOLERANCE, Evidence
 from pipeline.pages.formats import p_value
 
 # Share of the reference's scored answers that a level may lack, because a judge or a time limit may miss one.
@@ -24,6 +25,7 @@ TITLES = {
     "same_top": "Same first choice",
     "trained": "From the trained model",
     "task_drop": "Task",
+    "commonest": "Above the commonest answer",
     "stopped": "Ends its answers",
     "forgetting": "General ability",
     "preferences": "Preferences",
@@ -39,7 +41,7 @@ class Rule:
 
     def check(
         self,
-        verdict: bool | Literal["pass", "fail", "not measured"],
+        verdict: bool | Literal["pass", "fail", "not measured", "not decided"],
         sentence: str,
         figure: float | None = None,
     ) -> Check:
@@ -147,6 +149,42 @@ def task_drop(model: str, against: str, evidence: Evidence, limit: float | None)
     return _drop(rule, f"{model} scores", before, after, against)
 
 
+def above_commonest(model: str, evidence: Evidence) -> Check | None:
+    """Check that the model scores above always giving the commonest expected answer, by more than noise; None
+    where no answer is common.
+
+    It has no setting: a model at or below that line is worth nothing, whatever else it passes.
+    """
+    from pipeline.metrics.statistics import CHANCE, compare_scores
+
+    task = evidence.task(model)
+    scores = evidence.scores_and_line(model)
+    if task is None or task.commonest is None or scores is None:
+        return None
+    rule = Rule("commonest", 0.0)
+    always = task.commonest.words
+    own, line = scores
+    difference = compare_scores(line, own)
+    places = f"{100 * fmean(own):.1f} points, {always} {100 * fmean(line):.1f}"
+    noise = (
+        f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}, {p_value(difference.p_value)}, "
+        f"{len(own)} questions"
+    )
+    if min(line) == 1.0:
+        sentence = f"All {len(line)} held-out rows are right by {always}, so they can't tell what is learned."
+        return rule.check("not decided", sentence, difference.points)
+    if difference.points <= 0:
+        sentence = f"{model} is not better than {always}: it scores {places} ({noise})."
+        return rule.check("fail", sentence, difference.points)
+    if difference.p_value >= CHANCE or difference.low <= 0:
+        sentence = (
+            f"Whether {model} is better than {always} is not decided: it scores {places} ({noise}); more "
+            "questions would tell."
+        )
+        return rule.check("not decided", sentence, difference.points)
+    return rule.check("pass", f"{model} scores {places} ({noise}).", difference.points)
+
+
 def stopped(model: str, compared: Comparison, evaluations: Evaluations, limit: float | None) -> Check | None:
     """Check that the model ends its answers by itself."""
     if limit is None:
@@ -214,7 +252,7 @@ def forgetting(model: str, base: str, evidence: Evidence, limit: float | None) -
 
 def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[float], against: str) -> Check:
     """Return a paired comparison in points of 100. It refuses if the entire 95 % interval of the drop is
-    above the rule's limit, and p below `CHANCE`.
+    above the rule's limit, and p below `CHANCE`. A drop above the limit that may be noise is not decided.
 
     A drop above the limit that differs from 0 is not enough: of ten random halves of a good level's 64
     answers, one would be refused. The interval is not enough by itself: of five rows or fewer it is too
@@ -229,9 +267,13 @@ def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[flo
     direction = "below" if drop > 0 else "above"
     interval = f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}"
     noise = f"{interval}, {p_value(difference.p_value)}, {len(before)} questions"
-    within = "" if certain or drop <= limit else "; it may be within the limit, more questions would tell"
     figures = f"{subject} {abs(drop):.1f} points {direction} {against} ({noise})"
-    return rule.check(not certain, f"{figures}{within}; at most {limit:g} below are allowed.", drop)
+    bound = f"at most {limit:g} below are allowed"
+    if drop > limit + TOLERANCE and not certain:
+        return rule.check(
+            "not decided", f"{figures}; it may be within the limit, more questions would tell; {bound}.", drop
+        )
+    return rule.check(not certain, f"{figures}; {bound}.", drop)
 
 
 def preferences(train: Train | None, limit: float | None) -> Check | None:
@@ -247,4 +289,7 @@ def preferences(train: Train | None, limit: float | None) -> Check | None:
         f"Training gets {share_text(figures.accuracy)} of {figures.items} held-out pairs or answers right "
         f"({share_text(figures.low)} to {share_text(figures.high)}); at least {share_text(limit)} are wanted."
     )
+    if figures.accuracy < limit <= figures.high:
+        sentence += " More held-out pairs would tell."
+        return rule.check("not decided", sentence, figures.accuracy)
     return rule.check(figures.high >= limit, sentence, figures.accuracy)

@@ -77,6 +77,24 @@ class Evidence:
         ]
         return [score for score, _ in pairs], [score for _, score in pairs]
 
+    def scores_and_line(self, model: str) -> tuple[list[float], list[float]] | None:
+        """Return the scores of `model` and those of always giving the commonest expected answer, from 0 to 1,
+        on the questions that both have a score for; None if no answer is common, or by another scorer.
+        """
+        task = self.task(model)
+        rows = self.answers.get(model) or ()
+        if task is None or task.commonest is None:
+            return None
+        line = task.commonest.points.get(task.scorer, [])
+        if len(line) != len(rows):
+            return None
+        pairs = [
+            (row.score, points)
+            for row, points in zip(rows, line, strict=True)
+            if row.score is not None and points is not None
+        ]
+        return ([score for score, _ in pairs], [points for _, points in pairs]) if pairs else None
+
     def compare(self, model: str, other: str) -> Standing | None:
         """Compare `model` with `other`; None if one has no score or was not evaluated, or no question has a
         score of both.

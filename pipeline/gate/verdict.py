@@ -8,7 +8,8 @@ nothing, because divergence was measured then. The same rules apply to all graph
 (`pipeline.gate.comparison`).
 
 A drop of the task score or of general ability refuses if its entire 95 % interval is above the limit and is
-unlikely by chance (p below 0.05).
+unlikely by chance (p below 0.05). A drop above the limit that chance may have made is "not decided". That
+refuses nothing either, and no text counts it as passed.
 
     quench ship Q4_K_M
 """
@@ -41,9 +42,25 @@ class Judgment:
     checks: tuple[Check, ...]
 
     @property
-    def verdict(self) -> Literal["pass", "fail"]:
-        """Verdict: one check that fails refuses the model."""
-        return overall(self.checks)
+    def verdict(self) -> Literal["pass", "not decided", "fail"]:
+        """Verdict: one check that fails refuses the model; one that is not decided leaves it open."""
+        verdict = overall(self.checks)
+        return "not decided" if verdict == "pass" and self.undecided else verdict
+
+    @property
+    def refusing(self) -> tuple[str, ...]:
+        """Keys of the checks that refuse."""
+        return tuple(check.key for check in self.checks if check.verdict == "fail")
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Sentences of the checks that what was measured can't decide."""
+        return tuple(check.sentence for check in self.checks if check.verdict == "not decided")
+
+    @property
+    def is_above_commonest(self) -> bool:
+        """False if the model was not found better than always giving the commonest expected answer."""
+        return all(check.verdict == "pass" for check in self.checks if check.key == "commonest")
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -75,6 +92,7 @@ def judge(
         rules.divergence("same_top", compared.same_top, limits.min_same_top),
         rules.divergence("trained", compared.trained, limits.max_kld_trained),
         rules.task_drop(model, compared.against, evidence, limits.max_task_drop),
+        rules.above_commonest(model, evidence),
         rules.stopped(model, compared, evidence.evaluations, limits.min_stopped),
         rules.forgetting(model, compared.untuned, evidence, limits.max_forgetting),
         rules.preferences(train, limits.min_preference_accuracy),

@@ -13,6 +13,7 @@ import yaml
 from pipeline import __version__
 from pipeline.config.products import REFERENCES, product_of
 from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, TUNED, Serve
+from pipeline.gate.evaluations import commonest_line
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Base
@@ -57,6 +58,7 @@ def text_values(
         "version": __version__,
         "reference": product.reference(inputs.evaluations),
         "chosen": chosen,
+        "line": commonest_line(inputs.evaluations),
         "unmeasured": {
             what: why
             for evaluation in inputs.evaluations.values()

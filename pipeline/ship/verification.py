@@ -34,7 +34,8 @@ MOST_VALUES = 5000  # most values of a bill, because a validator compares each v
 ADAPTER = "-lora.gguf"  # suffix of an adapter's GGUF; the base's file is in the same folder
 # Exceptions from reading untrusted JSON: deep brackets stop the decoder.
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-GOOD = {"pass", "warn", "not measured"}  # verdicts that pass
+PASSING = ("pass", "not decided")  # verdicts of a record that refuse nothing
+GOOD = {*PASSING, "warn", "not measured"}  # those of its parts
 NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
 
 
@@ -237,9 +238,9 @@ def _sha256(component: Mapping[str, Any]) -> str | None:
 
 
 def _passed(record: dict[str, Any], parts: str) -> bool:
-    """Return True if the verdict passes, and every verdict below it; there must be some in `parts`."""
-    verdicts = {*_verdicts(record.get(parts))}
-    return record.get("verdict") == "pass" and bool(verdicts) and {*_verdicts(record)} <= GOOD
+    """Return True if the verdict refuses nothing, and none below it does; there must be some in `parts`."""
+    has_parts = any(_verdicts(record.get(parts)))
+    return record.get("verdict") in PASSING and has_parts and {*_verdicts(record)} <= GOOD
 
 
 def _verdicts(record: Any) -> Iterator[str]:

@@ -165,7 +165,7 @@ def test_a_merge_far_from_the_trained_model_is_refused(
 @pytest.mark.parametrize(
     ("train", "limit", "verdict"),
     [
-        ({"method": "dpo", "preferences": (0.4, 0.3, 0.5)}, 0.5, "pass"),  # the limit may be the truth
+        ({"method": "dpo", "preferences": (0.4, 0.3, 0.5)}, 0.5, "not decided"),  # the limit may be the truth
         ({"method": "dpo", "preferences": (0.4, 0.3, 0.49)}, 0.5, "fail"),
         ({"method": "kto", "preferences": (0.9, 0.8, 0.95)}, 0.96, "fail"),
         ({"method": "simpo", "preferences": (0.9, 0.8, 0.95)}, 0.5, "pass"),
@@ -186,7 +186,7 @@ def test_what_training_learned_of_preferences_refuses_where_its_interval_is_belo
     verdicts = judge(evaluation(), limits, train=train)
     found = next((one for one in verdicts.checks if one.key == "preferences"), None)
     assert (found and found.verdict) == verdict
-    assert verdicts.verdict == ("fail" if verdict == "fail" else "pass")
+    assert verdicts.verdict == (verdict if verdict in ("fail", "not decided") else "pass")
     if found and verdict != "not measured":
         assert (found.figure, found.limit) == (train["preferences"]["accuracy"], limit)
 
@@ -195,12 +195,12 @@ def test_what_training_learned_of_preferences_refuses_where_its_interval_is_belo
     ("level", "answers", "drop", "verdict"),
     [
         (0.6, {"Q4_K_M": rows(0.6)}, 15, "fail"),  # every row is worse
-        (0.6, {"F16": rows(0.75)[:4], "Q4_K_M": FEW}, 13.75, "pass"),  # may be noise
+        (0.6, {"F16": rows(0.75)[:4], "Q4_K_M": FEW}, 13.75, "not decided"),  # may be noise
         # 15 points, and surely more than 0, but perhaps less than 10: what a good level shows on few rows
-        (0.6, {"Q4_K_M": rows(0.15, 0.75, 0.75, 0.75)}, 15, "pass"),
+        (0.6, {"Q4_K_M": rows(0.15, 0.75, 0.75, 0.75)}, 15, "not decided"),
         (0.7, {"Q4_K_M": rows(0.7)}, 5, "pass"),  # certain, and within the limit
         (0.9, {"Q4_K_M": rows(0.95)}, -20, "pass"),
-        (0.5, {"F16": rows(1.0)[:5], "Q4_K_M": rows(0.5)[:5]}, 50, "pass"),
+        (0.5, {"F16": rows(1.0)[:5], "Q4_K_M": rows(0.5)[:5]}, 50, "not decided"),
         (0.5, {"F16": rows(1.0)[:6], "Q4_K_M": rows(0.5)[:6]}, 50, "fail"),
         (0.75, {"Q4_K_M": OTHERS}, None, "fail"),
         (0.75, {"Q4_K_M": []}, None, "fail"),
@@ -213,11 +213,36 @@ def test_what_training_learned_of_preferences_refuses_where_its_interval_is_belo
 def test_a_task_drop_refuses_only_beyond_noise(
     level: float, answers: dict[str, Any], drop: float | None, verdict: str
 ) -> None:
-    found = finding(judge(evaluation(level), answers=answers), "task_drop")
-    assert found.verdict == verdict
+    judgment = judge(evaluation(level), answers=answers)
+    found = finding(judgment, "task_drop")
+    assert found.verdict == judgment.verdict == verdict
     assert found.figure == (None if drop is None else pytest.approx(drop))
-    # it is said where a drop beyond the limit passes
-    assert ("more questions" in found.sentence) == (verdict == "pass" and (drop or 0) > 10)
+
+
+# 21 of 48 held-out rows expect one label, and always saying it gets these right.
+LINE = [1.0] * 21 + [0.0] * 27
+
+
+@pytest.mark.parametrize(
+    ("scores", "line", "verdict"),
+    [
+        ([1.0] * 20 + [0.0] * 28, LINE, "fail"),  # 41.7 points, below 43.8
+        (LINE, LINE, "fail"),  # it always says it
+        ([1.0] * 26 + [0.0] * 22, LINE, "not decided"),  # 54.2: five rows more, which may be chance
+        ([1.0] * 40 + [0.0] * 8, LINE, "pass"),
+        ([1.0] * 48, [1.0] * 48, "not decided"),  # No model can be above it.
+    ],
+)
+def test_a_model_is_judged_by_what_always_giving_the_commonest_answer_scores(
+    scores: list[float], line: list[float], verdict: str
+) -> None:
+    commonest = {"answer": "technical", "rows": 21, "distinct": 6, "points": {"exact_match": line}}
+    answers = [{"id": f"r{number}", "score": score} for number, score in enumerate(scores)]
+    share = sum(scores) / len(scores)
+    level = evaluation(task=task(share, rows=48, commonest=commonest))
+    judgment = judge(level, answers={"F16": answers, "Q4_K_M": answers})
+    assert finding(judgment, "commonest").verdict == judgment.verdict == verdict
+    assert judgment.is_above_commonest == (verdict == "pass")
 
 
 def test_what_was_not_asked_for_is_not_measured_and_refuses_nothing() -> None:

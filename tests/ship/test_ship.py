@@ -683,6 +683,26 @@ def test_the_commands_exit_with_5_and_a_line_per_reason(
     assert "quench ship --check" in shipped.output
 
 
+def test_a_level_that_too_few_rows_decide_about_ships_and_is_said_not_to_have_passed(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = project / "reports/eval/Q4_K_M.json"
+    task = json.loads(file.read_text(encoding="utf-8"))["task"]
+    answers = (project / "reports/eval/Q4_K_M.answers.jsonl").read_text(encoding="utf-8").splitlines()
+    line = [json.loads(answer)["score"] for answer in answers]
+    line[0] = max(line[0] - 0.5, 0.0)  # The commonest answer is a little worse, in one row of 64.
+    commonest = {"answer": "a | b", "rows": 40, "distinct": 3, "points": {task["scorer"]: line}}
+    change(file, task=task | {"commonest": commonest})
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
+    assert "not decided: Whether Q4_K_M is better" in capsys.readouterr().out
+    bundle = project / "models/bundle/demo-Q4_K_M"
+    assert bundle_faults(bundle) == []
+    assert json.loads((bundle / GATE).read_text())["verdict"] == "not decided"
+    card = (bundle / CARD).read_text(encoding="utf-8")
+    assert "passed the gate" not in card
+    assert "\n| always saying “a &#124; b” |" in card
+
+
 def test_the_card_names_where_the_data_comes_from(tmp_path: Path) -> None:
     """What another wrote in a data set's card ends no cell and is no markup."""
     root = shipping.write_project(tmp_path)

@@ -18,6 +18,7 @@ from pipeline.core.hashing import file_hash, json_hash, tree_hash
 from pipeline.core.publish import read_if_there, write_json
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.asking import score_answers
+from pipeline.metrics.commonest import commonest_points
 from pipeline.workflow.keys.code_keys import key_file
 
 FOLDER = Path(".quench/evaluated")
@@ -35,8 +36,15 @@ class Measured:
     examples: int = 0
 
     def score(self, settings: Evaluate, root: Path) -> None:
-        """Score all answers in place, and put the sums among the figures."""
-        self.figures["task"] = _sums(self.answers, settings, root) if self.answers else None
+        """Score all answers in place, and put the sums among the figures, with what the commonest expected
+        answer would score.
+        """
+        self.figures["task"] = None
+        if self.answers:
+            self.figures["task"] = _sums(self.answers, settings, root)
+            line = commonest_points(self.answers, settings.scorers, root, settings.external)
+            if line:
+                self.figures["task"]["commonest"] = line
         if self.answers_with_examples:
             sums = _sums(self.answers_with_examples, settings, root)
             self.figures["task_with_examples"] = {"examples": self.examples, **sums}

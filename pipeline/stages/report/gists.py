@@ -2,6 +2,7 @@
 that a reader knows whether to unfold it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,8 +20,9 @@ def gist(section: str, values: Values) -> str:
 
 def _gate(values: Values) -> str:
     verdicts = values["verdicts"]
-    passed = sum(verdict.verdict == "pass" for verdict in verdicts.values())
-    return f"{passed} of {plural(len(verdicts), 'model')} pass"
+    counts = Counter(verdict.verdict for verdict in verdicts.values())
+    undecided = f", {counts['not decided']} not decided" if counts["not decided"] else ""
+    return f"{counts['pass']} of {plural(len(verdicts), 'model')} pass{undecided}"
 
 
 def _task(values: Values) -> str:
@@ -71,8 +73,10 @@ def _training(values: Values) -> str:
 
 def _checks(values: Values) -> str:
     counts = values["check_counts"]
-    passed, failed, warned = (counts[verdict] for verdict in ("pass", "fail", "warn"))
-    return f"{passed} of {sum(counts.values())} pass, {failed} failed, {warned} warned"
+    return (
+        f"{counts['pass']} pass, {counts['fail']} failed, {counts['warn']} warned, "
+        f"{counts['not measured']} not measured"
+    )
 
 
 def _data(values: Values) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 
 from pipeline.config.products import REFERENCES, is_base, product_of
 from pipeline.config.sections import BASE, ORIGINAL
-from pipeline.core.text import console, count
-from pipeline.gate.evaluations import Evaluation, Evaluations, Scored
+from pipeline.core.text import console, count, listed
+from pipeline.gate.evaluations import Evaluation, Evaluations, Scored, commonest_line
 from pipeline.gate.next_steps import NextStep
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.verdict import Judgment
 from pipeline.metrics.answer_speed import measure_again
-from pipeline.pages.formats import number, percent, points, size
+from pipeline.pages.formats import MISSING, number, percent, points, size
 
 ANY_WIDTH = 1000  # terminal columns, more than the table ever needs
 
@@ -207,6 +207,10 @@ def show(
             points(evaluation.score),
             style="bold" if model == advice.model else None,
         )
+    line = commonest_line(evaluations)
+    if line is not None:
+        words, score = line
+        table.add_row(words, *[MISSING] * 6, points(score), style="dim")
     output = console(highlight=False, width=max(80, console().width))
     # A terminal that is too narrow wraps the table instead of losing figures.
     full_width = console(width=ANY_WIDTH).measure(table).maximum
@@ -218,7 +222,10 @@ def show(
     elif across:
         reference = evaluations[across[0]].reference
         output.print(f"* {', '.join(across)} against the tuned {reference}: what fine-tuning changed.")
-    passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
+    passed, undecided = (
+        [model for model, judgment in verdicts.items() if judgment.verdict == verdict]
+        for verdict in ("pass", "not decided")
+    )
     spoilt = (
         f"Other load disturbed the speeds of {', '.join(disturbed)}: once it has ended, run "
         f"`{measure_again(disturbed)}`."
@@ -228,6 +235,7 @@ def show(
         advice.reason,
         *(f"Beware: {warning}" for warning in advice.warnings),
         f"The gate passes {', '.join(passed) or ('nothing' if served else 'no level')}.",
+        *([f"It is not decided about {listed(undecided)}."] if undecided else []),
         *(f"Next: {step}" for step in steps),
     ):
         output.print(line, markup=False)

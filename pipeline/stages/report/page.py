@@ -16,6 +16,7 @@ from pipeline.config.products import product_of
 from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.core.usage import Usage
 from pipeline.gate.distillation import distillation
+from pipeline.gate.evaluations import commonest_line
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.verdict import Judgment
@@ -28,6 +29,7 @@ from pipeline.stages.report.calls_section import calls_values
 from pipeline.stages.report.comparisons import compared_values, domain_rows, forgetting_values, task_scores
 from pipeline.stages.report.front import cost
 from pipeline.stages.report.gists import gist
+from pipeline.stages.report.labels_section import labels_values
 from pipeline.stages.report.level_table import GROUPS, SHORT, level_rows
 from pipeline.stages.report.merge_section import adapter_values, merge_values
 from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, quantizing_values
@@ -97,6 +99,7 @@ def page_values(
         "rows": level_rows(inputs.evaluations, verdicts, advice),
         "curves": curves,
         "measures": [(name, title, words) for name, (title, _, words) in MEASURES.items() if name in curves],
+        "labels": labels_values(evaluations, inputs.answers),
         "domains": domain_rows(inputs.evaluations, inputs.answers),
         "product": product,
         "served": served,
@@ -176,14 +179,25 @@ def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judg
     """Return the verdict in a few words. A reason not to ship comes before the level's name."""
     if inputs.parity.verdict != "pass":
         return "Ship nothing: parity failed"
+    line = commonest_line(inputs.evaluations)
     if advice.model is None:
         product = product_of(inputs.evaluations)
-        if verdicts and all(verdict.verdict == "fail" for verdict in verdicts.values()):
+        refusing = [verdict.refusing for verdict in verdicts.values()]
+        if line and refusing and all("commonest" in keys for keys in refusing):
+            return f"Ship nothing: not better than {line[0]}"
+        if refusing and all(refusing):
             return f"Ship nothing: the gate refuses {product.called}"
         return "The model does not fit" if product.served else "No level fits"
+    judgment = verdicts[advice.model]
+    if line and not judgment.is_above_commonest:
+        return f"{advice.model}, but not measurably better than {line[0]}"
     if any(gain.model == advice.model and gain.beats is False for gain in advice.gains):
         return f"{advice.model}, but no better than the base"
-    return f"{advice.model}, below the standard" if advice.below_standard else f"Ship {advice.model}"
+    if advice.below_standard:
+        return f"{advice.model}, below the standard"
+    if judgment.verdict == "not decided":
+        return f"{advice.model}, but too few rows to decide"
+    return f"Ship {advice.model}"
 
 
 def with_warnings(advice: Recommendation, inputs: Inputs) -> Recommendation:

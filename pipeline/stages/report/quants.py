@@ -83,6 +83,7 @@ def flat_figures(evaluation: Evaluation, verdict: Judgment | None = None) -> dic
         **({"lora_bytes": evaluation.lora.bytes} if evaluation.lora else {}),  # contained in `bytes`
         # fewer than task_rows if a judge's mark can't be read
         "task_measured": task.measured if task else None,
+        **({"task_commonest": task.line} if task and task.line is not None else {}),
         **{
             f"task_{key}_{scorer}": getattr(score, key)
             for scorer, score in ((task.scores if task else None) or {}).items()

@@ -1,0 +1,94 @@
+"""The report of a classification: what always giving the commonest label scores stands beside every model,
+and a model that is not above it is not praised.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from html_page import lines_of, section_of
+from report_inputs import MODELS, answers, demo_params, evaluation, write_evaluation, write_inputs
+
+from pipeline.metrics.asking import score_answers
+from pipeline.metrics.commonest import commonest_points
+from pipeline.stages.report import stage
+
+# 48 held-out rows: always saying "technical" is right in 21 of them, 43.8 points.
+LABELS = ["technical"] * 21 + ["shipping"] * 12 + ["billing"] * 9 + ["returns"] * 6
+
+
+def two_labels(number: int) -> str:
+    """A model that knows two of four labels: 25 of 48 right, 52.1 points."""
+    return "shipping" if 20 <= number < 26 else "technical"
+
+
+def one_label(number: int) -> str:
+    return "technical"
+
+
+def nearly_all(number: int) -> str:
+    return LABELS[number] if number else "Technical."
+
+
+def report_of(root: Path, answered: Callable[[int], str]) -> str:
+    """The page of models that answer so; the untuned ones answer with nothing of use."""
+    write_inputs(root)
+    for model in MODELS:
+        rows: list[dict[str, Any]] = answers(model)[:48]
+        for number, row in enumerate(rows):
+            answer = "?" if model.startswith("base-") else answered(number)
+            row |= {"reference": LABELS[number], "answer": answer, "refused": False, "stopped": True}
+        figures = evaluation(model)
+        figures["task"] |= score_answers(rows, ["exact_match"])
+        figures["task"]["commonest"] = commonest_points(rows, ["exact_match"], root)
+        write_evaluation(root, model, figures, rows)
+    stage.main(demo_params(), root)
+    return (root / "reports/index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("answered", "title", "gate"),
+    [
+        (one_label, "Ship nothing: not better than always saying “technical”", "✕ refused"),
+        (two_labels, "Q4_K_M, but not measurably better than always saying “technical”", "○ not decided"),
+        (nearly_all, "Ship Q4_K_M", "✓ passes"),
+    ],
+)
+def test_the_headline_holds_a_model_against_the_commonest_label(
+    answered: Callable[[int], str], title: str, gate: str, tmp_path: Path, plots_once: None
+) -> None:
+    page = report_of(tmp_path, answered)
+    lines = lines_of(page).splitlines()
+    assert title in lines
+    ships = [line for line in lines if line.startswith("Q4_K_M passes.")]
+    assert bool(ships) == (gate == "✓ passes")
+    assert any(line.startswith("Q4_K_M") and gate in line for line in lines)
+
+
+def test_the_line_stands_beside_every_model_on_page_terminal_and_card(
+    tmp_path: Path, plots_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = report_of(tmp_path, two_labels)
+    line = "always saying “technical”"
+    assert any(row.startswith(line) and "43.8" in row for row in lines_of(page).splitlines())
+    printed = [row.strip() for row in capsys.readouterr().out.splitlines()]
+    assert any(row.startswith(line) and "43.8" in row for row in printed)
+    card = (tmp_path / "reports/card.md").read_text(encoding="utf-8")
+    assert any(row.startswith(f"| {line}") and "43.8" in row for row in card.splitlines())
+
+
+def test_points_of_each_label_and_what_was_said_in_place_of_what(tmp_path: Path, plots_once: None) -> None:
+    task = lines_of(section_of(report_of(tmp_path, nearly_all), "task")).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")] for line in task]
+    assert ["technical", "21", "0.0", "0.0", "0.0", "95.2", "95.2", "95.2"] in cells
+    assert ["technical", "20", "0", "0", "0", "1"] in cells  # "Technical." is another text
+    assert ["returns", "0", "0", "0", "6", "0"] in cells
+
+
+def test_a_report_of_answers_that_are_not_repeated_has_no_such_table(
+    tmp_path: Path, plots_once: None
+) -> None:
+    write_inputs(tmp_path)
+    stage.main(demo_params(), tmp_path)
+    assert 'id="labels"' not in (tmp_path / "reports/index.html").read_text(encoding="utf-8")
