@@ -138,6 +138,25 @@ def with_drafts(folder: Path) -> dict[str, Any]:
     return drafts
 
 
+def as_published(folder: Path, end_of_text: int, end_of_turn: int) -> None:
+    """Name ends as Qwen3.5 is published: config.json only that of a text, in its text part, and
+    generation_config.json both.
+    """
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        config.pop(key, None)
+        config["text_config"].pop(key, None)
+    config["text_config"]["eos_token_id"] = end_of_text
+    file.write_text(json.dumps(config), encoding="utf-8")
+    settings = {
+        "bos_token_id": end_of_text,
+        "eos_token_id": [end_of_turn, end_of_text],
+        "pad_token_id": end_of_text,
+    }
+    (folder / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
 def renamed(folder: Path, old: str, new: str) -> None:
     """Give the tensors of a folder's only weights file that begin as `old` another beginning."""
     from safetensors.torch import load_file, save_file

@@ -496,8 +496,8 @@ def test_no_end_of_turn_at_all_is_refused(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_an_end_that_only_the_generation_settings_name_is_trained(tmp_path: Path) -> None:
-    """config.json of many models names the end of a text, and generation_config.json, which wins, the end of
-    a turn.
+    """config.json of many models names the end of a text (Qwen3.5's text_config does), and
+    generation_config.json, which wins, the end of a turn. Parity wants it in both.
     """
     folder = with_weights(smollm_folder(tmp_path / "source"), eos_token_id=0)
     project = tmp_path / "project"
@@ -507,7 +507,7 @@ def test_an_end_that_only_the_generation_settings_name_is_trained(tmp_path: Path
     assert settings["eos_token_id"] == [tokenizer.eos_token_id] == [2]
     load_base(project / "models/base", tokenizer)  # as stage preprocess does, which refuses ends that differ
     config = json.loads((project / "models/base/config.json").read_text(encoding="utf-8"))
-    assert config["eos_token_id"] == 0
+    assert config["eos_token_id"] == [2, 0]
 
 
 @pytest.mark.parametrize("writes", [False, True], ids=["without it", "with it"])

@@ -15,7 +15,7 @@ from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from tiny import tiny_params
 from tokenizer_folders import qwen35_folder, smollm_folder
-from wrappers import WRAPPERS, flat, renamed, with_drafts, wrapper
+from wrappers import WRAPPERS, as_published, flat, renamed, with_drafts, wrapper
 from wrappers import text_model as written_text_model
 
 from pipeline.__main__ import main
@@ -26,6 +26,7 @@ from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.text_config import text_part
 from pipeline.stages.base.text_part import PREFIXES, settings_only, take_text_part
+from pipeline.stages.parity.special_tokens import agrees, settings
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 IDS = torch.arange(40).reshape(2, 20) * 7
@@ -290,6 +291,20 @@ def test_the_text_of_qwen35_is_split_as_the_whole_models(tools: Toolchain, tmp_p
     assert type(text) is type(whole)
     marks = "नमस्ते दुनिया"
     assert text(marks)["input_ids"] == whole(marks)["input_ids"] == plain_tokenizer(folder).encode(marks).ids
+
+
+def test_the_end_of_a_turn_is_in_all_settings_of_a_published_qwen35(
+    tools: Toolchain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its text_config names the end of a text alone, and parity failed after the training."""
+    folder = qwen35_folder(tmp_path / "source", tools, 2000)
+    wrapper("qwen3_5", folder, ENDS, vocab_size=2100)
+    as_published(folder, end_of_text=2000, end_of_turn=2002)
+    assert run(folder, tmp_path / "project") == 0, capsys.readouterr().err
+    base = tmp_path / "project/models/base"
+    end = load_tokenizer(base).eos_token_id
+    assert end == 2002
+    assert all(agrees("eos", end, stated["eos_token_id"]) for stated in settings(base).values())
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tiny
 from tokenizer_folders import GEMMA_WORDS, gemma_folder, qwen35_folder
-from wrappers import text_model, with_drafts, wrapper
+from wrappers import as_published, text_model, with_drafts, wrapper
 
 from pipeline.__main__ import main
 from pipeline.chat.rendering import render
@@ -41,6 +41,7 @@ def source(kind: str, folder: Path, tools: Toolchain) -> Path:
     if kind == "qwen3_5":
         wrapper(kind, folder, ends, **sizes)
         with_drafts(folder)
+        as_published(folder, end_of_text=WORDS, end_of_turn=WORDS + 2)
         return folder
     text_model("qwen3_5", folder, ends, **sizes)
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))

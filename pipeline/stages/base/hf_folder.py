@@ -210,7 +210,8 @@ def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None
 
 def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
     """Write the end of turn that was found into the files of `folder`, and let generation stop at it.
-    config.json is changed too, because some programs read it there.
+    config.json is changed too, because some programs read it there: Qwen3.5 and others name only the end of a
+    text in it.
 
     Generation still stops at its previous tokens too (those of config.json, `stated`, if
     generation_config.json names none). Raises `DataError` if neither a chat nor the settings show which token
@@ -222,10 +223,10 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
             path = folder / name
             if path.is_file():
                 write_json(path, read_object(path) | {"eos_token": tokenizer.eos_token}, allow_nan=True)
-        path = folder / "config.json"
-        ends = ends_with(tokenizer.eos_token_id, stated)
-        if ends != stated:
-            write_json(path, read_object(path) | {"eos_token_id": ends}, allow_nan=True)
+    path = folder / "config.json"
+    ends = ends_with(tokenizer.eos_token_id, stated)
+    if ends != stated:
+        write_json(path, read_object(path) | {"eos_token_id": ends}, allow_nan=True)
     path = folder / "generation_config.json"
     if not path.exists():
         special = special_ids(tokenizer)
