@@ -30,7 +30,9 @@ def check(
     ] = False,
     guess: Annotated[
         int | None,
-        typer.Option("--guess", metavar="N", min=1, max=2, help="Which of two guesses --write takes."),
+        typer.Option(
+            "--guess", metavar="N", min=1, max=2, help="Guess that --write takes if none is certain."
+        ),
     ] = None,
     params: ParamsFile = None,
     root: Root = Path(),

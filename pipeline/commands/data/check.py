@@ -115,7 +115,7 @@ class Options:
     everything: bool = False  # lists every row
     as_json: bool = False
     write: bool = False
-    guess: int | None = None  # number of the guess, if two are nearly as good
+    guess: int | None = None  # number of the guess, if none is certain
 
 
 @dataclass
@@ -162,7 +162,8 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], options: Option
     if not options.write or not outcome.proposed:
         return outcome.exit_code
     params_file = params or root / "params.yaml"
-    lines, is_written = write(params_file, root / "data/raw", outcome.proposed, options.guess)
+    scrub = cleaner.redactor.scrub
+    lines, is_written = write(params_file, root / "data/raw", outcome.proposed, options.guess, scrub)
     print(*(f"check: {sentence}" for sentence in lines), sep="\n", file=out)
     if not is_written:
         return outcome.exit_code

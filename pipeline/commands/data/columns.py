@@ -2,10 +2,11 @@
 names. A column is a key, or a path of keys joined by dots.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.core.jsonl import BadLine, parse_value
@@ -16,10 +17,13 @@ from pipeline.stages.curate.reading.values import NUMBER
 DEPTH = 3  # levels of nested objects that are searched
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}.*")
 IDENTITY = re.compile(r"[0-9a-fA-F]{8,}|[0-9a-fA-F-]{32,36}|https?://\S+|\S*\d{4,}\S*")
+IDS = frozenset(("id", "ids", "uuid", "guid"))  # words in names of columns without texts
 MOST = 0.8  # share of a column's values that decides its type
 MOST_WORDS = 8  # words of a column's name
 FEW_TURNS = 2  # turns that may repeat the same text
 FEW_OF = 20  # number of rows from which a column with few different values counts as a class
+SHORT = 40  # characters of a short value, such as a label or a speaker's name
+SHORT_WORDS = 5
 
 
 def _words(*lines: str) -> frozenset[str]:
@@ -43,11 +47,24 @@ WORDS: Mapping[str, frozenset[str]] = {
     "reasoning": REASONING,
     "no text": _words(
         "id ids uuid guid hash url uri link date time timestamp created updated ts lang language split type",
-        "status version author score rating label category topic tags tag domain index",
+        "status version author score rating label category topic tags tag domain index role state",
+        "license dataset subset corpus",
     ),
+    "label": _words(
+        "label labels class category categories intent sentiment emotion topic tag rating stars polarity",
+        "kategorie klasse thema absicht stimmung",
+        "catégorie classe étiquette categoría categoria clase etiqueta",
+    ),
+    "speaker": _words(
+        "author nick nickname speaker sender username participant role",
+        "absender sprecher verfasser autor auteur expéditeur remitente mittente",
+    ),
+    "name": _words("name user who from by handle character"),  # of a speaker too, if its values repeat
+    "side": _words("user me bot assistant agent human ai customer outgoing incoming"),  # of a true or false
 }
 ROLE_WORDS = _words("role from speaker sender author who side name participant type")
 CONTENT_WORDS = _words("content value text message utterance body says said words")
+GENERIC = ("content", "value", "text", "message", "body")  # keys that say nothing of what the text is
 
 
 def words_of(name: str) -> list[str]:
@@ -67,6 +84,7 @@ class Column:
     path: str
     place: int  # position in the order of the row's keys
     texts: list[str] = field(default_factory=list)
+    stated: list[str] = field(default_factory=list)  # single texts, whole numbers, true and false, as text
     lists: list[list[Any]] = field(default_factory=list)  # lists of objects
     others: int = 0  # values of other types
 
@@ -76,8 +94,38 @@ class Column:
         return words_of(self.path.rpartition(".")[2])
 
     def speaks_of(self, what: str) -> bool:
-        """Return True if a word of the last key is one of those for `what`."""
-        return name_speaks_of(self.path.rpartition(".")[2], what)
+        """Return True if a word of the last key that names a content is one of those for `what`."""
+        keys = self.path.split(".")
+        while len(keys) > 1 and (keys[-1].isdigit() or keys[-1].lower() in GENERIC):
+            keys.pop()
+        return name_speaks_of(keys[-1], what)
+
+    @property
+    def different(self) -> int:
+        """Return the number of different single values. Case and white space around them do not count."""
+        return len({value.strip().casefold() for value in self.stated if value.strip()})
+
+    @property
+    def is_short(self) -> bool:
+        """Return True if all single values are as short as a label or a name, and there are no others."""
+        if not self.stated or self.lists or len(self.stated) < len(self.texts) + self.others:
+            return False
+        return all(len(value) <= SHORT and len(value.split()) <= SHORT_WORDS for value in self.stated)
+
+    @property
+    def is_few(self) -> bool:
+        """Return True for short values of which there are several, and most are repeated."""
+        filled = sum(bool(value.strip()) for value in self.stated)
+        return self.is_short and 1 < self.different <= (filled + 1) // 2 and not self._are_mostly(DATE)
+
+    @property
+    def is_number(self) -> bool:
+        """Return True if the single values are numbers, true or false."""
+        return self._are_mostly(NUMBER) or set(self.stated) <= {"true", "false"}
+
+    def _are_mostly(self, pattern: re.Pattern[str]) -> bool:
+        filled = [value.strip() for value in self.stated if value.strip()]
+        return sum(bool(pattern.fullmatch(value)) for value in filled) >= MOST * len(filled)
 
     @property
     def length(self) -> float:
@@ -98,6 +146,8 @@ class Column:
         for pattern in (NUMBER, DATE, IDENTITY):
             if sum(bool(pattern.fullmatch(text)) for text in filled) >= MOST * len(filled):
                 return False
+        if not IDS.isdisjoint(self.words) and not any(" " in text for text in filled):
+            return False
         different = len(set(filled))
         named = self.speaks_of("question") or self.speaks_of("answer")
         if len(filled) > 1 and different == 1 and not self.speaks_of("system"):
@@ -124,13 +174,24 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
             column = columns.setdefault(path, Column(path, len(columns)))
             if isinstance(value, str):
                 column.texts.append(value)
+                column.stated.append(value)
             elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
                 column.lists.append(value)
             elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
                 column.texts.append(value[0])
             elif value is not None:
                 column.others += 1
-    return list(columns.values())
+                if isinstance(value, int):
+                    column.stated.append(json.dumps(value))
+    return [*columns.values(), *_inside_answers(list(columns.values()))]
+
+
+def _inside_answers(columns: Sequence[Column]) -> Iterator[Column]:
+    """Yield the columns of the only object in each list below an answer's key."""
+    for column in columns:
+        if column.lists and max(map(len, column.lists)) == 1 and column.speaks_of("answer"):
+            for inner in columns_of([only for (only,) in column.lists]):
+                yield replace(inner, path=f"{column.path}.0.{inner.path}", place=column.place)
 
 
 def _values(row: Mapping[str, Any], above: str, depth: int) -> Iterator[tuple[str, Any]]:

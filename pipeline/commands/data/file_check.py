@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.data.columns import are_values, columns_of
-from pipeline.commands.data.proposal import Proposal, propose
-from pipeline.commands.data.series import doubt
+from pipeline.commands.data.doubts import doubt
+from pipeline.commands.data.proposal import Proposal, propose, propose_labels
 from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import document_style, refusal
@@ -48,7 +48,8 @@ class FileCheck:
     reasons: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)  # counted by `raw_lines`
     unread: list[dict[str, Any]] = field(default_factory=list)  # first rows that fit no format
-    sampled: int = 0  # bytes of these rows
+    texts: list[dict[str, Any]] = field(default_factory=list)  # first rows with columns next to a text
+    sampled: int = 0  # bytes of all these rows
 
     @property
     def shown(self) -> str:
@@ -100,16 +101,21 @@ class FileCheck:
             tally["scored"] += sum("reward" in row for row in outcome.rows)
             tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
             if outcome.rejected is None:
+                if outcome.stated and outcome.rows[0]["kind"] == "text" and len(outcome.stated.value) > 1:
+                    self._sample(self.texts, outcome.stated.value, line)
                 continue
             entry = cleaner.entry(self.name, line, outcome.source, outcome.rejected)
             entries.append(entry)
             is_named = outcome.rejected.rule == "format" and _may_be_mapped(entry)
-            has_room = len(self.unread) < SAMPLE and self.sampled < SAMPLE_BYTES
-            if is_named and outcome.stated and has_room:
-                self.unread.append(outcome.stated.value)
-                self.sampled += len(line.raw)
+            if is_named and outcome.stated:
+                self._sample(self.unread, outcome.stated.value, line)
         self.usable += not entries
         return entries
+
+    def _sample(self, rows: list[dict[str, Any]], row: dict[str, Any], line: RawLine) -> None:
+        if len(rows) < SAMPLE and self.sampled < SAMPLE_BYTES:
+            rows.append(row)
+            self.sampled += len(line.raw)
 
     @cached_property
     def proposal(self) -> Proposal | None:
@@ -117,7 +123,9 @@ class FileCheck:
 
         None if there is no guess, or no need of one.
         """
-        return propose(self.unread, self.name) if self.unread and not self.lacks_names else None
+        if self.lacks_names:
+            return None
+        return propose(self.unread, self.name) if self.unread else propose_labels(self.texts, self.name)
 
     @cached_property
     def lacks_names(self) -> bool:
@@ -152,13 +160,23 @@ class FileCheck:
         return f"{self.shown}: {plural(self.usable, 'row')} usable, read as {by}: {kinds}"
 
     def _rows_inside(self, cleaner: "Cleaner") -> str:
-        """Return a hint if a key of the file's only row contains a list of objects, which may be the rows."""
+        """Return a hint if keys of the file's only row contain lists of objects, which may be the rows."""
         only = self.unread[0] if self.lines == len(self.unread) == 1 else {}
-        for key, value in only.items():
-            if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value):
-                name = cleaner.scrubbed(one_line(key, KEY_SHOWN))
-                return f": {name} holds {len(value):,} objects; if they are the rows, write that list alone"
-        return ""
+        lists = {
+            key: value
+            for key, value in only.items()
+            if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value)
+        }
+        if not lists or doubt([only], ()):  # This tells of lists below ids.
+            return ""
+        held = [
+            f"{cleaner.scrubbed(one_line(key, KEY_SHOWN))} holds {len(value):,} objects"
+            for key, value in lists.items()
+        ]
+        which = "if they are the rows, write that list alone"
+        if len(held) > 1:
+            which = "if one of these lists has the rows, write that list alone"
+        return f": {listed(held)}; {which}"
 
     def unmapped_line(self, entry: Mapping[str, Any], cleaner: "Cleaner") -> str:
         """Return a line about rows that fit no format, with the keys that they have."""
@@ -172,6 +190,8 @@ class FileCheck:
             unsure = doubt(self.unread, columns_of(self.unread))
             if unsure:
                 why += f"; no mapping is guessed, since {cleaner.scrubbed(one_line(unsure, 300))}"
+            elif self.lines == 1 and any(isinstance(value, dict) for value in self.unread[0].values()):
+                why += "; no mapping is guessed from inside a file's only row"
         why += self._rows_inside(cleaner)
         if self.lacks_names:
             why += ": if the first line is a row, write a line of names above it"

@@ -3,6 +3,7 @@
 import glob
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeline.core.text import one_line, plural, safe
 
 FIELDS = ("curate", "fields")
 SHOWN = 120  # characters of a turn
+LABELS_SHOWN = 12
 Scrub = Callable[[str], str]
 
 
@@ -40,7 +42,8 @@ class Proposed:
                 "glob": self.glob,
                 "fields": first.fields,
                 "sure": self.proposal.is_sure,
-                "other": None if self.proposal.is_sure else others[0].fields,
+                "other": others[0].fields if others and not self.proposal.is_sure else None,
+                "labels": {scrub(label): rows for label, rows in first.candidate.labels.items()},
                 "examples": [
                     [{"role": side, "text": words} for side, words in _shown_turns(row, scrub)]
                     for row in first.rows
@@ -71,6 +74,13 @@ def _lines(first: Proposed, alike: Sequence[Proposed], scrub: Scrub) -> Iterator
         yield f"A mapping for {first.file.shown}{more}, to paste into params.yaml (--write puts it there):"
         yield from _guess_lines(proposal.guesses[0], alike, scrub)
         return
+    if len(proposal.guesses) == 1:
+        yield (
+            f"One guess for {first.file.shown}{more}, which is not certain: if these rows are right, "
+            "--write --guess 1 takes it:"
+        )
+        yield from _guess_lines(proposal.guesses[0], alike, scrub)
+        return
     yield f"Two guesses for {first.file.shown}{more}, nearly as good: choose one (--write --guess 1 or 2):"
     for number, guess in enumerate(proposal.guesses, start=1):
         yield f"{number}."
@@ -82,6 +92,26 @@ def _guess_lines(guess: Guess, alike: Sequence[Proposed], scrub: Scrub) -> Itera
     yield "    fields:"
     for other in alike:
         yield f"      {as_yaml(other.glob)}: {as_yaml(guess.fields)}"
+    if guess.candidate.labels:
+        yield f"  {_labels_sentence(guess, scrub)}"
+    yield from _example_lines(guess, scrub)
+
+
+def _labels_sentence(guess: Guess, scrub: Scrub) -> str:
+    """Return a sentence on the values that answers would have, with their counts in the sample."""
+    labels = guess.candidate.labels
+    shown = [f"{as_yaml(scrub(label))} {rows:,}" for label, rows in islice(labels.items(), LABELS_SHOWN)]
+    if len(labels) > LABELS_SHOWN:
+        shown.append(f"{len(labels) - LABELS_SHOWN:,} more")
+    source = guess.fields["assistant"]
+    sentence = f"{source} has {plural(len(labels), 'value')} in the first {sum(labels.values()):,} rows: "
+    sentence += ", ".join(shown)
+    if guess.candidate.are_numbers:
+        sentence += "; the model would learn to write these, and curate.transform can make words of them"
+    return sentence
+
+
+def _example_lines(guess: Guess, scrub: Scrub) -> Iterator[str]:
     for number, row in enumerate(guess.rows, start=1):
         yield f"  {'a row' if number == 1 else 'another'} as it would be read:"
         yield from (f"    {side}: {words}" for side, words in _shown_turns(row, scrub))
@@ -99,11 +129,14 @@ def _shown_turns(row: Row, scrub: Scrub) -> Iterator[tuple[str, str]]:
         yield "answer", one_line(scrub(row["answer"]), SHOWN)
 
 
-def write(file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | None) -> tuple[list[str], bool]:
+def write(
+    file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | None, scrub: Scrub
+) -> tuple[list[str], bool]:
     """Write the proposals into a `params.yaml`, before its existing mappings. Return sentences on them, and
     True if any is written.
 
-    Raises `ConfigError` if there is no such file. An unsure guess is written only if it is chosen.
+    Raises `ConfigError` if there is no such file. An unsure guess is written only if it is chosen, and its
+    rows are shown again.
     """
     from pipeline.config.params import load_params
 
@@ -117,11 +150,16 @@ def write(file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | Non
     lines = []
     for mapping in proposed:
         checked = mapping.file
+        guesses = mapping.proposal.guesses
         number = 1 if mapping.proposal.is_sure else choice
-        if number is None:
-            lines.append(f"nothing is written for {checked.shown}: add --guess 1 or --guess 2")
+        if number is None or number > len(guesses):
+            numbers = " or ".join(f"--guess {place}" for place in range(1, len(guesses) + 1))
+            lines.append(f"nothing is written for {checked.shown}, since no guess is certain: add {numbers}")
             continue
-        new[mapping.glob] = mapping.proposal.guesses[number - 1].fields
+        guess = guesses[number - 1]
+        new[mapping.glob] = guess.fields
+        if not mapping.proposal.is_sure:
+            lines += [f"{checked.shown}, guess {number}:", *_example_lines(guess, scrub)]
         if not checked.path.resolve().is_relative_to(raw.resolve()):
             lines.append(f"curate reads {checked.name} below {safe(str(raw))}: put {checked.shown} there")
     if new:

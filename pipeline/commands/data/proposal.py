@@ -1,25 +1,42 @@
 """Guess `curate.fields`' mapping for a file whose rows fit no format, by its columns' names and contents.
 
-Each guess is tried on the sample by the code that curates. Only guesses that read most of it are proposed. If
-two are nearly as good, the user has to choose.
+Each guess is tried on the sample by the code that curates. Only guesses that read most of it are proposed.
+The user has to choose if two are nearly as good, or if nothing but the lack of others supports the first.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
 from pipeline.chat.rows import BadRow, Row
-from pipeline.commands.data.columns import MOST, Column, TurnKeys, columns_of, name_speaks_of, turn_keys
-from pipeline.commands.data.series import Choices, choices_of, doubt
+from pipeline.commands.data.classes import classes_of, is_name, labelled, values_of
+from pipeline.commands.data.columns import (
+    MOST,
+    WORDS,
+    Column,
+    TurnKeys,
+    columns_of,
+    name_speaks_of,
+    turn_keys,
+)
+from pipeline.commands.data.doubts import doubt
+from pipeline.commands.data.series import Choices, choices_of
 from pipeline.config.field_sources import LISTS_OF_TURNS, fields_of
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.reading.fields import RowMapper
-from pipeline.stages.curate.reading.formats import FORMAT_KEYS, PROMPT_KEYS, SAYING_KEYS, detect, to_row
+from pipeline.stages.curate.reading.formats import (
+    FORMAT_KEYS,
+    SAYING_KEYS,
+    WITHOUT_TURNS,
+    detect,
+    to_row,
+)
 from pipeline.stages.curate.reading.letter_case import known_names, with_known_keys
 from pipeline.stages.curate.reading.markup import is_rendered, parse
-from pipeline.stages.curate.reading.turns import MEDIA, ROLES, Turn
+from pipeline.stages.curate.reading.turns import MEDIA, ROLES, Turn, is_list
+from pipeline.stages.curate.rules.rendered import Markup
 
 Stated = dict[str, Any]  # mapping as in params.yaml
 SURE = 1.0  # lead in points of the best guess over the second
@@ -38,46 +55,86 @@ OF_PAIRS = 7.0
 OF_CHATS = 7.0  # chats that are rendered to text
 OF_CHOICES = 8.0
 OF_TEXTS = 1.0
+OF_LABELS = 3.0  # NAMED is added if a name supports them
 SYSTEM = ("system", "system_prompt")  # keys that are read without a mapping
+KEPT_LISTS = SAYING_KEYS.union(WITHOUT_TURNS, ("answers",))
 SIDES = ("question", "answer", "system")  # topics that a speaker's name may point to
+MARKUP = Markup(())
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mapping to be tried. `labels` has the values of its answers if they are labels, with their counts."""
+
+    fields: Stated
+    points: float
+    is_certain: bool = True  # False if its points say less than they seem to
+    labels: Mapping[str, int] = field(default_factory=dict)
+    are_numbers: bool = False  # True if the labels are numbers, true or false
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A mapping, its points, and rows of the sample as it reads them."""
+    """A candidate, with null for keys that prevent reading, and rows of the sample as it reads them."""
 
     fields: Stated
-    points: float
+    candidate: Candidate
     rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Guesses for a file, the best first."""
+    """Guesses for a file: the best, and a second if that is nearly as good."""
 
     guesses: tuple[Guess, ...]
 
     @property
     def is_sure(self) -> bool:
-        """Return True if no other guess is nearly as good as the first, and a name supports the first."""
-        if len(self.guesses) == 1:
-            return True
-        first, second = self.guesses
-        return first.points >= NAMED and first.points - second.points >= SURE
+        """Return True for the only guess if names or contents support it, and it drops no media or tools."""
+        first = self.guesses[0]
+        dropped = {key for key, source in first.fields.items() if source is None}
+        is_supported = first.candidate.is_certain and first.candidate.points >= NAMED
+        return len(self.guesses) == 1 and is_supported and dropped.isdisjoint((*MEDIA, *WITHOUT_TURNS))
 
 
 def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
     """Return the guesses for the rows of a file that fit no format. Returns None if there is none, or if each
-    would lose a part of columns that belong together.
+    would lose a part of what belongs together.
     """
     columns = columns_of(rows)
     if doubt(rows, columns):
         return None
+    if len(rows) == 1:
+        columns = _not_inside(rows[0], columns)
+    return _proposal(_candidates(rows, columns), rows, file)
+
+
+def propose_labels(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
+    """Return the guesses for rows that are read as texts, if another column classifies these.
+
+    None is certain, since the texts may be meant alone.
+    """
+    columns = [column for column in columns_of(rows) if column.path != "domain"]
+    texts = [column for column in columns if column.path == "text"]
+    classes = [
+        column
+        for column in classes_of(columns, texts, len(rows))
+        if column.speaks_of("label") or not (column.is_number or any(map(column.speaks_of, WORDS)))
+    ]
+    candidates = _labelled(classes, texts, len(rows))
+    return _proposal((replace(candidate, is_certain=False) for candidate in candidates), rows, file)
+
+
+def _proposal(
+    candidates: Iterable[Candidate], rows: Sequence[Mapping[str, Any]], file: str
+) -> Proposal | None:
     guesses: list[Guess] = []
-    for fields, points in sorted(_candidates(rows, columns), key=lambda candidate: -candidate[1]):
-        if any(guess.fields == fields for guess in guesses):
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.points):
+        if guesses and guesses[0].candidate.points - candidate.points >= SURE:
+            break
+        if any(guess.candidate.fields == candidate.fields for guess in guesses):
             continue
-        guess = _tried(fields, points, rows, file)
+        guess = _tried(candidate, rows, file)
         if guess is not None:
             guesses.append(guess)
         if len(guesses) == 2:
@@ -85,13 +142,36 @@ def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
     return Proposal(tuple(guesses)) if guesses else None
 
 
-def _candidates(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]
-) -> Iterator[tuple[Stated, float]]:
+def _not_inside(only: Mapping[str, Any], columns: Sequence[Column]) -> list[Column]:
+    """Return the columns of a file's only row without those inside its values, which may be the rows.
+
+    A list of turns stays if there is one, under a name or with the roles that formats know.
+    """
+    lists = [column for column in columns if column.lists]
+    return [
+        column
+        for column in columns
+        if (column in lists and _is_conversation(column, len(lists)))
+        or (column.path in only and column not in lists)
+    ]
+
+
+def _is_conversation(column: Column, lists: int) -> bool:
+    if column.path in LISTS_OF_TURNS:
+        return True
+    keys = turn_keys(column.lists)
+    if keys is None or keys.user or lists > 1:
+        return False
+    return all(_role_name(name) in ROLES for name in keys.names)
+
+
+def _candidates(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Iterator[Candidate]:
     chats = [column for column in columns if column.texts and _holds_chats(column)]
     for column in chats:
-        yield {"text": column.path}, OF_CHATS
+        yield Candidate({"text": column.path}, OF_CHATS)
     texts = [column for column in columns if column.is_text and column not in chats]
+    classes = classes_of(columns, texts, len(rows))
+    in_order = [column for column in texts if column not in classes]
     texts.sort(key=lambda column: -column.length)
     choices = choices_of(rows, columns)
     if choices is not None:
@@ -99,19 +179,37 @@ def _candidates(
         return
     for column in columns:
         keys = turn_keys(column.lists) if column.lists else None
-        # The exchanges in the only row of a file are its rows, not one conversation.
-        if keys and not (keys.user and len(rows) == 1):
+        if keys:
             points = OF_TURNS - 0.1 * column.place
             fields = _of_turns(column.path, keys) | _system_of_turns(columns)
-            yield fields, points
+            yield Candidate(fields, points)
             if _is_by_order(fields):
-                yield fields | {"roles": _turned(fields["roles"])}, points - ORDERED
+                yield Candidate(fields | {"roles": _turned(fields["roles"])}, points - ORDERED)
     accompanying = _accompanying(texts)
     yield from _pairs_of_answers(texts, accompanying)
-    exchanged = [column for column in texts if column not in accompanying.values()][:MOST_TEXTS]
+    beside = [accompanying[what] for what in ("system", "reasoning") if what in accompanying]
+    yield from _labelled(classes, [column for column in in_order if column not in beside], len(rows))
+    aside = [*accompanying.values(), *(column for column in classes if not _is_a_side(column, in_order))]
+    exchanged = [column for column in texts if column not in aside][:MOST_TEXTS]
     yield from _exchanges(exchanged, accompanying)
     if len(exchanged) == 1 and exchanged[0].length >= LONG_TEXT and not accompanying:
-        yield {"text": exchanged[0].path}, OF_TEXTS
+        yield Candidate({"text": exchanged[0].path}, OF_TEXTS)
+
+
+def _is_a_side(column: Column, texts: Sequence[Column]) -> bool:
+    """Return True for a column of few values that may be the answer by its name, or an instruction that is
+    applied to one of several texts.
+    """
+    if column.speaks_of("label"):
+        return False
+    return column.speaks_of("answer") or (column.speaks_of("question") and len(texts) > 1)
+
+
+def _labelled(classes: Sequence[Column], texts: Sequence[Column], rows: int) -> Iterator[Candidate]:
+    for number, guess in enumerate(labelled(classes, texts, rows)):
+        points = OF_LABELS + NAMED * guess.is_named - 0.1 * number
+        fields = {"user": guess.user, "assistant": guess.label.path}
+        yield Candidate(fields, points, guess.is_certain, values_of(guess.label), guess.label.is_number)
 
 
 def _holds_chats(column: Column) -> bool:
@@ -131,7 +229,7 @@ def _rendered(words: str) -> list[Turn]:
     return chat.turns if chat else []
 
 
-def _choices(choices: Choices, texts: Sequence[Column]) -> Iterator[tuple[Stated, float]]:
+def _choices(choices: Choices, texts: Sequence[Column]) -> Iterator[Candidate]:
     """Yield a mapping for a question with its choices below it, labelled as the answer names them."""
     others = [column for column in texts if column.path not in (*choices.keys, choices.answer)]
     question = next((column for column in others if column.speaks_of("question")), None)
@@ -146,7 +244,7 @@ def _choices(choices: Choices, texts: Sequence[Column]) -> Iterator[tuple[Stated
     if context is not None:
         lines = [f"{{{context.path}}}\n\n{{{question.path}}}"]
     lines += [f"{label}) {{{key}}}" for label, key in zip(choices.labels, choices.keys, strict=True)]
-    yield {"user": "\n".join(lines), "assistant": choices.answer}, OF_CHOICES
+    yield Candidate({"user": "\n".join(lines), "assistant": choices.answer}, OF_CHOICES)
 
 
 def _of_turns(path: str, keys: TurnKeys) -> Stated:
@@ -213,9 +311,7 @@ def _accompanying(texts: Sequence[Column]) -> dict[str, Column]:
     return accompanying
 
 
-def _pairs_of_answers(
-    texts: Sequence[Column], accompanying: Mapping[str, Column]
-) -> Iterator[tuple[Stated, float]]:
+def _pairs_of_answers(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> Iterator[Candidate]:
     for better in [column for column in texts if _speaks(column, "chosen")]:
         for worse in [column for column in texts if _speaks(column, "rejected") and column is not better]:
             rest = [column for column in texts if column not in (better, worse, *accompanying.values())]
@@ -224,7 +320,7 @@ def _pairs_of_answers(
                 question = rest[0]
             if question is not None:
                 fields = {"prompt": question.path, "chosen": better.path, "rejected": worse.path}
-                yield fields | _system(accompanying), OF_PAIRS
+                yield Candidate(fields | _system(accompanying), OF_PAIRS)
 
 
 def _speaks(column: Column, what: str) -> bool:
@@ -232,9 +328,12 @@ def _speaks(column: Column, what: str) -> bool:
     return any(name_speaks_of(key, what) for key in column.path.split("."))
 
 
-def _exchanges(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> Iterator[tuple[Stated, float]]:
+def _exchanges(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> Iterator[Candidate]:
     longest = sum(column.length for column in texts) or 1.0
     for question, answer in permutations(texts, 2):
+        is_class = question.is_few and not question.speaks_of("question")
+        if is_class or is_name(question) or is_name(answer):
+            continue
         points = NAMED * question.speaks_of("question") + NAMED * answer.speaks_of("answer")
         points -= NAMED * (question.speaks_of("answer") and not question.speaks_of("question"))
         points -= NAMED * (answer.speaks_of("question") and not answer.speaks_of("answer"))
@@ -248,7 +347,7 @@ def _exchanges(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> I
         fields |= _system(accompanying)
         if "reasoning" in accompanying:
             fields["reasoning_content"] = accompanying["reasoning"].path
-        yield fields, points
+        yield Candidate(fields, points)
 
 
 def _system(accompanying: Mapping[str, Column]) -> Stated:
@@ -272,10 +371,9 @@ def _share(column: Column, ending: str) -> float:
     return sum(text.rstrip().endswith(ending) for text in column.texts) / max(1, len(column.texts))
 
 
-def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], file: str) -> Guess | None:
-    """Return the guess with the rows that it reads, and with null for keys that prevent reading. Returns None
-    if it reads too few.
-    """
+def _tried(candidate: Candidate, rows: Sequence[Mapping[str, Any]], file: str) -> Guess | None:
+    """Return the guess of a candidate; None if it reads too few rows."""
+    fields = candidate.fields
     try:
         fields_of(fields)
     except ValueError:  # The key has braces, for example, so no source can name it.
@@ -291,12 +389,12 @@ def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], fil
             read = _read(fields, rows, file)
     if len(read) < READ * len(rows):
         return None
-    return Guess(fields, points, tuple(read[:EXAMPLES]))
+    return Guess(fields, candidate, tuple(read[:EXAMPLES]))
 
 
 def _doubtful(fields: Stated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of the rows that formats read and the mapping does not name. Keys with lists and
-    objects of the request are excluded, because the user must not lose them.
+    """Return the keys of the rows that formats read and the mapping does not name. The system text, and keys
+    of the request or the answer with lists and objects are excluded, because the user must not lose them.
     """
     keys = list(dict.fromkeys(key for row in rows for key in row))
     named = {str(source).partition(".")[0] for source in fields.values()}
@@ -307,8 +405,13 @@ def _doubtful(fields: Stated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if known in read
         and key not in named
         and key not in fields
-        and not (known in PROMPT_KEYS and any(isinstance(row.get(key), list | dict) for row in rows))
+        and known not in SYSTEM
+        and not (known in KEPT_LISTS and any(_is_structure(row.get(key)) for row in rows))
     ]
+
+
+def _is_structure(value: Any) -> bool:
+    return isinstance(value, dict) or is_list(value)
 
 
 def _read(fields: Stated, rows: Sequence[Mapping[str, Any]], file: str) -> list[Row]:
@@ -318,11 +421,9 @@ def _read(fields: Stated, rows: Sequence[Mapping[str, Any]], file: str) -> list[
     for row in rows:
         try:
             value = with_known_keys(mapper.apply(dict(row), Counter()))
-            canonical = to_row(value, source=file, domain="", format=detect(value))
+            canonical = MARKUP(to_row(value, source=file, domain="", format=detect(value)), [])
         except (BadRow, BadLine):
             continue
-        if canonical["kind"] == "chat" and len(canonical["messages"]) == 1:  # a text that is a chat
-            canonical["messages"] = _rendered(canonical["messages"][0]["content"])
         if _says_something(canonical):
             read.append(canonical)
     return read

@@ -259,7 +259,7 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         ),
         ({"segments": [{"train": True, "text": "4"}]}, said(trained="4")),
     ],
-    "text": [({"text": "2 + 2 = 4", "label": 3}, said(trained="2 + 2 = 4"))],
+    "text": [({"text": "2 + 2 = 4", "stars": 3}, said(trained="2 + 2 = 4"))],
     "preference": [
         ({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}, pair(ASK)),
         (

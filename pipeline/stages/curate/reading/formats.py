@@ -65,6 +65,7 @@ def detect(value: Value) -> str:
         raise BadRow("unknown_format", _unknown(value))
     if name == "text":
         _check_is_no_message(_filled(value))
+        _check_is_not_labelled(value)
     if name == "dialogue" and not _is_dialogue(value):
         raise BadRow("unknown_format", _unknown(value))
     return name
@@ -100,6 +101,22 @@ def _check_is_no_message(keys: set[str]) -> None:
         f"looks like a message of {program} (text with {names}): {PUT_TOGETHER}, or name the file in "
         "curate.formats as text",
     )
+
+
+def _check_is_not_labelled(value: Value) -> None:
+    """Raise `BadRow` if a text has a label next to it, which is not learned with the text alone. That of a
+    rendered chat is a thumb.
+
+    If such rows are meant as texts, their file is named in `curate.formats`.
+    """
+    label = next((key for key in LABELS if not is_blank(value.get(key))), None)
+    text = value["text"]
+    if label is not None and not (isinstance(text, str) and is_rendered(text)):
+        raise BadRow(
+            "unknown_format",
+            f"{label} next to a text would not be learned: map {{user: text, assistant: {label}}} in "
+            "curate.fields (`quench data check` proposes it), or name the file in curate.formats as text",
+        )
 
 
 def _unknown(value: Value) -> str:
@@ -550,9 +567,13 @@ TURN_KEYS = frozenset(("prompt", "completion", *ANSWERS_OF_PAIRS, *chain(*UNDECI
 SPOKEN = ("content", "value", "text", "messages")  # keys of a turn or part with its text
 MOST_QUOTED = 64  # texts of a prompt's key that are searched in others
 # A text with one of these, or with a user and a time, is one message of a log.
-SPEAKERS = ("bot_id", "from", "from_id", "role", "sender", "sender_id", "speaker")
+SPEAKERS = (
+    *("bot_id", "from", "from_id", "from_me", "is_user", "nick", "nickname", "role", "sender", "sender_id"),
+    "speaker",
+)
 USERS = ("user", "user_id", "username")
 TIMES = ("created_at", "date", "sent_at", "thread_ts", "time", "timestamp", "ts")
+LABELS = ("label", "labels", "label_text", "class", "sentiment", "intent", "emotion")
 KTO = (("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag"))
 REQUESTS = (("request", "response"), ("messages", "response"), ("messages", "choices"))
 CONTENTS = (("contents", "candidates"), ("contents", "response"), ("contents",))

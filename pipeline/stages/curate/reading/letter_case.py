@@ -9,6 +9,7 @@ from pipeline.chat.rows import OTHERS
 from pipeline.stages.curate.reading.formats import (
     ANSWERS_OF_PAIRS,
     FORMAT_KEYS,
+    LABELS,
     PREFERRED,
     PROMPT_KEYS,
     SPEAKERS,
@@ -23,6 +24,7 @@ KNOWN = frozenset(
     (
         *ANSWERS_OF_PAIRS,
         *FORMAT_KEYS,
+        *LABELS,
         *MEDIA,
         *PREFERRED,
         *PROMPT_KEYS,
@@ -36,7 +38,6 @@ KNOWN = frozenset(
         "category",
         "domain",
         "kto_tag",
-        "label",
         "reward",
         "score",
     )

@@ -1,0 +1,65 @@
+"""Reasons why no mapping is guessed for rows that fit no format: each guess would lose a part of what belongs
+together.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.commands.data import series
+from pipeline.commands.data.classes import message_doubt
+from pipeline.commands.data.columns import Column, are_values
+from pipeline.core.text import listed, one_line
+from pipeline.stages.curate.reading.formats import ANSWER_KEYS
+
+KEYS_SHOWN = 4
+KEY_SHOWN = 40  # characters of a key
+
+
+def doubt(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    """Return the first reason, as the second half of a sentence; "" if there is none."""
+    return (
+        (_by_ids(rows[0]) if len(rows) == 1 else "")
+        or series.doubt(rows, columns)
+        or message_doubt(rows, columns)
+        or _several_answers(columns)
+    )
+
+
+def _by_ids(only: Mapping[str, Any]) -> str:
+    """Return the reason for a file's only row whose values are all alike: objects of the same keys, or lists
+    of objects, below their ids; or answers, below their questions.
+    """
+    values = list(only.values())
+    if are_values(list(only)) and all(isinstance(value, str) for value in values):
+        return (
+            "the file is one object, and its keys seem to be questions: write each as a line "
+            "(`jq -c 'to_entries[] | {question: .key, answer: .value}' FILE`)"
+        )
+    are_lists = len(values) > 1 and all(map(_is_list_of_objects, values))
+    are_objects = all(isinstance(value, dict) and value for value in values)
+    items = [value[0] if are_lists else value for value in values]
+    if not items or not (are_lists or are_objects) or any(item.keys() != items[0].keys() for item in items):
+        return ""
+    what = "lists of objects"
+    if are_objects:
+        names = [one_line(key, KEY_SHOWN) for key in values[0]]
+        more = [f"{len(names) - KEYS_SHOWN} more"] if len(names) > KEYS_SHOWN else []
+        what = f"objects with {listed([*names[:KEYS_SHOWN], *more])}"
+    return (
+        f"the file is one object, and its values are {what}: if these are the rows, write its values as "
+        "lines (`jq -c '.[]' FILE`)"
+    )
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _several_answers(columns: Sequence[Column]) -> str:
+    """Return the reason for lists of several objects in the place of an answer."""
+    for column in columns:
+        if column.path in ANSWER_KEYS and column.lists and max(map(len, column.lists)) > 1:
+            return (
+                f"{column.path} holds several objects, of which a mapping takes one: write the answer alone"
+            )
+    return ""
