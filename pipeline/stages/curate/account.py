@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.chat.rows import TRAINED
 from pipeline.config.sections import Curate
+from pipeline.stages.curate.answers import few_answers
 from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats
 from pipeline.stages.curate.comparing.decide import (
     KEPT,
@@ -149,6 +150,8 @@ class CurationReport:
     pairs: dict[str, Any] | None = None  # None if `curate.pairs` makes none
     sources: dict[str, dict[str, Any]] | None = None  # origin of fetched data; None if none was fetched
     files_without_row: dict[str, str] | None = None  # name → reason; None if there are none
+    answers: list[dict[str, Any]] | None = None  # different answers and their rows; None if they are not few
+    calls: dict[str, Any] | None = None  # rows that call tools, and tools that they lack; None if none does
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report's keys and values in order, without pairs and sources if there are none."""
@@ -253,6 +256,8 @@ class CurationStats:
             files_rejected=Counter(reason for reason, _ in self.refused.values()),
             files_unread={name: why for name, (_, why) in self.refused.items()},
             files_without_row=without_row or None,
+            answers=few_answers(cleaning.answers),
+            calls={**cleaning.calls, "not_offered": dict(cleaning.not_offered)} if cleaning.calls else None,
             changed=cleaning.changed,
             redactions=cleaning.redactions,
             length={name: cleaning.length[name] for name in LENGTH},

@@ -15,6 +15,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.core.text import one_line
+from pipeline.stages.curate.answers import CALLING, WITHOUT_TOOLS, bound, count_answer, unoffered_calls
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.authors import with_authors
@@ -77,11 +78,15 @@ class CleaningStats:
     mapped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
     verdicts: Counter[str] = field(default_factory=Counter)  # keys and words that call a row bad → rows
+    answers: Counter[str] = field(default_factory=Counter)  # answer → rows, as long as they are few
+    calls: Counter[str] = field(default_factory=Counter)  # rows with calls, and those of them without tools
+    not_offered: Counter[str] = field(default_factory=Counter)  # called tool that the row lacks → rows
 
     def update(self, more: "CleaningStats") -> None:
         """Add the counts of another block."""
         for name, counts in vars(more).items():
             getattr(self, name).update(counts)
+        bound(self.answers)
 
 
 # Facts of a row for the rules that compare rows: its domain, 64 bits of its id, the hash of its normalized
@@ -306,6 +311,17 @@ class Cleaner:
         is_named = name in rows or len(rows) < MOST_COLUMNS
         rows[name if is_named else OTHER_COLUMNS] += 1
 
+    def count_calls(self, row: Row, cleaning_stats: CleaningStats) -> None:
+        """Count a row that calls tools, and the tools among them that it does not offer."""
+        is_calling, names = unoffered_calls(row)
+        if is_calling:
+            cleaning_stats.calls[CALLING] += 1
+        if names and "tools" not in row:
+            cleaning_stats.calls[WITHOUT_TOOLS] += 1
+            return
+        for name in names:
+            self.count(name, cleaning_stats.not_offered)
+
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
         """Yield the outcome of each row that a line states. A line that states none yields the reason."""
         try:
@@ -348,6 +364,8 @@ class Cleaner:
             key = int(row["id"], 16)
             done.facts.append((row["domain"], key, content_key(row), turns, kind, "reward" in row))
             done.cleaning_stats.kinds[row["kind"]] += 1
+            count_answer(row, done.cleaning_stats.answers)
+            self.count_calls(row, done.cleaning_stats)
         if outcome.changes:
             place = {"id": rows[0]["id"], "file": done.file, "line": line.number}
             self.note(done, place | several(done.file, line.number, outcome.source), outcome.changes)

@@ -13,7 +13,17 @@ from pipeline.pages.drawings import Step, bars, flow, histogram
 from pipeline.pages.templating import fill
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
-from pipeline.stages.curate.page_words import RULES, length_sentences, taken_out, title, verdict, warnings
+from pipeline.stages.curate.page_words import (
+    RULES,
+    answers_sentences,
+    calls_sentences,
+    length_sentences,
+    taken_out,
+    title,
+    verdict,
+    warnings,
+    written,
+)
 
 # Rule → label of the rows that it adds.
 ADDED = {
@@ -43,6 +53,9 @@ def render_data_page(stats: CurationReport, samples: Mapping[str, Any]) -> str:
         splits=stats.splits,
         rules={rule["rule"]: rule for rule in stats.rules},
         long_rows=length_sentences(stats.length),
+        few_answers={written(entry["answer"]): entry["rows"] for entry in stats.answers or ()},
+        near_equals=answers_sentences(stats),
+        calls=calls_sentences(stats),
         names={rule: name for rule, (name, _, _) in RULES.items()},
         off=set(stats.not_measured),
         title=title(stats),

@@ -1,10 +1,12 @@
 """Texts of the data page: the labels of the rules, and its sentences."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.core.text import count, listed, most, percent, plural, words
 from pipeline.stages.curate.account import CurationReport
+from pipeline.stages.curate.answers import WITHOUT_TOOLS, near_equals
 from pipeline.stages.curate.comparing.decide import SPLITS
 
 # Text that is trained more often than this teaches hardly anything more (arXiv:2305.16264).
@@ -97,6 +99,7 @@ def warnings(stats: CurationReport) -> list[str]:
         )
     if stats.pairs and not stats.pairs["made"]:
         sentences.append(pairs_sentence(stats.pairs))
+    sentences += answers_sentences(stats) + calls_sentences(stats)
     sentences += map(_repeats, filter(_is_often_repeated, stats.balance.items()))
     if stats.length["split"] and stats.length["exchanges_left_out"]:
         sentences.append(
@@ -161,6 +164,43 @@ def length_sentences(length: Mapping[str, int]) -> list[str]:
             f"{plural(rows, 'row was', 'rows were')} longer than preprocess.max_length and lost {lost}."
         )
     return sentences
+
+
+def answers_sentences(stats: CurationReport) -> list[str]:
+    """Return a sentence for each group of answers that differ only in case or white space."""
+    sentences = []
+    for group in near_equals(stats.answers or ()):
+        spellings = [f"{written(entry['answer'])} ({entry['rows']:,})" for entry in group]
+        sentences.append(
+            f"{listed(spellings)} differ only in case or white space, and are learned as different answers: "
+            f"write {written(' '.join(group[0]['answer'].split()))} in all of these rows."
+        )
+    return sentences
+
+
+def calls_sentences(stats: CurationReport) -> list[str]:
+    """Return sentences on the rows that call tools which they do not offer."""
+    calls = stats.calls or {}
+    sentences = []
+    without = calls.get(WITHOUT_TOOLS, 0)
+    if without:
+        sentences.append(
+            f"{plural(without, 'row calls', 'rows call')} tools and {'has' if without == 1 else 'have'} no "
+            "tools: the model learns to call what it is not offered. Write tools into them."
+        )
+    if calls.get("not_offered"):
+        names = [f"{name} ({plural(rows, 'row')})" for name, rows in most(calls["not_offered"])]
+        more = [f"{len(names) - COLUMNS_SHOWN} more"] if len(names) > COLUMNS_SHOWN else []
+        sentences.append(
+            f"tools are called that their row does not offer: {listed([*names[:COLUMNS_SHOWN], *more])}. "
+            "Correct the name, or offer the tool."
+        )
+    return sentences
+
+
+def written(answer: str) -> str:
+    """Return an answer in quotes if white space around it or a line break in it would not be seen."""
+    return answer if answer == " ".join(answer.split()) else json.dumps(answer, ensure_ascii=False)
 
 
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:

@@ -24,7 +24,12 @@ from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments
 from pipeline.stages.curate.mapped import columns_sentences, fields_sentences
-from pipeline.stages.curate.page_words import length_sentences, pairs_sentence
+from pipeline.stages.curate.page_words import (
+    answers_sentences,
+    calls_sentences,
+    length_sentences,
+    pairs_sentence,
+)
 from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder
 from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.compare import join, sample, sketch
@@ -155,6 +160,8 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *length_sentences(report.length),
+        *answers_sentences(report),
+        *calls_sentences(report),
         *([DIVIDED] if "documents_divided" in report.groups else []),
         *([pairs_sentence(report.pairs)] if report.pairs else []),
     ]

@@ -1,0 +1,61 @@
+"""Counts of what the clean rows answer and call: the different answers while they are few, and calls of tools
+that a row does not offer.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipeline.chat.rows import TURN_LISTS, Row
+
+MOST_ANSWERS = 50
+LONGEST = 100  # characters of an answer that is one of few
+MANY = ""  # key for the rows once their answers are more, or longer, than that
+FEWEST_ROWS = 2  # rows for each different answer, on average
+CALLING = "rows"  # keys of the counted calls
+WITHOUT_TOOLS = "without_tools"
+
+
+def count_answer(row: Row, answers: Counter[str]) -> None:
+    """Count the last answer of a chat, or the expected one of a prompt. Other rows have none."""
+    answer = row.get("answer", "")
+    if row["kind"] in ("chat", "feedback") and row["messages"][-1]["role"] == "assistant":
+        answer = row["messages"][-1]["content"]
+    if answer.strip():
+        answers[answer if len(answer) <= LONGEST else MANY] += 1
+        bound(answers)
+
+
+def bound(answers: Counter[str]) -> None:
+    """Keep only the number of rows of answers that are too many or too long to be counted one by one."""
+    if len(answers) > MOST_ANSWERS or MANY in answers:
+        total = answers.total()
+        answers.clear()
+        answers[MANY] = total
+
+
+def few_answers(answers: Mapping[str, int]) -> list[dict[str, Any]] | None:
+    """Return the different answers, the commonest first, each with its rows.
+
+    Returns None if they are not few, or if most rows have their own.
+    """
+    if not answers or MANY in answers or sum(answers.values()) < FEWEST_ROWS * len(answers):
+        return None
+    in_order = sorted(answers.items(), key=lambda item: (-item[1], item[0]))
+    return [{"answer": answer, "rows": rows} for answer, rows in in_order]
+
+
+def near_equals(answers: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the groups of answers that differ only in case or white space."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in answers:
+        groups.setdefault(" ".join(entry["answer"].casefold().split()), []).append(entry)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def unoffered_calls(row: Row) -> tuple[bool, set[str]]:
+    """Return True if the row calls tools, and the names of the called ones that it does not offer."""
+    turns = [turn for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn]
+    called = {call["function"]["name"] for turn in turns for call in turn["tool_calls"]}
+    offered = {tool["function"]["name"] for tool in row.get("tools", ())}
+    return bool(called), called - offered

@@ -1,0 +1,84 @@
+"""Few different answers and calls of tools that a row does not offer, in the report and on the data page."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from curating import Project, chat, lines, sentence
+from html_page import lines_of
+
+from pipeline.stages.curate.answers import LONGEST, MOST_ANSWERS, few_answers
+from pipeline.stages.curate.clean import CleaningStats
+
+Rows = list[dict[str, Any]]
+KEPT = {"drop_duplicates": "none", "val_fraction": 0.0, "test_fraction": 0.0}
+
+
+def labelled(**labels: int) -> Rows:
+    """Return rows with this many of each label."""
+    answers = [label for label, rows in labels.items() for _ in range(rows)]
+    return [chat(sentence(number, 12), answer) for number, answer in enumerate(answers)]
+
+
+def calling(*names: str, offers: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a row that calls these tools and offers those."""
+    calls = [{"function": {"name": name, "arguments": {}}} for name in names]
+    tools = [{"name": name, "parameters": {"type": "object", "properties": {}}} for name in offers]
+    turns: Rows = [{"role": "user", "content": sentence(len(names), 12)}]
+    turns += [{"role": "assistant", "content": "", "tool_calls": calls}]
+    turns += [{"role": "tool", "content": "done"}] * len(names)
+    turns += [{"role": "assistant", "content": sentence(7, 9)}]
+    return {"messages": turns} | ({"tools": tools} if tools else {})
+
+
+def test_few_answers_are_a_table_and_near_equals_are_named(tmp_path: Path) -> None:
+    rows = labelled(technical=6, billing=4, Technical=2, **{"technical ": 2})
+    project = Project(tmp_path, {"a.jsonl": lines(*rows)})
+    report = project.run(**KEPT)
+    assert [tuple(entry.values()) for entry in report["answers"]] == [
+        ("technical", 6),
+        ("billing", 4),
+        ("Technical", 2),
+        ("technical ", 2),
+    ]
+    page = lines_of((tmp_path / "reports/data.html").read_text())
+    assert 'technical (6), Technical (2) and "technical " (2)' in page
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {f"label {number}": 3 for number in range(MOST_ANSWERS + 1)},
+        {"short": 3, "x" * (LONGEST + 1): 3},
+        {sentence(number, 3): 1 for number in range(9)},
+    ],
+)
+def test_of_many_or_long_answers_there_is_no_table(tmp_path: Path, labels: dict[str, int]) -> None:
+    report = Project(tmp_path, {"a.jsonl": lines(*labelled(**labels))}).run(**KEPT)
+    assert "answers" not in report
+
+
+def test_answers_are_counted_alike_in_blocks_and_at_once() -> None:
+    names = [f"label {number}" for number in range(MOST_ANSWERS + 1)] * 3
+    stats = CleaningStats()
+    for block in (names[:40], names[40:80], names[80:]):
+        part = CleaningStats()
+        part.answers.update(block)
+        stats.update(part)
+    assert few_answers(stats.answers) is None
+    assert len(stats.answers) == 1 and stats.answers.total() == len(names)
+
+
+def test_calls_of_tools_that_the_row_lacks_are_named_with_counts(tmp_path: Path) -> None:
+    rows = [
+        calling("get_order", offers=("get_order", "refund")),
+        calling("getOrder", "getOrder", offers=("get_order",)),
+        calling("getOrder", "refund", offers=("get_order",)),
+        calling("get_order"),
+        chat("Name the pier.", "The north pier."),
+    ]
+    project = Project(tmp_path, {"a.jsonl": lines(*rows)})
+    report = project.run(**KEPT)
+    assert report["calls"] == {"rows": 4, "without_tools": 1, "not_offered": {"getOrder": 2, "refund": 1}}
+    page = lines_of((tmp_path / "reports/data.html").read_text())
+    assert "getOrder (2 rows) and refund (1 row)" in page and "1 row calls tools and has no tools" in page
