@@ -38,7 +38,7 @@ class Conversation(NamedTuple):
 class Head:
     """Beginning of a file: its layout and its first records, without those that can't be read."""
 
-    layout: str  # "lines", "array" or "object"
+    layout: str  # "lines", "array", "object" or "stream"
     values: tuple[Any, ...]
 
     def objects(self) -> list[dict[str, Any]]:

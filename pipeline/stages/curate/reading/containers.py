@@ -1,9 +1,10 @@
 """The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, TSV, Parquet, Arrow, Excel; gzip and
 Zstandard around them, tars and zip archives of them, and programs' exports.
 
-The name determines the container. The content determines if JSON is one value a line or a single value. Each
-row of a file is returned once: as bytes for `pipeline.core.jsonl.parse_line`, or as a `BadLine` with the
-reason why it can't be read. Only the current element of a JSON array is in memory, whatever its length.
+The name determines the container, unless a file that is named as plain text holds rows (`misnamed`). The
+content determines if JSON is one value a line, a single value, or several on many lines each. Each row of a
+file is returned once: as bytes for `pipeline.core.jsonl.parse_line`, or as a `BadLine` with the reason why it
+can't be read. Only the current element of a JSON array is in memory, whatever its length.
 """
 
 import json
@@ -63,6 +64,7 @@ from pipeline.stages.curate.reading.files import (
 )
 from pipeline.stages.curate.reading.mailboxes import mails
 from pipeline.stages.curate.reading.members import READ_INSIDE, Member, note_member, unread_members
+from pipeline.stages.curate.reading.misnamed import NOTE, REFUSED, kind_inside, refuse
 from pipeline.stages.curate.reading.own_rows import Recognizer, export_in
 from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
 from pipeline.stages.curate.reading.tables import Row, csv_rows
@@ -250,6 +252,8 @@ def _content_rows(
     content: Content, layout: str, max_bytes: int, notes: Counter[str], part: Part = ALL
 ) -> Iterator[RawRow]:
     """Yield the rows of a file that is not an export."""
+    if layout in REFUSED:
+        raise refuse(layout)
     with content.opened() as file:
         if layout in DOCUMENTS:
             yield from _of_one_record(document_rows(file, notes))
@@ -265,6 +269,8 @@ def _json_rows(
     """Yield the rows of a JSON file that is open at its beginning, or at that of a part of its lines."""
     if layout == "array":
         yield from array_rows(file, max_bytes)
+    elif layout == "stream":
+        yield from stream_rows(file, max_bytes)
     elif layout == "object":
         text = file.read()
         row = text[text.index(b"{") :].rstrip(JSON_SPACE)
@@ -281,8 +287,12 @@ def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[
     """Return a file's layout and its export, by the first records; None for rows in a format or a table."""
     if content.kind == MAILBOX:
         return mbox.MAILBOX, mbox.EXPORT
-    if content.kind != ".json":
-        return content.kind, None
+    kind = content.kind
+    if kind in DOCUMENTS:
+        kind = _kind_inside(content) or kind
+        notes[NOTE] += kind != content.kind and kind not in REFUSED
+    if kind != ".json":
+        return kind, None
     layout = layout_of(content, max_bytes, notes)
     head = _head(content, layout, max_bytes)
     if head.objects() or not may_be_large(_beginning(content)):
@@ -291,6 +301,13 @@ def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[
     large = layout_of(content, MAX_RECORD_BYTES, Counter())
     export = export_in(_head(content, large, MAX_RECORD_BYTES))
     return (large, export) if export else (layout, None)
+
+
+def _kind_inside(content: Content) -> str:
+    """Return the `kind_inside` of a text file; "" if it can't be read."""
+    with suppress(BadLine, OSError), content.opened() as file:
+        return kind_inside(file)
+    return ""
 
 
 def _beginning(content: Content) -> bytes:
@@ -652,6 +669,37 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
                 BadLine("not_json", "something follows the array's end"),
             )
             return
+
+
+def stream_rows(file: BufferedReader, max_bytes: int) -> Iterator[RawRow]:
+    """Yield (number of its first line, byte offset, bytes) of each of several JSON values that follow each
+    other, each on several lines.
+
+    A value that is never closed ends where a line begins another one.
+    """
+    offset = depth = size = 0
+    begin = (0, 0)
+    text = bytearray()
+    for number, line in enumerate(iter(partial(file.readline, max_bytes + BLOCK), b""), start=1):
+        if depth > 0 and line.startswith(b"{"):
+            yield *begin, BadLine("not_json", "the value that begins here is never closed")
+            depth = size = 0
+            text.clear()
+        if not size and line.strip():
+            begin = (number, offset)
+        if size or line.strip():
+            size += len(line)
+            text += line if size <= max_bytes + BLOCK else b""
+            for token in TOKEN.finditer(line):
+                mark = token[0][:1]
+                depth += (mark in (b"[", b"{")) - (mark in (b"]", b"}"))
+            if depth <= 0:
+                yield *begin, _too_long(max_bytes) if size > max_bytes else bytes(text).strip(JSON_SPACE)
+                depth = size = 0
+                text.clear()
+        offset += len(line)
+    if size:
+        yield *begin, BadLine("not_json", "the value that begins here is never closed")
 
 
 def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:

@@ -7,6 +7,7 @@ large raises `BadLine`.
 import codecs
 import errno
 import gzip
+import json
 import os
 import re
 import zlib
@@ -308,7 +309,8 @@ def layout_of(content: Content, max_bytes: int, notes: Counter[str]) -> str:
 
 
 def layout_in(file: BufferedReader | BytesIO, max_bytes: int, notes: Counter[str]) -> str:
-    """Return `array` or `object` if the file is such a value on several lines, `lines` otherwise.
+    """Return `array` or `object` if the file is such a value on several lines, `stream` if several objects
+    follow each other so, `lines` otherwise.
 
     An `array` or a table by columns may also be on one line. At most 2 * (SNIFFED + max_bytes) bytes are
     read.
@@ -330,7 +332,19 @@ def layout_in(file: BufferedReader | BytesIO, max_bytes: int, notes: Counter[str
         row_follows = line.endswith(b"\n") and _is_row(rest + file.read(max_bytes))
         return "array" if BEGINS_ARRAY.match(line) and not row_follows else "lines"
     text = line + rest + file.read(max_bytes)
-    return "object" if len(text) <= max_bytes and is_json(text) else "lines"
+    if len(text) <= max_bytes and is_json(text):
+        return "object"
+    return "stream" if _begins_stream(text) else "lines"
+
+
+def _begins_stream(text: bytes) -> bool:
+    """Return True if the text begins with an object on several lines, and another follows it."""
+    words = text.decode("utf-8", "replace")
+    try:
+        _, end = json.JSONDecoder().raw_decode(words)
+    except (ValueError, RecursionError):
+        return False
+    return "\n" in words[:end] and words[end:].lstrip().startswith("{")
 
 
 def _is_row(text: bytes) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pipeline.core.text import plural
 from pipeline.stages.curate.exports import side_files
 from pipeline.stages.curate.reading.members import NOT_READ, Unread, members_sentences
+from pipeline.stages.curate.reading.misnamed import NOTE as IN_TEXT
 from pipeline.stages.curate.reading.workbooks import sheets_sentences
 
 EXPORT = "export_"  # prefix of the export's name
@@ -43,9 +44,14 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
     others = {
         name: count
         for name, count in sorted(notes.items())
-        if count and name not in (*HARMLESS, SHEETS, NOT_READ) and not name.startswith(EXPORT)
+        if count and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ) and not name.startswith(EXPORT)
     }
     sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(archives)]
+    if notes.get(IN_TEXT):
+        number = plural(notes[IN_TEXT], "file is", "files are")
+        sentences.append(
+            f"{number} named as plain text and read as the rows inside: curate.documents reads text there"
+        )
     if exports:
         names = ", ".join(f"{name} ({plural(count, 'file')})" for name, count in sorted(exports.items()))
         sentences.append(f"read as exports: {names}")

@@ -34,9 +34,11 @@ EXPLAINS = frozenset(("explanation", "explanations"))  # It may follow the answe
 COMPARES = EXPLAINS | {"rationale", "rationales"}  # Beside a pair or a thumb it is the judge's.
 # Last words of keys that say something about reasoning.
 ABOUT = frozenset(
-    ("budget", "category", "domain", "effort", "format", "id", "language", "length", "level", "mode", "model")
-    + ("name", "quality", "required", "score", "source", "status", "style", "tag", "tags", "template", "time")
-    + ("tokens", "type")
+    (
+        *("budget", "category", "domain", "effort", "format", "id", "language", "length", "level", "mode"),
+        *("model", "name", "quality", "required", "score", "source", "status", "style", "tag", "tags"),
+        *("template", "time", "tokens", "type"),
+    )
 )
 LONGEST_SWITCH = 8  # characters of a word without spaces around it, in a script that writes none
 KNOWN_KEYS = 4096
