@@ -21,9 +21,9 @@ from pipeline.chat.template_probe import Message
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.core.text import safe
+from pipeline.core.text import one_line, safe
 from pipeline.llamacpp.server import connect
-from pipeline.serve.client import BROKEN_OFF, Piece, parse_line, reason
+from pipeline.serve.client import BROKEN_OFF, Piece, opening, parse_line, reason
 from pipeline.serve.key import KEY_FILE, read_key
 from pipeline.serve.port import server_url
 
@@ -120,12 +120,17 @@ def read_message(ask: Callable[[], str]) -> tuple[str, bool]:
     return text, text.startswith("/")
 
 
-def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str], None]) -> None:
+def converse(
+    client: httpx.Client,
+    ask: Callable[[], str],
+    show: Callable[[str], None],
+    system_prompt: str | None = None,
+) -> None:
     """Ask and stream answers until `/quit`, the end of input or Ctrl-C twice.
 
-    `ask` returns a line, `show` prints text.
+    `ask` returns a line, `show` prints text. Every conversation begins with `system_prompt`.
     """
-    messages: list[Message] = []
+    messages = opening(system_prompt)
     interrupted = False
     while True:
         try:
@@ -143,7 +148,7 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
         if is_command and text == "/quit":
             return
         if is_command and text == "/new":
-            messages = []
+            messages = opening(system_prompt)
             show("a new conversation\n")
         elif is_command:
             show(HELP + "\n")
@@ -173,7 +178,11 @@ def main(params: Params, root: Path, model: str | None) -> None:
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="surrogateescape")  # Bytes that are not UTF-8 fail only one message.
         print(f"{served}: {HELP}")
-        converse(client, lambda: input("> "), _show)
+        name = served.partition("+")[0].removeprefix(f"{params.convert.name}-")
+        system_prompt = Project(params, root).system_prompt(name)
+        if system_prompt:
+            print(f"system prompt, as in training: {one_line(system_prompt)}")
+        converse(client, lambda: input("> "), _show, system_prompt)
 
 
 def _answer(client: httpx.Client, messages: list[Message], show: Callable[[str], None]) -> str:

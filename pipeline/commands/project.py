@@ -112,6 +112,20 @@ class Project:
         page = self.root / "reports" / "index.html"
         return f"the gate refuses {model}: {one_line(reason, REASON)}{more} (see {page})"
 
+    def system_prompt(self, model: str) -> str | None:
+        """Return the system prompt that most rows were trained with; None if there is none, for an untuned
+        model, and as long as no stage has recorded it.
+        """
+        from pipeline.gate.inputs import read_record
+        from pipeline.gate.records import Labels
+
+        if is_base(model):
+            return None
+        try:
+            return read_record(self.root, "reports/labels.json", Labels, "preprocess").system_prompt
+        except QuenchError:
+            return None
+
     def _stage_of(self, model: str) -> str:
         params = self.params
         served = params.product.served

@@ -196,7 +196,8 @@ def main(project: Project, model_name: str | None, options: Options) -> None:
         if note:
             _print(note)
         url = f"http://127.0.0.1:{settings.port}"
-        call = how_to_call(title, url, key_file, log, [adapter.name for adapter in applied])
+        adapters = [adapter.name for adapter in applied]
+        call = how_to_call(title, url, key_file, log, adapters, project.system_prompt(model))
         try:
             keep_serving(server, call, _print)
         except KeyboardInterrupt:

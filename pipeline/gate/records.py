@@ -63,10 +63,36 @@ class Data(Shape):
         return sorted({source.address for source in self.sources.values() if source.revision})
 
 
+class SystemPrompt(Shape):
+    """Commonest system prompt of a split, and the number of its rows that have it."""
+
+    text: str
+    rows: Count
+
+
+class LabelsSplit(Shape):
+    """What became of a split's rows: `rows_read`, of these `rows` are trained, as `packed_rows`."""
+
+    rows_read: Count = 0
+    rows: Count = 0
+    packed_rows: Count = 0
+    system_prompt: SystemPrompt | None = None
+
+
 class Labels(Shape):
     """Record of reports/labels.json."""
 
-    splits: dict[str, dict[str, Any]]
+    splits: dict[str, LabelsSplit]
+
+    @property
+    def system_prompt(self) -> str | None:
+        """System prompt that more than half of the training rows have. The model is served and asked with it.
+
+        None if there is none: then the base's own is right, which its chat template adds.
+        """
+        train = self.splits.get("train")
+        prompt = train.system_prompt if train else None
+        return prompt.text if train and prompt and 2 * prompt.rows > train.rows else None
 
 
 class TrainRun(Shape):

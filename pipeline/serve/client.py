@@ -12,16 +12,34 @@ from typing import Any
 
 import httpx
 
+from pipeline.chat.template_probe import Message
 from pipeline.core.errors import ConfigError, ToolError
 
 BROKEN_OFF = "see logs/, start it again with `quench serve`"  # remedy after a server broke off
 
 
-def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Sequence[str] = ()) -> str:
+def opening(system_prompt: str | None) -> list[Message]:
+    """Return the turns that a conversation begins with: the system prompt of the training rows, if any."""
+    return [{"role": "system", "content": system_prompt}] if system_prompt else []
+
+
+def first_request(system_prompt: str | None, **settings: Any) -> str:
+    """Return the JSON of a first request with these settings, quoted for a shell."""
+    messages = [*opening(system_prompt), {"role": "user", "content": "Hello"}]
+    return shlex.quote(json.dumps({"messages": messages, **settings}))
+
+
+def how_to_call(
+    model: str,
+    url: str,
+    key_file: Path,
+    log: Path,
+    adapters: Sequence[str] = (),
+    system_prompt: str | None = None,
+) -> str:
     """Return the text that `quench serve` prints once the model is loaded; `adapters` are the names of those
-    on it. The key itself is never printed.
+    on it, `system_prompt` is the one that it was trained with. The key itself is never printed.
     """
-    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
     # The key goes through a pipe because every user can read a command's arguments.
     header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"
     return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
@@ -30,7 +48,7 @@ def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Seque
   curl:
     {header} |
     curl {url}/v1/chat/completions -H @- \\
-      -H "Content-Type: application/json" -d '{body}'"""
+      -H "Content-Type: application/json" -d {first_request(system_prompt)}"""
 
 
 def how_to_switch(adapters: Sequence[str]) -> str:

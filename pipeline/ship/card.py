@@ -21,8 +21,9 @@ from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.templating import fill
+from pipeline.serve.client import first_request
 from pipeline.ship.listing import escaped
-from pipeline.ship.ollama import ollama_template
+from pipeline.ship.ollama import ollama_template, why_unwritten
 
 # A line of the card's lineage.
 CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)
@@ -46,6 +47,9 @@ def text_values(
     `name` is the GGUFs' name, `jinja` the base's chat template.
     """
     chosen = inputs.evaluations.get(level)
+    trained = inputs.labels.system_prompt or ""
+    fault = why_unwritten(trained)
+    system_prompt = "" if fault else trained
     product = product_of(inputs.evaluations)
     architecture = inputs.base.architecture
     return {
@@ -55,6 +59,9 @@ def text_values(
         "level": level,
         "serve": serve,
         "ollama": ollama_template(jinja),
+        "system_prompt": system_prompt,
+        "system_fault": fault,
+        "first_request": first_request(system_prompt, temperature=0),
         "version": __version__,
         "reference": product.reference(inputs.evaluations),
         "chosen": chosen,

@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.chat.template import compiled
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
+from pipeline.ship.listing import obeyed
 from pipeline.ship.ollama_tools import TOOLS, Message, go_template, tool_texts
 
 CHATML = (
@@ -66,6 +67,15 @@ def default_system(jinja: str | None) -> str | None:
     # Ollama trims what it reads, and three quotes end a value.
     is_plain = system == system.strip() and '"""' not in system
     return system if is_plain and single == before + system + after else None
+
+
+def why_unwritten(system_prompt: str) -> str:
+    """Return why a bundle's texts can't hold the system prompt of the training rows; "" if they can."""
+    hidden = obeyed(system_prompt)
+    if hidden:
+        return f"it holds {hidden}, which can hide text"
+    # Three quotes end a value of a Modelfile, also two of the text's own before the closing ones.
+    return "it has three quotes or ends in one" if '"""' in f'{system_prompt}""' else ""
 
 
 def chatml(messages: list[dict[str, str]]) -> str:

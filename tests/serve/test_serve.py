@@ -5,6 +5,7 @@ once or without end.
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import stat
@@ -456,6 +457,42 @@ def test_the_printed_command_asks(server: Server, root: Path) -> None:
     printed = how_to_call("Q4_K_M", server.url, root / KEY_FILE, root / "log")
     done = ran(["/bin/sh", "-c", printed.partition("curl:\n")[2]])
     assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
+
+
+def test_the_printed_request_has_the_system_prompt_of_the_training() -> None:
+    prompt = "Sort the ticket; it's one word."
+    printed = how_to_call("Q4_K_M", "http://127.0.0.1:1", Path("/key"), Path("/log"), (), prompt)
+    body = json.loads(shlex.split(printed.partition("curl:\n")[2])[-1])
+    assert body["messages"][0] == {"role": "system", "content": prompt}
+
+
+def test_every_conversation_begins_with_the_system_prompt_of_the_training() -> None:
+    asked: list[list[dict[str, str]]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["messages"])
+        return httpx.Response(200, text='data: {"choices": [{"delta": {"content": "technical"}}]}\n\n')
+
+    lines = iter(["It does not start.", "/new", "Where is my parcel?", "/quit"])
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://127.0.0.1:1") as client:
+        chatting.converse(client, lambda: next(lines), print, "Sort the ticket.")
+    system = {"role": "system", "content": "Sort the ticket."}
+    assert asked == [
+        [system, {"role": "user", "content": "It does not start."}],
+        [system, {"role": "user", "content": "Where is my parcel?"}],
+    ]
+
+
+def test_a_model_of_the_project_has_the_system_prompt_and_its_base_has_not(
+    params: Params, tmp_path: Path
+) -> None:
+    project = Project(params, tmp_path)
+    assert project.system_prompt("Q4_K_M") is None
+    (tmp_path / "reports").mkdir()
+    train = {"rows": 3, "system_prompt": {"text": "Be brief.", "rows": 2}}
+    (tmp_path / "reports/labels.json").write_text(json.dumps({"splits": {"train": train}}), encoding="utf-8")
+    assert project.system_prompt("Q4_K_M") == "Be brief."
+    assert project.system_prompt("base-F16") is None
 
 
 @pytest.mark.parametrize("adapters", [[], ["own"], ["own", "a tone"]], ids=["none", "one", "two"])

@@ -188,6 +188,8 @@ def modelfile(ollama: OllamaTemplate | None) -> str:
         serve=SimpleNamespace(ctx_size=512),
         inputs=SimpleNamespace(base={"eos_token": "<|im_end|>"}),
         ollama=ollama,
+        system_prompt="",
+        system_fault="",
     )
 
 

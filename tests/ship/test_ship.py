@@ -703,6 +703,34 @@ def test_a_level_that_too_few_rows_decide_about_ships_and_is_said_not_to_have_pa
     assert "\n| always saying “a &#124; b” |" in card
 
 
+@pytest.mark.parametrize(
+    ("text", "rows", "words"),
+    [
+        ("Sort the ticket.\n\nOne word.", 20, 'SYSTEM """Sort the ticket.\n\nOne word."""\n'),
+        ("Sort the ticket.", 14, 'SYSTEM """You are a helpful assistant"""\n'),  # of half of the rows only
+        ('Say """yes""".', 28, "No SYSTEM: most training rows have a system prompt, but it has three quotes"),
+        ('Say "yes"', 28, "No SYSTEM: most training rows have a system prompt, but it has three quotes"),
+        ("Sort \u202ethe ticket.", 28, "but it holds U+202E in line 1"),
+    ],
+)
+def test_the_system_prompt_of_most_training_rows_is_the_bundles(
+    text: str, rows: int, words: str, project: Path
+) -> None:
+    file = project / "reports/labels.json"
+    labels = json.loads(file.read_text(encoding="utf-8"))
+    assert labels["splits"]["train"]["rows"] == 28
+    labels["splits"]["train"]["system_prompt"] = {"text": text, "rows": rows}
+    file.write_text(json.dumps(labels), encoding="utf-8")
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
+    bundle = project / "models/bundle/demo-Q4_K_M"
+    assert bundle_faults(bundle) == []
+    modelfile = (bundle / "Modelfile").read_text(encoding="utf-8")
+    assert words in modelfile
+    assert modelfile.count("SYSTEM") == 1
+    card = (bundle / CARD).read_text(encoding="utf-8")
+    assert ("send it with every request" in card) == (rows == 20)
+
+
 def test_the_card_names_where_the_data_comes_from(tmp_path: Path) -> None:
     """What another wrote in a data set's card ends no cell and is no markup."""
     root = shipping.write_project(tmp_path)

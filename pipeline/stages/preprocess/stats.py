@@ -25,6 +25,7 @@ class SplitStats:
     kinds: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     without_system: int = 0
+    system_prompts: Counter[str] = field(default_factory=Counter)
     # rows of kinds that the method doesn't learn from
     untrained: Counter[str] = field(default_factory=Counter)
 
@@ -45,7 +46,13 @@ class SplitStats:
         most = 1 if kind == "unfolded" else EXAMPLES
         if self.kinds[kind] <= most:
             self.examples.setdefault(kind, []).extend(names[:EXAMPLES])
-        self.without_system += kind != "text" and row["messages"][0]["role"] != "system"
+        if kind == "text":
+            return
+        first = row["messages"][0]
+        if first["role"] == "system":
+            self.system_prompts[first["content"]] += 1
+        else:
+            self.without_system += 1
 
     def stats(self, lengths: Sequence[int]) -> dict[str, Any]:
         """Return the counts for reports/labels.json, with a histogram of sequences' `lengths` in tokens."""
@@ -57,7 +64,15 @@ class SplitStats:
             "rows_without_system": self.without_system,
             "untrained": dict(sorted(self.untrained.items())),
             "lengths": histogram(lengths),
+            **self._commonest_system_prompt(),
         }
+
+    def _commonest_system_prompt(self) -> dict[str, Any]:
+        """Return the system prompt of most rows that have one, and how many these are; {} if none has one."""
+        if not self.system_prompts:
+            return {}
+        [(text, rows)] = self.system_prompts.most_common(1)
+        return {"system_prompt": {"text": text, "rows": rows}}
 
 
 def rows_in(files: Sequence[Path]) -> Iterator[Row]:

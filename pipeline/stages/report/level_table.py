@@ -207,9 +207,9 @@ def show(
             points(evaluation.score),
             style="bold" if model == advice.model else None,
         )
-    line = commonest_line(evaluations)
-    if line is not None:
-        words, score = line
+    commonest = commonest_line(evaluations)
+    if commonest is not None:
+        words, score = commonest
         table.add_row(words, *[MISSING] * 6, points(score), style="dim")
     output = console(highlight=False, width=max(80, console().width))
     # A terminal that is too narrow wraps the table instead of losing figures.

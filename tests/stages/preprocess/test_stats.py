@@ -50,6 +50,8 @@ def test_rows_are_counted_and_a_few_remembered() -> None:
     few = [{"row": f"c{number}", "why": f"{number} tokens"} for number in (0, 1)]
     assert stats["rejects"] == {"too_long": few}
     assert stats["rows_without_system"] == 5
+    assert stats["system_prompt"] == {"text": "s", "rows": 5}
+    assert "system_prompt" not in SplitStats().stats([])
     assert found.examples == {"one exchange": ["a0", "a1"], "unfolded": ["b0#1", "b0#2"]}
 
 
