@@ -30,6 +30,7 @@ from pipeline.config.params_text import value_at
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.catalog import catalog
 from pipeline.core.errors import QuenchError, ToolError
+from pipeline.core.git import ask_git
 from pipeline.core.hardware import machine
 from pipeline.core.places import IS_CHECKOUT, PROJECT, resource
 from pipeline.core.text import one_line, plural
@@ -165,11 +166,13 @@ def versions(root: Path, hide: Hider) -> Iterator[str]:
     """Yield the versions of Quench, Python, the packages and llama.cpp."""
     kind = "installed package"
     if IS_CHECKOUT:
-        commit = _output("git", "-C", str(PROJECT), "rev-parse", "--short=12", "HEAD")
-        edited = _output(
-            "git", "-C", str(PROJECT), "status", "--porcelain", "--untracked-files=no", "--", "pipeline"
-        )
-        kind = f"checkout of {commit or 'no commit'}{', its code edited' if edited else ''}"
+        try:
+            commit = ask_git(PROJECT, "rev-parse", "--short=12", "--verify", "--quiet", "HEAD")
+            edited = ask_git(PROJECT, "status", "--porcelain", "--untracked-files=no", "--", "pipeline")
+            name = commit.decode().strip() if commit else "no commit"
+            kind = f"checkout of {name}{', its code edited' if edited else ''}"
+        except ToolError as error:
+            kind = f"checkout, of which Git says: {error.sentence}"
     libc = " ".join(platform.libc_ver())
     yield f"quench {_version('quench')}, {kind}"
     system = f"{platform.system()} {platform.release()} {platform.machine()} {libc}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from pipeline.commands.recipes import name_for, recipe_file, recipe_params, recipe_text
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.git import ask_git
 from pipeline.core.places import IS_CHECKOUT, resource
 from pipeline.core.publish import publishing, remove
 from pipeline.llamacpp.stamp import is_built
@@ -130,11 +131,11 @@ def _initialize(folder: Path) -> None:
     """Make `folder` a DVC project in a Git repository (one around it, otherwise its own) and stage its
     files.
     """
-    if _fails(folder.parent, "git", "rev-parse", "--is-inside-work-tree"):
+    if ask_git(folder.parent, "rev-parse", "--is-inside-work-tree") is None:
         _do(folder, "git", "init", "--quiet")
-        _do(folder, sys.executable, "-m", "dvc", "init")
+        _do(folder, sys.executable, "-P", "-m", "dvc", "init")
     else:
-        _do(folder, sys.executable, "-m", "dvc", "init", "--subdir")
+        _do(folder, sys.executable, "-P", "-m", "dvc", "init", "--subdir")
     (folder / ".dvc" / "config").write_text("[core]\n    analytics = false\n    autostage = false\n")
     shutil.copyfile(resource(".dvcignore"), folder / ".dvcignore")
     _do(folder, "git", "add", "--all", ".")

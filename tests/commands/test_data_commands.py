@@ -200,7 +200,7 @@ def test_diff_outside_of_git_is_one_sentence(tmp_path: Path) -> None:
 def test_diff_without_git_is_one_sentence(versions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     shown = data(versions, "diff", "one")
-    assert (shown.exit_code, shown.stdout) == (4, "") and "Q-COMMANDS-023" in shown.stderr
+    assert (shown.exit_code, shown.stdout) == (4, "") and "Q-CORE-016" in shown.stderr
 
 
 def test_diff_wants_a_lock_that_names_the_data(versions: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 An old version is read through DVC, from its cache or its remote; nothing is checked out.
 """
 
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ import yaml
 
 from pipeline.chat.rows import Row
 from pipeline.core.errors import ConfigError, DataError, ToolError
+from pipeline.core.git import ask_git
 
 SPLITS = ("train", "val", "test")
 FINAL = "data/final"
@@ -74,17 +74,18 @@ def workspace(root: Path) -> Version:
 
 
 def revision(root: Path, name: str, holding: str = FINAL) -> Version:
-    """Return what git revision `name` recorded. Raises `ConfigError` if there is no such revision, and
-    `DataError` if it has no `holding`, an output of a stage.
+    """Return what git revision `name` recorded. Raises `ConfigError` if there is no such revision,
+    `DataError` if it has no `holding`, an output of a stage, and `ToolError` if Git fails.
     """
-    commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    if commit is None:
+    found = ask_git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if found is None:
         raise ConfigError(
             "Q-COMMANDS-020",
             f"git knows no revision {name!r} in {root.resolve()}: `git log --oneline -- dvc.lock` lists "
             "those with data",
         )
-    lock = _git(root, "show", f"{commit.strip()}:./dvc.lock")
+    commit = found.decode().strip()
+    lock = ask_git(root, "show", f"{commit}:./dvc.lock")
     if lock is None:
         raise DataError(
             "Q-COMMANDS-021",
@@ -104,7 +105,7 @@ def revision(root: Path, name: str, holding: str = FINAL) -> Version:
 
     @cache
     def files() -> DVCFileSystem:
-        return DVCFileSystem(repo=str(root), rev=commit.strip())
+        return DVCFileSystem(repo=str(root), rev=commit)
 
     def opened(path: str) -> BinaryIO:
         try:
@@ -124,18 +125,7 @@ def revision(root: Path, name: str, holding: str = FINAL) -> Version:
     return Version(name, opened)
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """Return git's output, or None if git fails."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ToolError(
-            "Q-COMMANDS-023", f"git can't be run in {root} ({error.strerror}): install it, or correct --root"
-        ) from None
-    return None if done.returncode else done.stdout
-
-
-def _outputs(lock: str) -> set[str]:
+def _outputs(lock: bytes) -> set[str]:
     """Return the output paths in a dvc.lock."""
     try:
         stages = yaml.safe_load(lock)["stages"].values()

@@ -9,7 +9,6 @@ than others, because the run, its record and the decision on the record are one 
 import json
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from typing import Any, NamedTuple
 from pipeline import __version__
 from pipeline.config.methods import METHODS, ROUNDS
 from pipeline.config.sections import Training
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError, ToolError
+from pipeline.core.git import ask_git
 from pipeline.core.hardware import cpu_name, hardware
 from pipeline.core.hashing import file_hash, json_hash, tree_hash
 from pipeline.core.interruption import Interruption
@@ -423,31 +423,19 @@ def command(argv: Sequence[str]) -> list[str]:
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Return the commit and whether tracked files but dvc.lock differ; None outside a repository."""
-    commit = _git(root, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {
-        "commit": commit,
-        "dirty": bool(
-            _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)dvc.lock")
-        ),
-    }
+    """Return the commit and whether tracked files but dvc.lock differ; None outside a repository.
 
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """Return Git's output, or None without Git, a repository or a commit."""
+    If Git fails, `failed` has the reason in place of both: no training ends for that.
+    """
+    differing = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)dvc.lock")
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        commit = ask_git(root, "rev-parse", "--verify", "--quiet", "HEAD", patience=GIT_SECONDS)
+        if commit is None:
+            return None
+        dirty = bool(ask_git(root, *differing, patience=GIT_SECONDS))
+    except ToolError as error:
+        return {"failed": error.sentence}
+    return {"commit": commit.decode().strip(), "dirty": dirty}
 
 
 def _version(name: str) -> str | None:

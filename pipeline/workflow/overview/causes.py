@@ -3,7 +3,7 @@
 """
 
 import hashlib
-import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,8 @@ from typing import Any
 
 from pipeline.config.params import load_params
 from pipeline.config.params_text import as_yaml
-from pipeline.core.errors import QuenchError
+from pipeline.core.errors import QuenchError, ToolError
+from pipeline.core.git import ask_git
 from pipeline.core.text import safe
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.keys.code_keys import FOLDER, LOCK
@@ -98,6 +99,7 @@ class Now:
         self.contents = contents
         self._values = values
         self._files: dict[str, Values] = {LOCK: values}
+        self._git_failed = False
 
     def setting(self, file: str, key: str) -> Any:
         """Return the value of `key` as DVC would record it from `file`, once that has these settings."""
@@ -121,9 +123,26 @@ class Now:
         """
         texts = chain(
             map(_text, filter(None, [self.root / path, self.contents.cached(md5)])),
-            _in_git(self.root, path),
+            self._committed(path),
         )
         return next((text for text in texts if text is not None and _md5(text) == md5), None)
+
+    def _committed(self, path: str) -> Iterator[str]:
+        """Yield the texts that a file had in the commits of a project, newest first.
+
+        If Git fails there are none; the first time that is reported.
+        """
+        if self._git_failed:
+            return
+        try:
+            commits = ask_git(self.root, "log", "--format=%H", "-n", "50", "--", path) or b""
+            for commit in commits.decode().split():
+                text = ask_git(self.root, "show", f"{commit}:./{path}")
+                if text is not None:
+                    yield text.decode()
+        except ToolError as error:
+            self._git_failed = True
+            print(f"which files of the code changed is not known: {error.sentence}", file=sys.stderr)
 
     @cached_property
     def _written(self) -> Values:
@@ -190,17 +209,6 @@ def differing_files(before: str, after: str) -> list[str]:
     """Return the files of the package in which two keys of code differ."""
     differing = set(before.splitlines()) ^ set(after.splitlines())
     return sorted({line.partition(" ")[2] for line in differing})
-
-
-def _in_git(root: Path, path: str) -> Iterator[str]:
-    """Yield the texts that a file had in the commits of a project, newest first."""
-    listed = ["git", "log", "--format=%H", "-n", "50", "--", path]
-    commits = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=False)
-    for commit in commits.stdout.split():
-        shown = ["git", "show", f"{commit}:./{path}"]
-        done = subprocess.run(shown, cwd=root, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            yield done.stdout
 
 
 def _md5s(entries: list[Any]) -> dict[str, str]:

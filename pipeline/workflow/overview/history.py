@@ -3,12 +3,12 @@ figures that DVC's cache has of each.
 """
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.git import ask_git
 from pipeline.core.yaml_readers import UNREADABLE, parse_fast
 from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.keys.code_keys import CODE, FOLDER, SETTINGS
@@ -37,7 +37,10 @@ class Run:
 
 
 def history(root: Path) -> list[Run]:
-    """Return the last `MOST` runs, newest first; the first is the present one if it is not committed."""
+    """Return the last `MOST` runs, newest first; the first is the present one if it is not committed.
+
+    Raises `ToolError` if Git fails.
+    """
     commits = list(_commits(root))
     records = [_stages(text) for text in _contents(root, [commit for commit, *_ in commits])]
     rows = [(float(when), commit, subject) for commit, when, subject in commits]
@@ -114,8 +117,8 @@ def _stages(text: bytes) -> dict[str, Any]:
 
 def _commits(root: Path) -> Iterator[tuple[str, str, str]]:
     """Yield (commit, seconds since 1970, subject) of the commits that changed the record, newest first."""
-    log = _git(root, "log", f"--max-count={MOST}", "--format=%H%x00%ct%x00%s", "--", RECORD)
-    for line in log.decode(errors="replace").splitlines():
+    log = ask_git(root, "log", f"--max-count={MOST}", "--format=%H%x00%ct%x00%s", "--", RECORD)
+    for line in (log or b"").decode(errors="replace").splitlines():
         commit, when, subject = line.split("\0")
         yield commit, when, subject
 
@@ -123,18 +126,10 @@ def _commits(root: Path) -> Iterator[tuple[str, str, str]]:
 def _contents(root: Path, commits: list[str]) -> Iterator[bytes]:
     """Yield the record as it is in each commit; nothing of one that deleted it."""
     names = "".join(f"{commit}:./{RECORD}\n" for commit in commits)
-    answer = _git(root, "cat-file", "--batch", given=names.encode())
+    answer = ask_git(root, "cat-file", "--batch", given=names.encode()) or b""
     for _ in commits:
         head, _, answer = answer.partition(b"\n")
         words = head.split()
         size = int(words[2]) if len(words) == 3 and words[1] == b"blob" else None
         yield b"" if size is None else answer[:size]
         answer = answer if size is None else answer[size + 1 :]
-
-
-def _git(root: Path, *words: str, given: bytes | None = None) -> bytes:
-    """Return what Git prints; nothing if there is no Git, or no repository."""
-    try:
-        return subprocess.run(["git", *words], cwd=root, input=given, capture_output=True, check=False).stdout
-    except OSError:
-        return b""

@@ -11,14 +11,13 @@ its settings and, if one can't be read, either fail or delete what that commit n
 
 import os
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError, MachineError, ToolError
-from pipeline.core.text import one_line
+from pipeline.core.git import ask_git
 from pipeline.workflow.state.dvc_project import FOLDER_ENDING, RUN, listing, place
 
 HASH = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32}(?:\.dir)?(?![0-9a-f])")
@@ -168,18 +167,14 @@ def _last(root: Path, keep: int) -> list[str]:
 def _git(root: Path, *words: str) -> str:
     """Return what Git prints. Raises `ToolError` if it fails, because then it is unknown what is needed."""
     try:
-        done = subprocess.run(["git", *words], cwd=root, capture_output=True, check=False)
-    except FileNotFoundError:
-        why = "it is not on PATH"
-    else:
-        if done.returncode == 0:
-            return done.stdout.decode(errors="surrogateescape")
-        why = one_line(done.stderr.decode(errors="replace"), 200)
-    raise ToolError(
-        "Q-DOCTOR-005",
-        f"Git can't say what its commits need ({why}), so nothing is deleted: correct that, then run the "
-        "same command again",
-    )
+        said = ask_git(root, *words)
+        why = f"it has nothing for `git {words[0]}` in {root.resolve()}"
+    except ToolError as error:
+        said = None
+        why = error.sentence
+    if said is None:
+        raise ToolError("Q-DOCTOR-005", f"Git can't say what its commits need, so nothing is deleted: {why}")
+    return said.decode(errors="surrogateescape")
 
 
 def _records(cache: Cache) -> list[Path]:

@@ -101,13 +101,15 @@ def test_the_commit_and_whether_files_differ(repository: Path) -> None:
     assert recorded(repository, "git") == clean | {"dirty": True}
 
 
-def test_no_repository_no_commit_and_no_git_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_repository_and_no_commit_are_none_and_no_git_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert recorded(tmp_path, "git") is None
     git(tmp_path, "init")
     assert recorded(tmp_path, "git") is None  # no commit yet
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert recorded(tmp_path, "git") is None
+    assert "not on PATH" in recorded(tmp_path, "git")["failed"]
 
 
 def test_the_hardware_of_this_machine() -> None:
