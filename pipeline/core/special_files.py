@@ -6,6 +6,7 @@ before. Nothing is opened here.
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +20,10 @@ KINDS = {
     stat.S_ISCHR: "a device, which may have no end",
     stat.S_ISBLK: "a block device",
 }
+DVC_OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")  # end of its path in any DVC cache
 DVC_NOTE = ".dvc"  # suffix of the file that DVC writes next to a user's file
+NOT_UTF8 = "its name is not UTF-8, and DVC can't record it"
+NOT_IN_LOCALE = "its name is UTF-8, but this locale is not, so DVC can't record it"
 KERNEL = ("/proc/", "/sys/")  # Files below are generated while they are read, and may have no end.
 
 
@@ -52,6 +56,11 @@ def trouble(path: Path) -> str | None:
     return None if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
 
 
+def is_dead_dvc_link(path: Path) -> bool:
+    """Return True for a link to an object of a DVC cache that is not there: removed, or elsewhere now."""
+    return path.is_symlink() and not path.exists() and bool(DVC_OBJECT.search(str(path.readlink())))
+
+
 def need_file(path: Path) -> None:
     """Raise `DataError` if `path` can't be read to its end; the reader reports missing files, dead links."""
     if path.exists() and (why := trouble(path)):
@@ -73,14 +82,20 @@ def need_plain_files(*folders: Path, recorded: bool) -> None:
             faults += [(path, why) for path in paths if (why := trouble(path))]
             if recorded:
                 faults += [
-                    (path, "its name is not UTF-8, and DVC can't record it")
+                    (path, why)
                     for path in (*paths, *(Path(folder, name) for name in inner))
-                    if not _is_utf8(path.name)
+                    if (why := _trouble_of_name(path.name))
                 ]
     if faults:
         path, why = faults[0]
         more = f", nor can {plural(len(faults) - 1, 'other')}" if len(faults) > 1 else ""
-        remedy = "rename it" if "name is" in why else "remove it, or replace it with a regular file"
+        remedy = "remove it, or replace it with a regular file"
+        if why == NOT_UTF8:
+            remedy = "rename it"
+        elif why == NOT_IN_LOCALE:
+            remedy = "set LC_ALL=C.UTF-8, or take PYTHONUTF8=0 away"
+        elif is_dead_dvc_link(path):
+            remedy = "run `dvc checkout`, which links it to DVC's cache again"
         raise DataError("Q-CORE-008", f"{safe(str(path))} can't be read ({why}){more}: {remedy}")
 
 
@@ -101,5 +116,12 @@ def not_listed(error: OSError) -> None:
         unreadable(error.filename, error)
 
 
-def _is_utf8(name: str) -> bool:
-    return not any("\udc80" <= character <= "\udcff" for character in name)
+def _trouble_of_name(name: str) -> str | None:
+    """Return the reason why DVC can't record a file of this name."""
+    if not any("\udc80" <= character <= "\udcff" for character in name):
+        return None
+    try:
+        os.fsencode(name).decode("utf-8")
+    except UnicodeDecodeError:
+        return NOT_UTF8
+    return NOT_IN_LOCALE

@@ -7,10 +7,12 @@ import re
 import shutil
 import socket
 import stat
+import sys
 from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from make import ended
 
 from pipeline.__main__ import main as stage
 from pipeline.core.errors import DataError
@@ -75,6 +77,17 @@ def test_a_file_without_rights_is_refused(raw: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "a.jsonl")
     with pytest.raises(DataError, match=r"Q-CORE-008: .*a\.jsonl .*\(Permission denied\)"):
         need_plain_files(raw, recorded=False)
+
+
+def test_a_name_that_only_the_locale_can_not_read_is_not_to_be_renamed(raw: Path) -> None:
+    (raw / "Größe.jsonl").write_text("{}\n")
+    code = (
+        "import sys; from pathlib import Path; from pipeline.core.special_files import need_plain_files; "
+        "need_plain_files(Path(sys.argv[1]), recorded=True)"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = ended([sys.executable, "-c", code, str(raw)], env=os.environ | plain)
+    assert "Q-CORE-008" in done.stderr and "LC_ALL" in done.stderr and "rename" not in done.stderr
 
 
 def test_a_name_that_is_not_utf8_is_refused_only_where_dvc_records_it(raw: Path) -> None:

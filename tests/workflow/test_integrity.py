@@ -7,9 +7,11 @@ On the real graph for DVC with small random files in the place of models.
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
+import subprocess
 import threading
 import time
 from collections import deque
@@ -29,6 +31,7 @@ from pipeline.__main__ import main as run_stage
 from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import remove
+from pipeline.core.special_files import need_plain_files
 from pipeline.workflow.keys.code_keys import CODE, FOLDER, LOCK
 from pipeline.workflow.keys.stamps import files_below
 from pipeline.workflow.state.hashes import Hashes
@@ -573,6 +576,48 @@ def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_i
         settle(project)
     # a file less would look like an edit
     assert (project / "data/raw/file").is_symlink() == (kind == "symlink")
+
+
+def test_links_into_the_cache_of_another_place_are_made_again(project: Path) -> None:
+    assert dvc(project, "config", "cache.type", "symlink") == dvc(project, "checkout", "--relink") == 0
+    moved = project.rename(project.with_name("renamed"))
+    with pytest.raises(DataError, match=r"^Q-CORE-008.*`dvc checkout`"):
+        need_plain_files(moved / "data/raw", recorded=True)
+    assert dvc(moved, "checkout", "data/raw.dvc") == 0
+    assert not (moved / F16).exists()
+    settled = settle(moved)
+    assert settled.stale == set() and F16 in settled.restored
+    assert (moved / F16).exists()
+
+
+def lock_of_dvc(root: Path, pid: int, kind: str, command: str) -> Path:
+    """DVC's lock as process `pid` has it while `command` works in `root`."""
+    holder = {"pid": pid, "cmd": command}
+    entries = {"write": {str(root / F16): holder}, "read": {}}
+    if kind == "read":
+        entries = {"write": {}, "read": {str(root / F16): [holder]}}
+    lock = root / ".dvc/tmp/rwlock"
+    lock.write_text(json.dumps(entries))
+    return lock
+
+
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_a_lock_whose_number_another_program_has_now_does_not_stop(project: Path, kind: str) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        lock = lock_of_dvc(project, other.pid, kind, "/bin/dvc repro")
+        assert settle(project).stale == set()
+        assert not lock.exists()
+        other.kill()
+
+
+def test_a_lock_older_than_the_process_of_its_number_does_not_stop(project: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        lock = lock_of_dvc(project, other.pid, "write", "/bin/dvc 60")
+        with pytest.raises(MachineError, match=r"^Q-WORKFLOW-015.*rwlock"):
+            settle(project)
+        os.utime(lock, (0, 0))
+        assert settle(project).stale == set()
+        other.kill()
 
 
 # --- a project that was found settled -----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
@@ -17,7 +17,10 @@ from typing import IO, Any, TextIO, cast
 import yaml
 
 from pipeline.core.errors import DataError, MachineError, ToolError
+from pipeline.core.hashing import NO_PART
 from pipeline.core.locks import locked
+from pipeline.core.publish import remove
+from pipeline.core.special_files import is_dead_dvc_link
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster.jobs import is_remote
 from pipeline.workflow.keys.stamps import files_below
@@ -26,6 +29,7 @@ from pipeline.workflow.state.hashes import Digests, Hashes
 RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
 QUARANTINE = "rotten"  # folder in DVC's cache for objects that don't match their names
 FOLDER_ENDING = ".dir"  # suffix of a folder's hash; nothing else distinguishes it from a file's
+CLOCKS = 5.0  # seconds between the clocks of processes and files
 RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
 
 
@@ -124,22 +128,49 @@ def check_record(repo: Any) -> None:
 
 
 def check_no_writer(rwlock: Path) -> None:
-    """Raise `MachineError` if DVC writes here. Delete the lock file if a kill cut it short."""
-    import psutil
+    """Raise `MachineError` if DVC writes here.
 
+    Delete the lock file if a kill cut it short, or if a killed DVC left it and another program has its
+    process number now: DVC would wait for that.
+    """
     if not rwlock.exists():
         return
     try:
-        writers = json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
+        entries = json.loads(rwlock.read_text(encoding="utf-8"))
+        writers = list(entries.get("write", {}).values())
+        readers = [reader for readers in entries.get("read", {}).values() for reader in readers]
+        changed = rwlock.stat().st_mtime
     except ValueError:
         rwlock.unlink()
         return
-    for pid in {int(writer["pid"]) for writer in writers}:
-        if psutil.pid_exists(pid):
+    for writer in writers:
+        if _runs(writer, changed):
             raise MachineError(
                 "Q-WORKFLOW-015",
-                f"DVC is at work in this folder (process {pid}): wait for it, then run again",
+                f"DVC is at work in this folder (process {writer['pid']}, says {rwlock}): wait for it, then "
+                "run again",
             )
+    if (writers or readers) and not any(_runs(reader, changed) for reader in readers):
+        rwlock.unlink()
+
+
+def _runs(holder: Mapping[str, Any], changed: float) -> bool:
+    """Return True if the process that DVC's lock names is still the one that wrote it, at time `changed`.
+
+    In doubt it is.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(int(holder["pid"]))
+        words = " ".join(process.cmdline())
+        # Not all of it is compared: after `python -m dvc` the lock has the path of the module.
+        is_dvc = "dvc" in words or words.endswith(str(holder["cmd"]).split()[-1])
+        return is_dvc and process.create_time() <= changed + CLOCKS
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def _set_aside_if_cut(file: Path) -> None:
@@ -215,10 +246,10 @@ def quarantine(cache: Path, digests: Digests) -> list[str]:
 
 
 def remove_dead_links(repo: Any) -> None:
-    """Remove dead links of stages' outputs into DVC's cache, on which DVC fails.
+    """Remove dead links of stages' outputs into a cache of DVC's, on which DVC fails.
 
-    DVC's cache type may be symlink. Raw data without a file would look like an edit: its links stay, and are
-    refused.
+    DVC's cache type may be symlink. After a project or its cache was moved, links lead to the former place.
+    Raw data without a file would look like an edit: its links stay, and are refused.
     """
     for out in repo.index.outs:
         if out.stage.is_data_source or not out.use_cache:
@@ -227,9 +258,11 @@ def remove_dead_links(repo: Any) -> None:
         links = [path]
         if path.is_dir():
             links = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-        for link in links:
-            if link.is_symlink() and not link.exists() and link.readlink().is_relative_to(out.cache.path):
-                link.unlink()
+        dead = [link for link in links if is_dead_dvc_link(link)]
+        for link in dead:
+            link.unlink()
+        if dead and path.is_dir() and all(file.name in NO_PART for file in files_below(path)):
+            remove(path)  # An empty folder would look like an edit.
 
 
 def quarantine_runs(repo: Any) -> list[str]:
