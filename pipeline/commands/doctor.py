@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.git import ask_git
 from pipeline.core.hardware import accelerator
 from pipeline.core.places import IS_CHECKOUT, resource
 from pipeline.core.units import memory_gb
@@ -47,6 +48,8 @@ def doctor(*, root: Path, lock: Path) -> list[Check]:
         python(),
         compiler(),
         git(root),
+        project(root),
+        snakemake_cache(),
         packages(lock),
         torch(),
         settings,
@@ -81,12 +84,35 @@ def git(root: Path) -> Check:
     """Check that a Git repository contains the project, because DVC needs one."""
     if not shutil.which("git"):
         return Check("Git", "fail", "not on PATH", "install git")
-    done = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
+    try:
+        folder = ask_git(root, "rev-parse", "--show-toplevel")
+    except ToolError as error:
+        return Check("Git", "fail", error.sentence, id=error.id)
+    if folder is None:
         return Check("Git", "fail", "no repository here", "run `git init`: DVC needs it")
-    return Check("Git", "pass", done.stdout.strip())
+    return Check("Git", "pass", folder.decode(errors="replace").strip())
+
+
+def project(root: Path) -> Check:
+    """Check that stages can run in the project's folder."""
+    from pipeline.workflow.project import need_no_namesake, need_usable_path
+
+    try:
+        need_usable_path(root)
+        need_no_namesake(root)
+    except ConfigError as error:
+        return Check("folder", "fail", error.sentence, id=error.id)
+    return Check("folder", "pass", str(root.resolve()))
+
+
+def snakemake_cache() -> Check:
+    """Check that Snakemake can write its cache below the user's home."""
+    from pipeline.workflow import source_cache
+
+    why = source_cache.trouble()
+    if why:
+        return Check("home", "warn", why, f"runs have Snakemake's cache in {source_cache.PLACE} instead")
+    return Check("home", "pass", "Snakemake's cache can be written")
 
 
 def packages(lock: Path) -> Check:

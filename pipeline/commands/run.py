@@ -24,6 +24,7 @@ from pipeline.core.child import bound
 from pipeline.core.errors import Stopped
 from pipeline.core.locks import stages_at_work
 from pipeline.workflow.prepare import is_dry_run
+from pipeline.workflow.project import is_project, need_no_namesake
 
 LOOK_SECONDS = 0.1  # seconds between two looks for stages that a signal is to be passed on to
 REMEDY = "the same command goes on"
@@ -45,10 +46,13 @@ class Heard:
 
 def main(root: Path, words: Sequence[str]) -> int:
     """Run Snakemake with `words` in the folder `root`. Return its exit code, which is that of a failed stage.
-    Raises `Stopped` if a signal ended it.
+    Raises `Stopped` if a signal ended it, and `ConfigError` if the folder hides Quench's package.
     """
+    need_no_namesake(root)
     # Snakemake is killed with this process. Its stages notice that, save their work and exit.
-    command = bound([sys.executable, "-m", "snakemake", *words], signal.SIGKILL)
+    # A checkout's own modules are wanted, a project's (a yaml.py) would hide a package that Snakemake needs.
+    isolated = ["-P"] if is_project(root) else []
+    command = bound([sys.executable, *isolated, "-m", "snakemake", *words], signal.SIGKILL)
     with listening() as heard:
         code = wait(subprocess.Popen(command, cwd=root), heard, root)
     if code and heard.all:

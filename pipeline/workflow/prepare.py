@@ -23,10 +23,11 @@ from pipeline.core.owner import mark_run
 from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.text import safe, screen
+from pipeline.workflow import source_cache
 from pipeline.workflow.cluster.jobs import take_failures, wait_for_jobs
 from pipeline.workflow.cluster.shards import drop_stale
 from pipeline.workflow.dvc_yaml import follow_settings
-from pipeline.workflow.project import need_usable_path, read_settings, refresh_keys
+from pipeline.workflow.project import need_no_namesake, need_usable_path, read_settings, refresh_keys
 from pipeline.workflow.remote import record_finished, use_this_python
 from pipeline.workflow.stages import users
 from pipeline.workflow.state.cleanup import share, working
@@ -63,9 +64,11 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     written into params.yaml, which every stage reads.
     """
     use_this_python()
+    source_cache.use_home()
     try:
         settings = _settings(given)
         need_usable_path(root)
+        need_no_namesake(root)
         read = read_settings(root)
         need_disk(root.resolve(), RECORDS)
         be_the_only_one(root)
@@ -225,7 +228,7 @@ def _refetch(stages: list[str], root: Path) -> None:
             file=sys.stderr,
         )
         return
-    command = [sys.executable, "-m", "dvc", "repro", "--single-item", "--quiet", *stages]
+    command = [sys.executable, "-P", "-m", "dvc", "repro", "--single-item", "--quiet", *stages]
     if subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode:
         raise ToolError("Q-WORKFLOW-012", f"{', '.join(stages)} failed (see above): fix that, then run again")
     settle(root)

@@ -6,6 +6,7 @@ checkout of Quench's repository is not a project in this sense: there, keys foll
 """
 
 import re
+from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import need_folder, write_text
 from pipeline.core.text import safe
 from pipeline.workflow.keys.code_keys import FOLDER, key_file, write_keys
+from pipeline.workflow.keys.imports import ROOT as PACKAGE
 from pipeline.workflow.keys.imports import Package
 from pipeline.workflow.stages import code_of_stages
 
@@ -36,6 +38,20 @@ def check_path(folder: Path) -> None:
         raise ConfigError(
             "Q-WORKFLOW-026",
             f"{safe(str(folder))} has {what} in its path, with which DVC fails: choose another name or place",
+        )
+
+
+def need_no_namesake(root: Path) -> None:
+    """Raise `ConfigError` if a project has a module of its own called `pipeline`.
+
+    DVC runs `python -m pipeline` in this folder, and so would a user: Python takes what is there.
+    """
+    found = PathFinder.find_spec(PACKAGE, [str(root.resolve())]) if is_project(root) else None
+    if found and found.origin:  # A folder without __init__.py hides no package.
+        raise ConfigError(
+            "Q-WORKFLOW-027",
+            f"{safe(found.origin)} would run in the place of every stage, as `python -m {PACKAGE}`: give it "
+            "another name, or move it out of this folder",
         )
 
 

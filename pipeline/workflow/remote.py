@@ -17,6 +17,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.errors import QuenchError
 from pipeline.core.owner import RUN
 from pipeline.core.text import screen
+from pipeline.workflow import source_cache
 from pipeline.workflow.cluster.jobs import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
 from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.keys.code_keys import FOLDER as KEYS
@@ -44,6 +45,7 @@ def job_settings(root: Path = Path(), *, remote: bool) -> Params:
 
     `remote` is True if it runs on another machine.
     """
+    source_cache.use_home()
     if remote:
         os.environ[REMOTE] = "1"
         # A scheduler copies the environment of the machine that submits.

@@ -2,6 +2,7 @@
 upgrade has said what would run again.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from pipeline.config.params import Params, read_params
 from pipeline.config.params_text import left_out
 from pipeline.core.locks import RUN, lock_file, take
 from pipeline.core.places import PROJECT
+from pipeline.workflow import source_cache
 from pipeline.workflow.stages import stages_in
 from pipeline.workflow.state.settings import read_by_dvc
 
@@ -119,12 +121,43 @@ def test_inside_a_repository_no_other_one_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "ignored" / "one").exists()
 
 
+@pytest.mark.parametrize("name", ["pipeline.py", "pipeline/__init__.py"])
+def test_a_module_called_as_quench_s_package_is_refused(root: Path, name: str) -> None:
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text("print('mine')\n")
+    assert "Q-WORKFLOW-027" in quench(root, "run", "curate").stderr
+    planned = ended(["snakemake", "-n", "curate"], cwd=root)
+    assert planned.returncode == 2 and "Q-WORKFLOW-027" in planned.stderr
+    checks = json.loads(quench(root, "doctor", "--json").stdout)
+    assert {check["id"] for check in checks} >= {"Q-WORKFLOW-027"}
+
+
+def test_modules_of_a_project_hide_no_package(root: Path) -> None:
+    (root / "yaml.py").write_text("raise SystemExit('mine')\n")
+    (root / "data/raw/chats.jsonl").write_text('{"text": "a"}\n')
+    for words in (["quench", "run", "-n", "curate"], ["python", "-m", "pipeline", "settings"]):
+        done = ended(words, cwd=root)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [["quench", "run"], ["snakemake"]])
+def test_where_the_home_can_not_be_written_snakemake_has_its_cache_in_the_project(
+    root: Path, words: list[str]
+) -> None:
+    (root / "data/raw/chats.jsonl").write_text('{"text": "a"}\n')
+    # Nothing can be made in this home, not even by root.
+    environment = {name: value for name, value in os.environ.items() if name != source_cache.VARIABLE}
+    done = ended([*words, "-n", "curate"], cwd=root, env=environment | {"HOME": "/proc"})
+    assert done.returncode == 0, done.stderr
+    assert (root / source_cache.PLACE).is_dir()
+
+
 def test_without_git_nothing_is_left_of_a_new_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
     shown = invoke("new", tmp_path / "mine")
-    assert shown.exit_code == 4 and "Q-COMMANDS-036" in shown.stderr
+    assert shown.exit_code == 4 and "Q-CORE-016" in shown.stderr
     assert not [*tmp_path.iterdir()]
 
 

@@ -45,7 +45,7 @@ def record_all(stages: Iterable[str], root: Path) -> None:
         return
     deps = {dep for entry in entries.values() for dep in entry.get("deps", [])}
     sources = sorted(f"{dep}.dvc" for dep in deps if (root / f"{dep}.dvc").is_file())
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", *entries, *sources]
+    command = [sys.executable, "-P", "-m", "dvc", "--wait-for-lock", "commit", "--force", *entries, *sources]
     with lock_record(root) as lock:
         # It has a session of its own, and the lock is passed on: killing the run can't leave half a dvc.lock.
         done = subprocess.run(

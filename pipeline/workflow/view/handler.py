@@ -22,6 +22,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
+from pipeline.workflow import source_cache
 from pipeline.workflow.remote import QUIET, VIEW
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        """Choose the view (called by the base class)."""
+        """Choose the view (called by the base class), before Snakemake makes its cache."""
+        source_cache.use_project()
         self._form = self._chosen()
         os.environ[VIEW] = QUIET if self._form in (LIVE, JSON) else ""
         self._run: Run | None = None
