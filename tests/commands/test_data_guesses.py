@@ -134,6 +134,24 @@ def test_rows_with_an_author_and_a_label_are_no_messages() -> None:
     assert proposal.is_sure and proposal.guesses[0].fields == {"user": "tweet", "assistant": "sentiment"}
 
 
+def test_a_system_text_and_the_reasoning_beside_a_label_are_mapped() -> None:
+    rows = rows_of(30, persona=("You sort the mail of a harbour.",), ticket=None, label=NAMES)
+    proposal = proposed([row | {"rationale": f"Because {row['ticket']}"} for row in rows])
+    beside = {"system": "persona", "reasoning_content": "rationale"}
+    assert proposal.guesses[0].fields == {"user": "ticket", "assistant": "label"} | beside
+
+
+def test_texts_that_may_be_messages_are_told_and_get_no_guess(project: Path) -> None:
+    shown = check("a.jsonl", rows_of(30, Absender=("Kunde", "Desk"), Text=None))
+    assert shown.exit_code == 0 and "guess" not in shown.stdout
+    assert "into one row of messages" in shown.stdout
+    (project / "params.yaml").write_text("curate: {formats: {'*': text}}\n")
+    assert (
+        "one row of messages"
+        not in check("a.jsonl", rows_of(30, Absender=("Kunde", "Desk"), Text=None)).stdout
+    )
+
+
 def test_several_texts_are_labelled_together_and_that_is_not_sure() -> None:
     proposal = proposed(rows_of(40, premise=None, hypothesis=None, label=(0, 1, 2)))
     assert proposal.guesses[0].fields == {"user": "{premise}\n\n{hypothesis}", "assistant": "label"}
@@ -179,6 +197,7 @@ TALK = [{"role": "user", "content": "Good morning."}, {"role": "assistant", "con
         {"anna": RECORD},
         {"c-1": TALK, "c-2": TALK},
         {"c-1": {"messages": TALK}, "c-2": {"messages": TALK}},
+        {"train": [RECORD, RECORD], "test": [RECORD]},
         {"Where is the anchor?": "At the bow.", "Who mends nets?": "Emil."},
     ],
 )

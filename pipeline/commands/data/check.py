@@ -206,6 +206,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
         outcome.columns.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
     if file.verdicts:
         outcome.columns.append(f"{file.shown}: {called_bad(file.verdicts)}")
+    if file.text_doubt:
+        outcome.columns.append(f"{file.shown}: {one_line(cleaner.scrubbed(file.text_doubt), 300)}")
     why = file.no_row()
     if why:
         outcome.empty.append(f"{file.shown}: no row: {why}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.commands.data import series
 from pipeline.commands.data.classes import message_doubt
-from pipeline.commands.data.columns import Column, are_values
+from pipeline.commands.data.columns import Column, are_values, turn_keys
 from pipeline.core.text import listed, one_line
 from pipeline.stages.curate.reading.formats import ANSWER_KEYS
 
@@ -40,14 +40,20 @@ def _by_ids(only: Mapping[str, Any]) -> str:
     items = [value[0] if are_lists else value for value in values]
     if not items or not (are_lists or are_objects) or any(item.keys() != items[0].keys() for item in items):
         return ""
-    what = "lists of objects"
-    if are_objects:
-        names = [one_line(key, KEY_SHOWN) for key in values[0]]
-        more = [f"{len(names) - KEYS_SHOWN} more"] if len(names) > KEYS_SHOWN else []
-        what = f"objects with {listed([*names[:KEYS_SHOWN], *more])}"
+    if are_lists:
+        keys = turn_keys(values)
+        if keys and keys.role:
+            what = (
+                "the file is one object of chats: write each as a line (`jq -c '.[] | {messages: .}' FILE`)"
+            )
+        else:
+            what = "the file is one object of lists: write what is in them as lines (`jq -c '.[][]' FILE`)"
+        return what
+    names = [one_line(key, KEY_SHOWN) for key in items[0]]
+    more = [f"{len(names) - KEYS_SHOWN} more"] if len(names) > KEYS_SHOWN else []
     return (
-        f"the file is one object, and its values are {what}: if these are the rows, write its values as "
-        "lines (`jq -c '.[]' FILE`)"
+        f"the file is one object, and its values have {listed([*names[:KEYS_SHOWN], *more])}: if these are "
+        "the rows, write its values as lines (`jq -c '.[]' FILE`)"
     )
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.data.classes import message_doubt
 from pipeline.commands.data.columns import are_values, columns_of
 from pipeline.commands.data.doubts import doubt
 from pipeline.commands.data.proposal import Proposal, propose, propose_labels
@@ -16,6 +17,7 @@ from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import document_style, refusal
 from pipeline.stages.curate.reading.formats import OF_CHOICES
+from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.reading.notes import why_no_row
 
 if TYPE_CHECKING:
@@ -80,6 +82,9 @@ class FileCheck:
             for entry in self._read(line, cleaner, stats, tally):
                 self.reasons[entry["reason"]] += 1
                 yield entry | {"file": self.shown}
+        _, given_format, mapper, _ = cleaner.of_file(self.name)
+        if given_format != "auto" or mapper is not None:
+            self.texts.clear()  # Their reading is chosen.
         self.formats = stats.formats
         self.mapped = stats.mapped
         self.left_out = stats.left_out
@@ -102,7 +107,7 @@ class FileCheck:
             tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
             if outcome.rejected is None:
                 if outcome.stated and outcome.rows[0]["kind"] == "text" and len(outcome.stated.value) > 1:
-                    self._sample(self.texts, outcome.stated.value, line)
+                    self._sample(self.texts, with_known_keys(outcome.stated.value), line)
                 continue
             entry = cleaner.entry(self.name, line, outcome.source, outcome.rejected)
             entries.append(entry)
@@ -125,7 +130,14 @@ class FileCheck:
         """
         if self.lacks_names:
             return None
-        return propose(self.unread, self.name) if self.unread else propose_labels(self.texts, self.name)
+        if self.unread:
+            return propose(self.unread, self.name)
+        return None if self.text_doubt else propose_labels(self.texts, self.name)
+
+    @cached_property
+    def text_doubt(self) -> str:
+        """Return the reason why the rows that are read as texts may be none, once all rows are read."""
+        return message_doubt(self.texts, columns_of(self.texts)) if self.texts else ""
 
     @cached_property
     def lacks_names(self) -> bool:

@@ -121,7 +121,7 @@ def propose_labels(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | N
         for column in classes_of(columns, texts, len(rows))
         if column.speaks_of("label") or not (column.is_number or any(map(column.speaks_of, WORDS)))
     ]
-    candidates = _labelled(classes, texts, len(rows))
+    candidates = _labelled(classes, texts, len(rows), {})
     return _proposal((replace(candidate, is_certain=False) for candidate in candidates), rows, file)
 
 
@@ -188,7 +188,8 @@ def _candidates(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) ->
     accompanying = _accompanying(texts)
     yield from _pairs_of_answers(texts, accompanying)
     beside = [accompanying[what] for what in ("system", "reasoning") if what in accompanying]
-    yield from _labelled(classes, [column for column in in_order if column not in beside], len(rows))
+    labelled_texts = [column for column in in_order if column not in beside]
+    yield from _labelled(classes, labelled_texts, len(rows), _beside(accompanying))
     aside = [*accompanying.values(), *(column for column in classes if not _is_a_side(column, in_order))]
     exchanged = [column for column in texts if column not in aside][:MOST_TEXTS]
     yield from _exchanges(exchanged, accompanying)
@@ -205,10 +206,12 @@ def _is_a_side(column: Column, texts: Sequence[Column]) -> bool:
     return column.speaks_of("answer") or (column.speaks_of("question") and len(texts) > 1)
 
 
-def _labelled(classes: Sequence[Column], texts: Sequence[Column], rows: int) -> Iterator[Candidate]:
+def _labelled(
+    classes: Sequence[Column], texts: Sequence[Column], rows: int, beside: Stated
+) -> Iterator[Candidate]:
     for number, guess in enumerate(labelled(classes, texts, rows)):
         points = OF_LABELS + NAMED * guess.is_named - 0.1 * number
-        fields = {"user": guess.user, "assistant": guess.label.path}
+        fields = {"user": guess.user, "assistant": guess.label.path} | beside
         yield Candidate(fields, points, guess.is_certain, values_of(guess.label), guess.label.is_number)
 
 
@@ -344,14 +347,19 @@ def _exchanges(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> I
         fields: Stated = {"user": question.path, "assistant": answer.path}
         if "context" in accompanying:
             fields["user"] = f"{{{question.path}}}\n\n{{{accompanying['context'].path}}}"
-        fields |= _system(accompanying)
-        if "reasoning" in accompanying:
-            fields["reasoning_content"] = accompanying["reasoning"].path
-        yield Candidate(fields, points)
+        yield Candidate(fields | _beside(accompanying), points)
 
 
 def _system(accompanying: Mapping[str, Column]) -> Stated:
     return {"system": accompanying["system"].path} if "system" in accompanying else {}
+
+
+def _beside(accompanying: Mapping[str, Column]) -> Stated:
+    """Return the mapping of the system text and the reasoning of an exchange."""
+    fields = _system(accompanying)
+    if "reasoning" in accompanying:
+        fields["reasoning_content"] = accompanying["reasoning"].path
+    return fields
 
 
 def _system_of_turns(columns: Sequence[Column]) -> Stated:
