@@ -129,6 +129,15 @@ def test_a_class_beside_question_and_answer_changes_nothing(
     assert proposal.guesses[0].fields == dict(zip(("user", "assistant"), fields, strict=True))
 
 
+def test_rows_with_an_author_and_a_chat_are_no_messages() -> None:
+    talk = {"author": ("ann", "bo"), "title": None}
+    turns = [{"speaker": "Guest", "text": "Where is it?"}, {"speaker": "Agent", "text": "At the bow."}]
+    rows = [row | {"log": turns} for row in rows_of(6, **talk)]
+    assert proposed(rows).guesses[0].fields["messages"] == "log"
+    rows = [row | {"title": f"USER: {row['title']}\n\nASSISTANT: Yes."} for row in rows_of(6, **talk)]
+    assert proposed(rows).guesses[0].fields == {"text": "title"}
+
+
 def test_rows_with_an_author_and_a_label_are_no_messages() -> None:
     proposal = proposed(rows_of(40, username=("ann", "bo", "ann"), tweet=None, sentiment=NAMES))
     assert proposal.is_sure and proposal.guesses[0].fields == {"user": "tweet", "assistant": "sentiment"}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pipeline.commands.data.columns import FEW_OF, MOST, Column
+from pipeline.commands.data.columns import FEW_OF, MOST, Column, turn_keys
+from pipeline.stages.curate.reading.markup import is_rendered
 from pipeline.stages.curate.reading.turns import ROLES
 
 TIMES_AS_MANY = 2  # a text has at least as many times the different values of a class
@@ -81,8 +82,10 @@ def values_of(label: Column) -> dict[str, int]:
 def message_doubt(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
     """Return the reason why no mapping is guessed for rows that may be messages of a chat; "" for other rows.
 
-    Rows with a label or an answer are no messages, whoever wrote them.
+    Rows with a label, an answer or an entire chat are no messages, whoever wrote them.
     """
+    if any(column.lists and turn_keys(column.lists) for column in columns):
+        return ""
     present = [column for column in columns if 2 * len(column.stated) >= len(rows)]
     speaker = next((column for column in present if _is_speaker(column, len(rows))), None)
     texts = [
@@ -92,7 +95,8 @@ def message_doubt(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) 
     ]
     if speaker is None or len(texts) != 1 or not (speaker.is_number or texts[0].length < LONG_MESSAGE):
         return ""
-    if texts[0].speaks_of("answer") or any(column.speaks_of("label") and column.is_few for column in present):
+    is_labelled = any(column.speaks_of("label") and column.is_few for column in present)
+    if is_labelled or texts[0].speaks_of("answer") or is_rendered(texts[0].texts[0]):
         return ""
     return (
         f"each row may be one message of a chat ({speaker.path} says who speaks, {texts[0].path} what): put "

@@ -60,7 +60,7 @@ WORDS: Mapping[str, frozenset[str]] = {
         "absender sprecher verfasser autor auteur expéditeur remitente mittente",
     ),
     "name": _words("name user who from by handle character"),  # of a speaker too, if its values repeat
-    "side": _words("user me bot assistant agent human ai customer outgoing incoming"),  # of a true or false
+    "side": _words("user me assistant agent customer outgoing incoming"),  # of a true or false
 }
 ROLE_WORDS = _words("role from speaker sender author who side name participant type")
 CONTENT_WORDS = _words("content value text message utterance body says said words")
@@ -121,7 +121,7 @@ class Column:
     @property
     def is_number(self) -> bool:
         """Return True if the single values are numbers, true or false."""
-        return self._are_mostly(NUMBER) or set(self.stated) <= {"true", "false"}
+        return self._are_mostly(NUMBER) or {value.lower() for value in self.stated} <= {"true", "false"}
 
     def _are_mostly(self, pattern: re.Pattern[str]) -> bool:
         filled = [value.strip() for value in self.stated if value.strip()]

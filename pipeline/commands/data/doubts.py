@@ -43,12 +43,10 @@ def _by_ids(only: Mapping[str, Any]) -> str:
     if are_lists:
         keys = turn_keys(values)
         if keys and keys.role:
-            what = (
+            return (
                 "the file is one object of chats: write each as a line (`jq -c '.[] | {messages: .}' FILE`)"
             )
-        else:
-            what = "the file is one object of lists: write what is in them as lines (`jq -c '.[][]' FILE`)"
-        return what
+        return "the file is one object of lists: write what is in them as lines (`jq -c '.[][]' FILE`)"
     names = [one_line(key, KEY_SHOWN) for key in items[0]]
     more = [f"{len(names) - KEYS_SHOWN} more"] if len(names) > KEYS_SHOWN else []
     return (

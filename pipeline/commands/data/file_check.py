@@ -35,6 +35,20 @@ OF_TURNS = ("bad_role", "bad_shape", "content_not_text")
 
 
 @dataclass
+class Sample:
+    """First rows of one sort, and their bytes."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, row: dict[str, Any], size: int) -> None:
+        """Add a row of this size, unless there are enough."""
+        if len(self.rows) < SAMPLE and self.size < SAMPLE_BYTES:
+            self.rows.append(row)
+            self.size += size
+
+
+@dataclass
 class FileCheck:
     """One file: `path` as the user named it, `name` as in data/raw."""
 
@@ -49,9 +63,8 @@ class FileCheck:
     verdicts: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     reasons: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)  # counted by `raw_lines`
-    unread: list[dict[str, Any]] = field(default_factory=list)  # first rows that fit no format
-    texts: list[dict[str, Any]] = field(default_factory=list)  # first rows with columns next to a text
-    sampled: int = 0  # bytes of all these rows
+    unread: Sample = field(default_factory=Sample)  # first rows that fit no format
+    texts: Sample = field(default_factory=Sample)  # first rows with columns next to a text
 
     @property
     def shown(self) -> str:
@@ -84,7 +97,7 @@ class FileCheck:
                 yield entry | {"file": self.shown}
         _, given_format, mapper, _ = cleaner.of_file(self.name)
         if given_format != "auto" or mapper is not None:
-            self.texts.clear()  # Their reading is chosen.
+            self.texts = Sample()  # Their reading is chosen.
         self.formats = stats.formats
         self.mapped = stats.mapped
         self.left_out = stats.left_out
@@ -107,20 +120,15 @@ class FileCheck:
             tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
             if outcome.rejected is None:
                 if outcome.stated and outcome.rows[0]["kind"] == "text" and len(outcome.stated.value) > 1:
-                    self._sample(self.texts, with_known_keys(outcome.stated.value), line)
+                    self.texts.add(with_known_keys(outcome.stated.value), len(line.raw))
                 continue
             entry = cleaner.entry(self.name, line, outcome.source, outcome.rejected)
             entries.append(entry)
             is_named = outcome.rejected.rule == "format" and _may_be_mapped(entry)
             if is_named and outcome.stated:
-                self._sample(self.unread, outcome.stated.value, line)
+                self.unread.add(outcome.stated.value, len(line.raw))
         self.usable += not entries
         return entries
-
-    def _sample(self, rows: list[dict[str, Any]], row: dict[str, Any], line: RawLine) -> None:
-        if len(rows) < SAMPLE and self.sampled < SAMPLE_BYTES:
-            rows.append(row)
-            self.sampled += len(line.raw)
 
     @cached_property
     def proposal(self) -> Proposal | None:
@@ -130,14 +138,14 @@ class FileCheck:
         """
         if self.lacks_names:
             return None
-        if self.unread:
-            return propose(self.unread, self.name)
-        return None if self.text_doubt else propose_labels(self.texts, self.name)
+        if self.unread.rows:
+            return propose(self.unread.rows, self.name)
+        return None if self.text_doubt else propose_labels(self.texts.rows, self.name)
 
     @cached_property
     def text_doubt(self) -> str:
         """Return the reason why the rows that are read as texts may be none, once all rows are read."""
-        return message_doubt(self.texts, columns_of(self.texts)) if self.texts else ""
+        return message_doubt(self.texts.rows, columns_of(self.texts.rows))
 
     @cached_property
     def lacks_names(self) -> bool:
@@ -147,7 +155,7 @@ class FileCheck:
 
     def _keys(self) -> list[str]:
         """Return the keys of the rows that fit no format."""
-        return list(dict.fromkeys(key for row in self.unread for key in row))
+        return list(dict.fromkeys(key for row in self.unread.rows for key in row))
 
     def _named_keys(self, cleaner: "Cleaner") -> str:
         """Return these keys as text, shortened."""
@@ -173,7 +181,7 @@ class FileCheck:
 
     def _rows_inside(self, cleaner: "Cleaner") -> str:
         """Return a hint if keys of the file's only row contain lists of objects, which may be the rows."""
-        only = self.unread[0] if self.lines == len(self.unread) == 1 else {}
+        only = self.unread.rows[0] if self.lines == len(self.unread.rows) == 1 else {}
         lists = {
             key: value
             for key, value in only.items()
@@ -198,11 +206,12 @@ class FileCheck:
             why = one_line(entry["detail"], 300)
         else:
             why = f"they have the keys {self._named_keys(cleaner)}"
-        if self.unread and self.proposal is None:
-            unsure = doubt(self.unread, columns_of(self.unread))
+        unread = self.unread.rows
+        if unread and self.proposal is None:
+            unsure = doubt(unread, columns_of(unread))
             if unsure:
                 why += f"; no mapping is guessed, since {cleaner.scrubbed(one_line(unsure, 300))}"
-            elif self.lines == 1 and any(isinstance(value, dict) for value in self.unread[0].values()):
+            elif self.lines == 1 and any(isinstance(value, dict) for value in unread[0].values()):
                 why += "; no mapping is guessed from inside a file's only row"
         why += self._rows_inside(cleaner)
         if self.lacks_names:
