@@ -1,6 +1,7 @@
 """The exports that are read, in the order in which they are tried."""
 
 from pipeline.stages.curate.exports import (
+    argilla,
     batches,
     chatgpt,
     claude_ai,
@@ -12,6 +13,7 @@ from pipeline.stages.curate.exports import (
     discord,
     gemini,
     intercom,
+    label_studio,
     langchain,
     langsmith,
     librechat,
@@ -19,8 +21,10 @@ from pipeline.stages.curate.exports import (
     mbox,
     open_webui,
     side_files,
+    silly_tavern,
     slack,
     squad,
+    textgen,
     turn_arrays,
     ultrafeedback,
     vercel,
@@ -48,6 +52,10 @@ EXPORTS: tuple[Export, ...] = (
     turn_arrays.EXPORT,
     ultrafeedback.EXPORT,
     squad.EXPORT,
+    label_studio.EXPORT,
+    argilla.EXPORT,
+    textgen.EXPORT,
+    silly_tavern.EXPORT,
     zendesk.EXPORT,
     intercom.EXPORT,
     slack.EXPORT,

@@ -1,7 +1,9 @@
-"""Tables by columns: a JSON file that is one object of columns. Each column is a list of cells or an object
-of cells by their index, as `pandas.DataFrame.to_json` and `dict(dataset)` write them.
+"""JSON files that are one object and hold several rows.
 
-There is more than one column, or the name of the only one is a key of some format.
+In a table by columns each column is a list of cells or an object of cells by their index, as
+`pandas.DataFrame.to_json` and `dict(dataset)` write them; there is more than one, or the name of the only one
+is a key of some format. In a file of rows by their ids all values are rows with the same keys, or lists of
+turns.
 """
 
 from collections.abc import Iterable
@@ -10,7 +12,8 @@ from typing import Any
 import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line
-from pipeline.stages.curate.reading.formats import LIST_KEYS, TURN_KEYS
+from pipeline.stages.curate.exports.textgen import is_history
+from pipeline.stages.curate.reading.formats import FORMAT_KEYS, LIST_KEYS, TURN_KEYS, group_of
 from pipeline.stages.curate.reading.letter_case import KNOWN, known_names
 
 # In a row the values of these keys are lists of objects. In a table by columns their cells are such lists.
@@ -18,15 +21,41 @@ LISTS = LIST_KEYS | TURN_KEYS
 
 
 def table_rows(text: bytes) -> list[bytes] | None:
-    """Return each row of a table by columns as a JSON object; None if the text is anything else."""
+    """Return each row of a table by columns, or of rows by their ids, as a JSON object; None if the text is
+    anything else.
+    """
     try:
-        columns = _columns(parse_line(text))
+        value = parse_line(text)
     except BadLine:  # The error occurs again, and is reported, when the text is read as a row.
         return None
+    if _are_rows_by_id(value):
+        return [orjson.dumps(row if isinstance(row, dict) else {"messages": row}) for row in value.values()]
+    columns = None if is_history(value) else _columns(value)
     if columns is None:
         return None
     cells = zip(*columns.values(), strict=True)
     return [orjson.dumps(dict(zip(columns, row, strict=True))) for row in cells]
+
+
+def _are_rows_by_id(value: dict[str, Any]) -> bool:
+    """Return True if no key is one of a format, and the values are rows of one format, or lists of turns."""
+    first = next(iter(value.values()), None)
+    if len(value) < 2 or not KNOWN.isdisjoint(known_names(list(value))):
+        return False
+    if isinstance(first, list):
+        return all(map(_are_turns, value.values()))
+    if not isinstance(first, dict) or group_of(FORMAT_KEYS.intersection(known_names(list(first)))) is None:
+        return False
+    return all(isinstance(row, dict) and row.keys() == first.keys() for row in value.values())
+
+
+def _are_turns(value: Any) -> bool:
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(
+        isinstance(turn, dict)
+        and any(turn.keys() >= keys for keys in ({"role", "content"}, {"from", "value"}))
+        for turn in value
+    )
 
 
 def _columns(value: dict[str, Any]) -> dict[str, list[Any]] | None:
