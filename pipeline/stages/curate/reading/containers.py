@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import orjson
 
-from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
+from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, parse_line, parse_value, read_raw_lines
 from pipeline.core.text import safe
 from pipeline.stages.curate.exports import cursor, mbox, side_files
 from pipeline.stages.curate.exports.cursor_database import composer_rows
@@ -681,6 +681,9 @@ def stream_rows(file: BufferedReader, max_bytes: int) -> Iterator[RawRow]:
     begin = (0, 0)
     text = bytearray()
     for number, line in enumerate(iter(partial(file.readline, max_bytes + BLOCK), b""), start=1):
+        if number == 1 and line.startswith(BYTE_ORDER_MARK):
+            line = line.removeprefix(BYTE_ORDER_MARK)
+            offset = len(BYTE_ORDER_MARK)
         if depth > 0 and line.startswith(b"{"):
             yield *begin, BadLine("not_json", "the value that begins here is never closed")
             depth = size = 0

@@ -19,14 +19,7 @@ UNREAD = ("reasoning_details", "reasoning_text", "thinking_blocks", "thought", "
 # Words of keys that hold reasoning, also of those from which a mapping is guessed.
 WORDS = frozenset(
     (
-        "cot",
-        "monologue",
-        "rationale",
-        "rationales",
-        "reasoning",
-        "scratchpad",
-        "thinking",
-        "thought",
+        *("cot", "monologue", "rationale", "rationales", "reasoning", "scratchpad", "thinking", "thought"),
         "thoughts",
     )
 )

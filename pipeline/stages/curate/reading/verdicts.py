@@ -19,17 +19,21 @@ def _words(*lines: str) -> frozenset[str]:
 
 
 BAD = _words(
-    "bad cancel canceled cancelled delete deleted discard discarded exclude excluded flag flagged incorrect",
-    "invalid junk reject rejected remove removed retracted skip skipped spam trash trashed unusable",
-    "withdrawn wrong",
+    "bad cancel canceled cancelled delete deleted discard discarded drop dropped exclude excluded flag",
+    "flagged incorrect invalid junk reject rejected remove removed retracted skip skipped spam trash trashed",
+    "unusable withdrawn wrong",
 )
 GOOD = _words(
-    "accepted approval approved correct correctness good include keep kept ok passed usable use valid",
-    "validity",
+    "accept accepted approval approve approved correct correctness good include keep kept ok passed usable",
+    "use valid validity",
 )
-STATES = _words("decision disposition judgement judgment moderation quality state status validation verdict")
+STATES = _words(
+    "decision disposition judgement judgment moderation qa qc quality state status validation verdict"
+)
+OF_RUNS = _words("state status")  # What failed there may be a run, and not the row.
 REVIEWS = ("review_outcome", "review_result")  # Results of something else are no verdicts.
 BAD_STATES = BAD | _words("declined disapproved nonsense unapproved")
+FAILED = _words("fail failed")
 NEGATIONS = _words("no non not never")
 VERBS = _words("be been has is should to was")
 MOMENTS = _words("at by date on time")
@@ -85,7 +89,10 @@ def bad_word(key: str, value: Any) -> str | None:
     if kind is None or value is None:
         return None
     if kind == "state":
-        return _bad_state(value)
+        judging = [word for word in words_in(key) if word not in OF_ROWS]
+        return _bad_state(
+            value, BAD_STATES if judging and OF_RUNS.issuperset(judging) else BAD_STATES | FAILED
+        )
     if kind == "moment":
         return "set" if _is_filled(value) else None
     is_bad = kind == "bad"
@@ -145,13 +152,13 @@ def _is_filled(value: Any) -> bool:
     )
 
 
-def _bad_state(value: Any) -> str | None:
-    """Return the word by which a state is bad; None for other states, and for sentences."""
+def _bad_state(value: Any, bad: frozenset[str]) -> str | None:
+    """Return the word by which a state is one of the `bad`; None for other states, and for sentences."""
     if not isinstance(value, str) or len(value) > LONGEST_STATE:
         return None
     words = [word for word in words_in(value) if word not in OF_ROWS]
     if words[:1] and words[0] in NEGATIONS:
         return " ".join(words[:2]) if GOOD.intersection(words[1:2]) else None
-    if not words or words[0] not in BAD_STATES or not GOOD.isdisjoint(words):
+    if not words or words[0] not in bad or not GOOD.isdisjoint(words):
         return None
     return words[0]
