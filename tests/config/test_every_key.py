@@ -63,6 +63,7 @@ KEYS = {
     "curate.fields": Other({"a.jsonl": {"system": "Be brief."}}),
     "curate.transform": Other({"a.jsonl": "python:mine.py:shout"}),
     "curate.repair": Other([]),
+    "curate.mail": Other("never"),
     "curate.overlong": Other("truncate", {"preprocess.max_length": 64}),
     "curate.cut": Other("beginning", {"preprocess.max_length": 64, "curate.overlong": "truncate"}),
     "curate.reject": Other([]),
@@ -292,6 +293,7 @@ RAW = {
         {"question": "How many moons has Venus?", "answer": "Nine.", "status": "discarded"},
         chat("A long line " + "of many words that are all alike " * 40),
         chat("The quick brown fox jumps over the lazy dog in our garden"),
+        chat("When does the ferry leave?", "At noon from the pier.\n\nKind regards\nTove"),
         chat("Four score and seven years ago our fathers brought forth on this continent a new nation"),
     ],
     "b.jsonl": [

@@ -102,6 +102,7 @@ class FileCheck:
         self.mapped = stats.mapped
         self.left_out = stats.left_out
         self.verdicts = stats.verdicts
+        self.notes.update(cleaner.mail.take_counts() if cleaner.mail else {})
         tally["lines"] += self.lines
         tally["usable"] += self.usable
         tally.update(self.kinds)

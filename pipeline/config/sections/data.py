@@ -84,6 +84,11 @@ class CurateKeys(Section):
         "last answer, keep other orders that the base's template shows), control_tokens (the base's, inside "
         "text: break them up with a space); [] rejects both",
     )
+    mail: Literal["auto", "always", "never"] = key(
+        "auto",
+        "HTML, quoted mails, signatures and closings in turns, as a help desk's tables have them: auto "
+        "(taken out where a row surely is mail) | always (of all rows) | never",
+    )
     overlong: Literal["split", "truncate", "reject"] = key(
         "split",
         "rows above preprocess.max_length: split (conversations between exchanges, the system turn repeated, "

@@ -42,6 +42,7 @@ ROW_RULES = (
     "normalize",
     "secrets",
     "personal",
+    "mail",
     "reasoning",
     "turns",
     "tags",
@@ -53,7 +54,7 @@ ROW_RULES = (
 
 OF_NOTHING = hashlib.sha256(b"").hexdigest()
 LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
-OPTIONAL = ("transform", "verdicts", "pairs")  # rules that are not mentioned if they did nothing
+OPTIONAL = ("transform", "verdicts", "mail", "pairs")  # rules that are not mentioned if they did nothing
 
 
 @dataclass
@@ -188,6 +189,7 @@ class CurationStats:
         file.mapped.update(done.cleaning_stats.mapped)
         file.left_out.update(done.cleaning_stats.left_out)
         file.verdicts.update(done.cleaning_stats.verdicts)
+        file.notes.update(done.cleaning_stats.notes)
         self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
     def merge(self, later: "CurationStats") -> None:
@@ -287,7 +289,7 @@ class CurationStats:
         for rule in (*ROW_RULES, *lost, "pairs"):
             rejected = lost.get(rule, self.cleaning.rejected_by[rule])
             after = now - rejected + added.get(rule, 0)
-            if rule in OPTIONAL and after == now and not rejected:
+            if rule in OPTIONAL and after == now and not rejected and not self.cleaning.rows_changed[rule]:
                 continue
             steps.append(
                 {

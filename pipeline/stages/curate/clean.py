@@ -31,6 +31,7 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
+from pipeline.stages.curate.rules.mail import Mail
 from pipeline.stages.curate.rules.nulls import drop_nulls
 from pipeline.stages.curate.rules.redaction import Redactor
 from pipeline.stages.curate.rules.rendered import Markup
@@ -81,6 +82,7 @@ class CleaningStats:
     answers: Counter[str] = field(default_factory=Counter)  # answer → rows, as long as they are few
     calls: Counter[str] = field(default_factory=Counter)  # rows with calls, and those of them without tools
     not_offered: Counter[str] = field(default_factory=Counter)  # called tool that the row lacks → rows
+    notes: Counter[str] = field(default_factory=Counter)  # what was taken out of mails → texts
 
     def update(self, more: "CleaningStats") -> None:
         """Add the counts of another block."""
@@ -163,6 +165,7 @@ class Cleaner:
         }
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
+        self.mail = None if settings.mail == "never" else Mail(settings.mail)
         repair_mode: Literal["neutralize", "reject"] = "reject"
         if "control_tokens" in settings.repair:
             repair_mode = "neutralize"
@@ -174,6 +177,7 @@ class Cleaner:
             "nulls": drop_nulls,
             "normalize": normalize,
             "secrets": self.redact,  # Early, so that no later rule's excerpt contains half a secret.
+            "mail": self.mail,
             "reasoning": reasoning(added_tokens or ()),
             "turns": turns("repair" if "turns" in settings.repair else "reject", self.is_shown),
             "tags": Tags(added_tokens) if added_tokens is not None else None,
@@ -352,6 +356,7 @@ class Cleaner:
                     self.accept(done, line, outcome)
         done.cleaning_stats.redactions.update(self.redactor.take_counts())
         done.cleaning_stats.length.update(self.length.take_counts())
+        done.cleaning_stats.notes.update(self.mail.take_counts() if self.mail else {})
         return done
 
     def accept(self, done: Cleaned, line: RawLine, outcome: Outcome) -> None:

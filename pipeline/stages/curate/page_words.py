@@ -21,6 +21,7 @@ RULES = {
     "markup": ("Markup", "rendered chat that is not understood", "rendered chats that are not understood"),
     "calls": ("Calls", "row with a broken call", "rows with broken calls"),
     "nulls": ("Nulls", "row with nulls", "rows with nulls"),
+    "mail": ("Mail", "row of mails", "rows of mails"),
     "reasoning": ("Reasoning", "row with reasoning inside", "rows with reasoning inside"),
     "normalize": ("Normalize", "row that can't be normalized", "rows that can't be normalized"),
     "turns": ("Turns", "row with turns out of order", "rows with turns out of order"),

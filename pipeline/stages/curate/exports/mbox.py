@@ -13,23 +13,12 @@ from typing import Any, NamedTuple, cast
 
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Records
+from pipeline.stages.curate.exports.mail_text import own_words
 from pipeline.stages.curate.exports.markdown import markdown_of
 from pipeline.stages.curate.exports.people import Message, conversation_of, spoken
 
 MAILBOX = "mailbox"  # layout of such a file
 IDS = re.compile(r"<([^<>\s]+)>")
-SIGNATURE = re.compile(r"^-- ?$", re.MULTILINE)
-# A line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:".
-INTRODUCES = re.compile(
-    r"(wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef)\b.*:\s*$", re.IGNORECASE
-)
-FORWARDED = re.compile(
-    r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original) ?-{2,}"
-    r"|_{20,}\s*\n(From|Von|De):.*)$",
-    re.MULTILINE | re.IGNORECASE,
-)
-BEGINNINGS = ("On ", "Am ", "Le ", "El ", "Il ", "Den ", "Op ")
-INTRODUCTION_LINES = 3  # A long introduction is broken into lines.
 
 
 class Mail(NamedTuple):
@@ -101,7 +90,7 @@ def _mail(number: int, data: Any, notes: Notes) -> tuple[Mail, list[str]]:
         number=number,
         author=address.lower() or "unknown",
         is_bot=False,
-        words=_own_words(text, notes),
+        words=own_words(text, notes),
         time=time,
         follows=before[-1] if before else None,
     )
@@ -125,44 +114,6 @@ def _text(mail: EmailMessage) -> str:
     except LookupError:  # an unknown encoding
         words = cast(bytes, body.get_payload(decode=True)).decode("utf-8", "replace")
     return markdown_of(words) if body.get_content_subtype() == "html" else str(words)
-
-
-def _own_words(text: str, notes: Notes) -> str:
-    """Return a mail's text without quotations, and without its signature."""
-    text = text.replace("\r\n", "\n")
-    signature = SIGNATURE.search(text)
-    if signature:
-        notes["signatures"] += 1
-        text = text[: signature.start()]
-    quoted = False
-    forwarded = FORWARDED.search(text)
-    if forwarded:
-        text = text[: forwarded.start()]
-        quoted = True
-    kept: list[str] = []
-    for line in text.split("\n"):
-        if not line.startswith(">"):
-            kept.append(line)
-        elif not quoted or (kept and kept[-1].strip()):
-            quoted = True
-            _drop_introduction(kept)
-    notes["quotes"] += quoted
-    return "\n".join(kept).strip()
-
-
-def _drop_introduction(kept: list[str]) -> None:
-    """Remove the lines that introduce the quotation that follows, if there are any."""
-    while kept and not kept[-1].strip():
-        kept.pop()
-    for count in range(1, INTRODUCTION_LINES + 1):
-        lines = kept[-count:]
-        if not all(map(str.strip, lines)):
-            break
-        if lines[0].startswith(BEGINNINGS) and INTRODUCES.search(" ".join(lines)):
-            del kept[-count:]
-            return
-    if kept and INTRODUCES.search(kept[-1]):
-        kept.pop()
 
 
 EXPORT = Export("mbox", is_head, read)

@@ -1,0 +1,195 @@
+"""The text that a person wrote in a mail: without quoted mails, signature and closing.
+
+Readers of mailboxes use it for all texts. For texts that may be no mail, `is_mail` says what surely is one.
+"""
+
+import re
+from collections.abc import MutableMapping
+
+Notes = MutableMapping[str, int]
+
+SIGNATURE = re.compile(r"^-- ?$", re.MULTILINE)
+SIGNATURE_LINES = 10
+# What a signature has and code below a line of two hyphens has not.
+CONTACT = re.compile(
+    r"@|\[(?:EMAIL|PHONE)_|\bwww\.|https?://|\+?\d[\d /()-]{6,}"
+    r"|\b(?:tel|phone|fon|hotline|mobil|gmbh|ltd|inc)\b",
+    re.IGNORECASE,
+)
+WROTE = r"(?:wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef)"
+# A line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:".
+INTRODUCES = re.compile(rf"{WROTE}\b.*:\s*$", re.IGNORECASE)
+BEGINNINGS = ("On ", "Am ", "Le ", "El ", "Il ", "Den ", "Op ")
+BEGINNING = re.compile(f"^(?:{'|'.join(BEGINNINGS)})", re.MULTILINE)
+INTRODUCTION_LINES = 3  # A long introduction is broken into lines.
+INTRODUCTION = 300  # characters
+# A time, a date in digits or an address, with which no prose introduces a quotation.
+DATED = re.compile(r"\d:\d\d|\d[./-]\d{1,2}[./-]\d\d|<\S{1,100}@\S{1,100}>|<\[EMAIL")
+# The head of a mail below an answer, as Outlook writes it, with a line above it or not.
+FORWARDED = re.compile(
+    r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original) ?-{2,}"
+    r"|_{20,}\s*\n(From|Von|De):.*"
+    r"|\W{0,2}(From|Von|De|Da|Van):.+\n(?:.+\n)?\W{0,2}(Sent|Gesendet|Envoyé|Enviado|Inviato|Verzonden):.*)$",
+    re.MULTILINE | re.IGNORECASE,
+)
+CLOSING = re.compile(
+    r"(?:^|(?<=[.!?])[ \t]+)[*_]{0,2}"
+    r"(?:(?:mit )?(?:freundlichen?|besten?|vielen?|lieben?|herzlichen?|schönen?) grü(?:ß|ss)en?|mfg\b"
+    r"|(?:kind|best|warm|kindest|warmest|many thanks and kind) regards|regards,|best wishes"
+    r"|yours (?:sincerely|faithfully|truly)|sincerely(?: yours)?,"
+    r"|(?:bien )?cordialement|cordiali saluti|distinti saluti|saludos cordiales|atentamente"
+    r"|met vriendelijke groet(?:en)?)"
+    r"[^\n.?]{0,60}$",
+    re.MULTILINE | re.IGNORECASE,
+)
+CLOSING_END = 1200  # characters at a text's end in which a closing is looked for
+CLOSING_LINES = 8  # lines after it: a name, an address
+LINE = 120  # characters of such a line
+PLACEHOLDER = re.compile(r"\[[^\]\n]*(?:name|title|unterschrift)[^\]\n]*\]", re.IGNORECASE)
+GREETING = re.compile(
+    r"\s*(?:hallo|hi|hello|dear|moin|liebe[rs]?|guten (?:tag|morgen|abend)|sehr geehrte[rs]?|bonjour|hola)\b",
+    re.IGNORECASE,
+)
+
+
+# In small letters. A text with none of these has nothing that the expressions above find.
+SIGNS = (
+    *("\n--", "\n__", "from:", "von:", "de:", "da:", "van:"),
+    *("wrote", "writes", "schrieb", "schreibt", "a écrit", "escribió", "ha scritto", "skrev", "schreef"),
+    *("grüße", "grüsse", "mfg", "regards", "best wishes", "yours ", "sincerely"),
+    *("cordial", "distinti saluti", "atentamente", "groet"),
+)
+
+
+def may_be_mail(text: str) -> bool:
+    """Return False for a text that surely is no mail. It is quick, since most texts are none."""
+    folded = text.lower()
+    return any(sign in folded for sign in SIGNS)
+
+
+def own_words(text: str, notes: Notes) -> str:
+    """Return a mail's text without quotations, and without its signature."""
+    text = text.replace("\r\n", "\n")
+    signature = SIGNATURE.search(text)
+    if signature:
+        notes["signatures"] += 1
+        text = text[: signature.start()]
+    return without_quotes(text, notes, every=True)
+
+
+def without_quotes(text: str, notes: Notes, *, every: bool) -> str:
+    """Return the text without quoted mails and what introduces them.
+
+    Not `every` line with `>` is one if the text may hold prompts or Markdown: then only those are that an
+    introduction with a date precedes, and those at the text's end.
+    """
+    begin = _quoted_from(text)
+    is_quoted = begin is not None
+    lines = text[:begin].split("\n")
+    is_reply = every or _introduction(text) is not None
+    last = 0 if is_reply else _last_quotation(lines)
+    kept: list[str] = []
+    for number, line in enumerate(lines):
+        if number < last or not line.startswith(">"):
+            kept.append(line)
+        elif not is_quoted or (kept and kept[-1].strip()):
+            is_quoted = True
+            _drop_introduction(kept)
+    notes["quotes"] += is_quoted
+    return "\n".join(kept).strip()
+
+
+def _last_quotation(lines: list[str]) -> int:
+    """Return the number of the first line of the quotation that ends a text; if none does, that of all lines.
+
+    Prompts of Python (`>>> `) are no quotation.
+    """
+    first = len(lines)
+    for number in range(len(lines) - 1, -1, -1):
+        line = lines[number]
+        if line.startswith(">") and not line.startswith(">>> "):
+            first = number
+        elif line.strip():
+            break
+    return first
+
+
+def _quoted_from(text: str) -> int | None:
+    """Return where a mail begins that is quoted without `>`; None if there is none."""
+    forwarded = FORWARDED.search(text)
+    introduction = _introduction(text)
+    places = [forwarded.start()] if forwarded else []
+    if introduction and not text[introduction[1] :].lstrip().startswith(">"):
+        places.append(introduction[0])
+    return min(places, default=None)
+
+
+def _introduction(text: str) -> tuple[int, int] | None:
+    """Return where the first dated introduction of a quotation begins and ends; None if there is none."""
+    for match in BEGINNING.finditer(text):
+        lines = text[match.start() : match.start() + INTRODUCTION].split("\n")
+        for count in range(1, INTRODUCTION_LINES + 1):
+            words = "\n".join(lines[:count])
+            if INTRODUCES.search(words) and DATED.search(words):
+                return match.start(), match.start() + len(words)
+    return None
+
+
+def _drop_introduction(kept: list[str]) -> None:
+    """Remove the lines that introduce the quotation that follows, if there are any."""
+    while kept and not kept[-1].strip():
+        kept.pop()
+    for count in range(1, INTRODUCTION_LINES + 1):
+        lines = kept[-count:]
+        if not lines or not all(map(str.strip, lines)):
+            break
+        if lines[0].startswith(BEGINNINGS) and INTRODUCES.search(" ".join(lines)):
+            del kept[-count:]
+            return
+    if kept and INTRODUCES.search(kept[-1]):
+        kept.pop()
+
+
+def without_end(text: str, notes: Notes) -> str:
+    """Return the text without the signature that gives a contact, and without its closing."""
+    signature = _signature(text)
+    if signature:
+        notes["signatures"] += 1
+        text = text[: signature.start()].rstrip()
+    closing = closing_of(text)
+    if closing:
+        notes["closings"] += 1
+        text = text[: closing.start()].rstrip()
+    return text
+
+
+def _signature(text: str) -> re.Match[str] | None:
+    signature = SIGNATURE.search(text)
+    if not signature or text.count("\n", signature.end()) > SIGNATURE_LINES:
+        return None
+    return signature if CONTACT.search(text, signature.end()) else None
+
+
+def closing_of(text: str) -> re.Match[str] | None:
+    """Return the closing that a text ends with, before a name or an address; None if it has none.
+
+    A closing with a place to fill in belongs to a letter that somebody is to send.
+    """
+    for match in CLOSING.finditer(text, max(0, len(text) - CLOSING_END)):
+        after = text[match.end() :].strip().splitlines()
+        is_end = len(after) <= CLOSING_LINES and all(len(line) <= LINE for line in after)
+        if is_end and not any(line.upper().startswith(("PS", "P.S")) for line in after):
+            return None if PLACEHOLDER.search(text, match.start()) else match
+    return None
+
+
+def is_mail(text: str) -> bool:
+    """Return True for a text that has what only mails have: a head or a dated introduction below own words, a
+    signature with a contact, or both a greeting and a closing.
+    """
+    introduction = _introduction(text)
+    begins = [place for place in (_quoted_from(text), introduction and introduction[0]) if place is not None]
+    own = text[: min(begins, default=0)].rstrip()
+    if own and not own.endswith(":"):
+        return True
+    return bool(_signature(text)) or bool(GREETING.match(text) and closing_of(text))
