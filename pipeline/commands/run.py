@@ -19,7 +19,8 @@ from types import FrameType
 import psutil
 
 from pipeline.commands.clean import CACHE, disk_line
-from pipeline.config.params import Params
+from pipeline.commands.own_code import untracked_sentences
+from pipeline.config.params import Params, load_params
 from pipeline.core.child import bound
 from pipeline.core.errors import Stopped
 from pipeline.core.locks import stages_at_work
@@ -59,6 +60,9 @@ def main(root: Path, words: Sequence[str]) -> int:
         raise Stopped(heard.all[0], REMEDY)
     if code < 0:
         raise Stopped(-code, REMEDY)
+    if not code and not is_dry_run([*words]):
+        for sentence in untracked_sentences(load_params(root / "params.yaml"), root):
+            print(f"run: {sentence}", file=sys.stderr)
     if not code and (root / CACHE).is_dir() and not is_dry_run([*words]):
         print(disk_line(root), file=sys.stderr)
     return code

@@ -18,8 +18,7 @@ def load_function(file: Path, name: str, purpose: str) -> Callable[..., Any]:
     if not file.is_file():
         raise ConfigError(
             "Q-CORE-013",
-            f"{file} is missing, and its function {name} is to {purpose}: write it, or take it out of the "
-            "settings",
+            f"{file} is missing, and its function {name} is to {purpose}: {_where(file)}",
         )
     spec = spec_from_file_location(f"quench_user_{file.stem}", file)
     if spec is None or spec.loader is None:
@@ -43,3 +42,14 @@ def load_function(file: Path, name: str, purpose: str) -> Callable[..., Any]:
             "Q-CORE-015", f"{file} has no function {name}, which is to {purpose}: correct the name"
         )
     return function  # type: ignore[no-any-return]
+
+
+def _where(file: Path) -> str:
+    """Return where to get a file that is missing: a clone has what Git or DVC tracks."""
+    tracked = file.with_name(f"{file.name}.dvc")
+    if tracked.is_file():
+        return f"`dvc pull {tracked}` fetches it"
+    return (
+        f"in a clone, run `git add -f {file}` and commit it where the project was made; else write it, or "
+        "take it out of the settings"
+    )

@@ -57,6 +57,25 @@ def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) 
     assert not left_out(read.values, read_by_dvc(read.params))
 
 
+def test_a_function_of_the_users_is_code_that_a_clone_has(root: Path) -> None:
+    (root / "params.yaml").write_text("curate: {transform: 'python:clean.py:f'}\n", encoding="utf-8")
+    (root / "data/raw/a.jsonl").write_text('{"prompt": "2 + 2?", "completion": "4"}\n')
+    (root / "data/guard/clean.py").write_text("def f(row):\n    return row\n")
+    (root / "data/guard/names.txt").write_text("Zaphod\n")
+    checked = invoke("data", "check", root / "data/raw", "--root", root)
+    assert "git add -f data/guard/clean.py" in checked.stderr
+    ran(["git", "add", "--all"], cwd=root)
+    assert ran(["git", "ls-files", "data/guard"], cwd=root).stdout.split() == [
+        "data/guard/.gitkeep",
+        "data/guard/clean.py",
+    ]
+    assert "clean.py" not in invoke("data", "check", root / "data/raw", "--root", root).stderr
+    (root / "data/guard/clean.py").unlink()
+    (root / "data/guard/clean.py.dvc").touch()
+    lacking = invoke("data", "check", root / "data/raw", "--root", root)
+    assert "Q-CORE-013" in lacking.stderr and "dvc pull" in lacking.stderr
+
+
 def test_a_new_project_is_called_as_its_folder_and_scored_as_any_chat(made: Path) -> None:
     params = read_params(made / "params.yaml").params
     assert params.convert.name == "my-assistant"

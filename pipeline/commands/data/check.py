@@ -16,6 +16,7 @@ from pipeline.chat.rows import TRAINED, Kind
 from pipeline.chat.template_probe import SHOWING_TOOLS
 from pipeline.commands.data.file_check import UNMAPPED, FileCheck, place_of
 from pipeline.commands.data.mapping import Proposed, sentences, write
+from pipeline.commands.own_code import untracked_sentences
 from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
@@ -146,15 +147,18 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], options: Option
     """List the rows that can't be used, by default the first of each file and reason, and propose a mapping
     for those that fit no format. Return the exit code: 3 if there is any row that can't be used.
     """
-    for file, what in (
+    for name, what in (
         ("models/base.json", "control tokens are"),
         ("models/base", "lengths and what its chat template shows are"),
     ):
-        if not (root / file).exists():
+        if not (root / name).exists():
             print(
-                f"check: {file} is missing, so {what} not measured: `snakemake base` makes it",
+                f"check: {name} is missing, so {what} not measured: `snakemake base` makes it",
                 file=sys.stderr,
             )
+    file = params or root / "params.yaml"
+    for sentence in untracked_sentences(load_params(file), root) if file.exists() else []:
+        print(f"check: {sentence}", file=sys.stderr)
     outcome, cleaner = _check(params, root, paths, options)
     out = sys.stderr if options.as_json else sys.stdout
     if outcome.proposed and not options.as_json:
