@@ -1,4 +1,4 @@
-"""Files of functions that settings name (`python:FILE.py:FUNCTION`): would a clone of the project have them?"""
+"""Files of functions that settings name (`python:FILE.py:FUNCTION`): are they in a clone of the project?"""
 
 import subprocess
 from collections.abc import Iterator

@@ -16,6 +16,7 @@ CONTACT = re.compile(
     r"|\b(?:tel|phone|fon|hotline|mobil|gmbh|ltd|inc)\b",
     re.IGNORECASE,
 )
+CODE = re.compile(r"[;{}=]|^--", re.MULTILINE)
 WROTE = r"(?:wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef)"
 # A line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:".
 INTRODUCES = re.compile(rf"{WROTE}\b.*:\s*$", re.IGNORECASE)
@@ -81,8 +82,11 @@ def without_quotes(text: str, notes: Notes, *, every: bool) -> str:
     """Return the text without quoted mails and what introduces them.
 
     Not `every` line with `>` is one if the text may hold prompts or Markdown: then only those are that an
-    introduction with a date precedes, and those at the text's end.
+    introduction with a date precedes, and those at the text's end. What a text announces ("Which label has
+    this mail:") stays too.
     """
+    if not every and _announced(text):
+        return text
     begin = _quoted_from(text)
     is_quoted = begin is not None
     lines = text[:begin].split("\n")
@@ -97,6 +101,18 @@ def without_quotes(text: str, notes: Notes, *, every: bool) -> str:
             _drop_introduction(kept)
     notes["quotes"] += is_quoted
     return "\n".join(kept).strip()
+
+
+def _announced(text: str) -> bool:
+    """Return True if the own words before a quoted mail end in a colon."""
+    return _before_quoted(text).endswith(":")
+
+
+def _before_quoted(text: str) -> str:
+    """Return the words before the first head or dated introduction of a mail; "" if there is none."""
+    introduction = _introduction(text)
+    places = [place for place in (_quoted_from(text), introduction and introduction[0]) if place is not None]
+    return text[: min(places, default=0)].rstrip()
 
 
 def _last_quotation(lines: list[str]) -> int:
@@ -167,7 +183,8 @@ def _signature(text: str) -> re.Match[str] | None:
     signature = SIGNATURE.search(text)
     if not signature or text.count("\n", signature.end()) > SIGNATURE_LINES:
         return None
-    return signature if CONTACT.search(text, signature.end()) else None
+    is_code = CODE.search(text, signature.end())
+    return signature if CONTACT.search(text, signature.end()) and not is_code else None
 
 
 def closing_of(text: str) -> re.Match[str] | None:
@@ -187,9 +204,6 @@ def is_mail(text: str) -> bool:
     """Return True for a text that has what only mails have: a head or a dated introduction below own words, a
     signature with a contact, or both a greeting and a closing.
     """
-    introduction = _introduction(text)
-    begins = [place for place in (_quoted_from(text), introduction and introduction[0]) if place is not None]
-    own = text[: min(begins, default=0)].rstrip()
-    if own and not own.endswith(":"):
+    if _before_quoted(text) and not _announced(text):
         return True
     return bool(_signature(text)) or bool(GREETING.match(text) and closing_of(text))

@@ -27,7 +27,7 @@ HTML = re.compile(r"\s*<(?:!doctype|html|body|div|p|span|table|ul|ol|br|blockquo
 NO_PROSE = re.compile(r"<(?:pre|code|script|form|input|button|svg|canvas)\b|&lt;", re.IGNORECASE)
 OF_MARKUP = re.compile(r"\b(?:(?i:html|css|xml|markup|markdown)|tags?|divs?|spans?)\b")  # not Guten Tag
 ASKS_FOR_TEXT = re.compile(
-    r"\b(?:write|draft|compose|rewrite|rephrase|translate|proofread|summari[sz]e|classify|extract"
+    r"\b(?:write|draft|compose|rewrite|rephrase|translate|proofread|summari[sz]e"
     r"|sender|schreibe?|verfass\w*|formulier\w*|übersetz\w*|korrigier\w*|fasse?|absender)\b",
     re.IGNORECASE,
 )
@@ -58,8 +58,8 @@ class Mail:
         is_candidate = any(may_be_mail(turn["content"]) or HTML.match(turn["content"]) for turn in turns)
         if self.mode == "auto" and not is_candidate:
             return row
-        with_html = self.mode == "always" or _is_html_prose(turns)
-        if self.mode == "auto" and not with_html and not _are_mails(turns):
+        asked = "\n".join(turn["content"] for turn in row["messages"] if turn["role"] in ("system", "user"))
+        if self.mode == "auto" and not (_is_html_prose(turns, asked) or _are_mails(turns)):
             return row
         edited = dict(row)
         for field in filter(row.__contains__, TURN_LISTS):
@@ -97,8 +97,10 @@ def _are_mails(turns: list[Turn]) -> bool:
     return not NAMES_LETTERS.search(asked) and any(is_mail(text) or closing_of(text) for text in texts)
 
 
-def _is_html_prose(turns: list[Turn]) -> bool:
-    """Return True if all turns are HTML, and none is about it."""
+def _is_html_prose(turns: list[Turn], asked: str) -> bool:
+    """Return True if all turns are HTML, and neither they nor what is `asked` are about it."""
+    if ASKS_FOR_TEXT.search(asked) or OF_MARKUP.search(asked.partition("<")[0]):
+        return False
     texts = [turn["content"] for turn in turns if turn["content"]]
     return bool(texts) and all(_without_html(text) != text for text in texts)
 
