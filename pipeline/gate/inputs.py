@@ -53,6 +53,14 @@ class Inputs:
     # {job: a change of its settings or code that was declared to be without effect}
     accepted: Mapping[str, Acceptance] = field(default_factory=dict)
 
+    @property
+    def passes(self) -> float | None:
+        """Passes over the training rows; None if no step says it."""
+        rows = (row for row in reversed(self.metrics_log) if row["kind"] == "step")
+        last = next(rows, None)
+        epoch = last.get("epoch") if last else None
+        return float(epoch) if isinstance(epoch, int | float) else None
+
 
 def load_inputs(root: Path, params: Params) -> Inputs:
     """Return every input below `root`. Raises `DataError` with the file and the stage that makes it if one is

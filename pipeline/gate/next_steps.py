@@ -81,13 +81,10 @@ class Case:
                 refusing.setdefault(key, []).append(model)
         return refusing
 
-    @cached_property
+    @property
     def passes(self) -> float | None:
         """Passes over the training rows; None if no step says it."""
-        rows = (row for row in reversed(self.inputs.metrics_log) if row["kind"] == "step")
-        last = next(rows, None)
-        epoch = last.get("epoch") if last else None
-        return float(epoch) if isinstance(epoch, int | float) else None
+        return self.inputs.passes
 
     @cached_property
     def step_seconds(self) -> float:

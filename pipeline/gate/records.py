@@ -83,6 +83,7 @@ class Labels(Shape):
     """Record of reports/labels.json."""
 
     splits: dict[str, LabelsSplit]
+    packing: bool = False
 
     @property
     def system_prompt(self) -> str | None:

@@ -16,10 +16,11 @@ from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, TUNED, Serve
 from pipeline.gate.evaluations import commonest_line
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.recommend import Recommendation
-from pipeline.gate.records import Base
+from pipeline.gate.records import Base, LabelsSplit
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.pages.formats import percent
 from pipeline.pages.templating import fill
 from pipeline.serve.client import first_request
 from pipeline.ship.listing import escaped
@@ -65,6 +66,7 @@ def text_values(
         "version": __version__,
         "reference": product.reference(inputs.evaluations),
         "chosen": chosen,
+        "trained": what_was_trained(inputs),
         "line": commonest_line(inputs.evaluations),
         "unmeasured": {
             what: why
@@ -78,6 +80,24 @@ def text_values(
         "lora": chosen.lora if chosen else None,
         "ORIGINAL": ORIGINAL,
     }
+
+
+def what_was_trained(inputs: Inputs) -> str:
+    """Return how many of the rows can be trained, and how many of these training has seen."""
+    data = inputs.data
+    train = inputs.labels.splits.get("train") or LabelsSplit()
+    written = max(0, train.rows_read - data.splits.get("train", 0))  # rows that stage augment added
+    texts = any(evaluation.not_measured for evaluation in inputs.evaluations.values())
+    noun = "conversations" if inputs.train.method == "sft" and not texts else "rows"
+    trained = f"{train.rows:,} of {data.rows_kept + written:,} {noun} can be trained"
+    passes = inputs.passes
+    if passes is None or not train.packed_rows:
+        return trained
+    rows = f"{train.packed_rows:,} {'packed rows' if inputs.labels.packing else 'rows'}"
+    if passes >= 1:
+        return f"{trained}; all {rows} were seen ({passes:.1f} epochs)"
+    seen = round(passes * train.packed_rows)
+    return f"{trained}; {seen:,} of {rows} were seen ({percent(passes, 0)})"
 
 
 def front_matter(

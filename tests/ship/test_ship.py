@@ -731,6 +731,25 @@ def test_the_system_prompt_of_most_training_rows_is_the_bundles(
     assert ("send it with every request" in card) == (rows == 20)
 
 
+@pytest.mark.parametrize(
+    ("epoch", "words"),
+    [
+        (0.27778, "710 of 849 conversations can be trained; 20 of 72 packed rows were seen (28 %); "),
+        (3.0, "710 of 849 conversations can be trained; all 72 packed rows were seen (3.0 epochs); "),
+    ],
+)
+def test_the_card_says_how_many_rows_training_has_seen(epoch: float, words: str, project: Path) -> None:
+    change(project / "reports/data.json", rows_kept=849, splits={"train": 712, "val": 67, "test": 70})
+    train = {"rows_read": 712, "rows": 710, "packed_rows": 72}
+    change(project / "reports/labels.json", splits={"train": train})
+    log = project / "reports/train.jsonl"
+    steps = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    log.write_text("".join(json.dumps(row | {"epoch": epoch}) + "\n" for row in steps), encoding="utf-8")
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
+    card = (project / "models/bundle/demo-Q4_K_M" / CARD).read_text(encoding="utf-8")
+    assert f"\n{words}" in card
+
+
 def test_the_card_names_where_the_data_comes_from(tmp_path: Path) -> None:
     """What another wrote in a data set's card ends no cell and is no markup."""
     root = shipping.write_project(tmp_path)
