@@ -3,6 +3,7 @@ What must be valid is valid.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,40 @@ def test_json_schema_output_validates(client: openai.OpenAI, seed: int) -> None:
     )
     assert answer.choices[0].finish_reason == "stop"
     jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
+
+
+BERTH = {
+    "type": "object",
+    "properties": {"berth": {"enum": ["east", "west"]}},
+    "required": ["berth"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_enforced"),
+    [
+        ({"type": "json_schema", "json_schema": {"schema": BERTH}}, True),
+        ({"type": "json_object", "schema": BERTH}, True),
+        ({"type": "json_schema", "schema": BERTH}, False),
+        ({"type": "json_schema"}, False),
+        # no grammar is made of this pattern, which the server only logs
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": r"^no\!$"}}}, False),
+    ],
+)
+def test_forms_of_a_schema_as_docs_serving_tells_them(
+    server: Server, wanted: dict[str, Any], is_enforced: bool
+) -> None:
+    body = {"messages": MESSAGES, "response_format": wanted, "seed": 1, "temperature": 1, "max_tokens": 32}
+    answer = server.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    text = answer.json()["choices"][0]["message"]["content"]
+    assert bool(re.fullmatch(r'\{\s*"berth"\s*:\s*"(east|west)"\s*\}\s*', text)) == is_enforced
+
+
+def test_an_unknown_response_format_is_refused(server: Server) -> None:
+    body = {"messages": MESSAGES, "response_format": {"type": "yaml"}}
+    assert server.client.post("/v1/chat/completions", json=body).status_code == 400
 
 
 @pytest.mark.parametrize("streamed", [False, True])
