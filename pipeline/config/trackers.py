@@ -9,29 +9,31 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from pipeline.core.errors import ToolError
+from pipeline.core.extra_packages import install_command
 from pipeline.core.text import quoted
 
 TENSORBOARD = "tensorboard"
 
 
 class Needed(NamedTuple):
-    """What a tracker needs: the module that is imported, and what `pip install` gets it by."""
+    """What a tracker needs: the module that is imported, and the extra or the package that has it."""
 
     module: str
-    pip: str
+    extra: str = ""
+    package: str = ""
 
 
 TRACKERS: Mapping[str, Needed] = {
-    TENSORBOARD: Needed("tensorboard", "tensorboard"),
-    "wandb": Needed("wandb", "quench[wandb]"),
-    "mlflow": Needed("mlflow", "quench[mlflow]"),
-    "trackio": Needed("trackio", "quench[trackio]"),
-    "comet_ml": Needed("comet_ml", "quench[comet]"),
-    "clearml": Needed("clearml", "quench[clearml]"),
-    "dvclive": Needed("dvclive", "quench[dvclive]"),
+    TENSORBOARD: Needed("tensorboard", package="tensorboard"),
+    "wandb": Needed("wandb", "wandb"),
+    "mlflow": Needed("mlflow", "mlflow"),
+    "trackio": Needed("trackio", "trackio"),
+    "comet_ml": Needed("comet_ml", "comet"),
+    "clearml": Needed("clearml", "clearml"),
+    "dvclive": Needed("dvclive", "dvclive"),
     # They ask for other versions of what Quench needs, so they have no extra.
-    "swanlab": Needed("swanlab", "swanlab"),
-    "aim": Needed("aim", "aim"),
+    "swanlab": Needed("swanlab", package="swanlab"),
+    "aim": Needed("aim", package="aim"),
 }
 
 
@@ -49,11 +51,14 @@ def missing_trackers(names: Iterable[str]) -> str:
     missing = [name for name in names if not _is_installed(TRACKERS[name].module)]
     if not missing:
         return ""
-    packages = " ".join(f"'{TRACKERS[name].pip}'" for name in missing)
+    needed = [TRACKERS[name] for name in missing]
+    command = install_command(
+        *[row.extra for row in needed if row.extra], packages=[row.package for row in needed if row.package]
+    )
     are = "is" if len(missing) == 1 else "are"
     return (
-        f"train.report_to names {', '.join(missing)}, which {are} not installed: `pip install {packages}`, "
-        "or take it out of train.report_to"
+        f"train.report_to names {', '.join(missing)}, which {are} not installed: `{command}`, or "
+        "take it out of train.report_to"
     )
 
 

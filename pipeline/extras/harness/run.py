@@ -19,6 +19,7 @@ from typing import Any
 
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.extra_packages import install_command
 from pipeline.llamacpp.server import Server
 
 PROCESS = Path(__file__).with_name("process.py")
@@ -43,8 +44,7 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
     if find_spec("lm_eval") is None:
         raise ConfigError(
             "Q-EVALUATE-007",
-            "evaluate.harness needs lm-evaluation-harness: run `make dev`, install quench[harness], or set "
-            "it to []",
+            f"evaluate.harness needs lm-evaluation-harness: `{install_command('harness')}`, or set it to []",
         )
     if not folder.is_dir():
         raise ConfigError(

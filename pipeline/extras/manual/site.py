@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.core.errors import ToolError
+from pipeline.core.extra_packages import install_command
 from pipeline.core.locks import locked
 from pipeline.core.places import own_folder, resource
 from pipeline.core.publish import publishing, remove, unwritable
@@ -90,8 +91,8 @@ def need_generator() -> None:
     if find_spec(GENERATOR) is None:
         raise ToolError(
             "Q-MANUAL-001",
-            "the package zensical, which builds the manual, is not installed: run `make dev`, or install "
-            f"quench[docs]; most of its pages are in {resource(DOCS)}, as text",
+            f"the package zensical, which builds the manual, is not installed: `{install_command('docs')}`; "
+            f"most of its pages are in {resource(DOCS)}, as text",
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.extra_packages import install_command
 from pipeline.core.special_files import trouble
 from pipeline.core.text import shortened
 from pipeline.ship.listing import SIGNATURE
@@ -90,6 +91,6 @@ def _library() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise ToolError(
             "Q-SHIP-009",
-            "signatures need the package model-signing: run `make dev`, or install quench[signing]",
+            f"signatures need the package model-signing: `{install_command('signing')}`",
         ) from error
     return signing, verifying, hashing

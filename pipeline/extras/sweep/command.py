@@ -24,6 +24,7 @@ from pipeline.chat.manifest import NAME as MANIFEST
 from pipeline.config.params import load_params
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
+from pipeline.core.extra_packages import install_command
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.interruption import Interruption
 from pipeline.core.locks import absent
@@ -48,9 +49,7 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
     `GateError` if all have finished without a winner.
     """
     if find_spec("optuna") is None:
-        raise ToolError(
-            "Q-SWEEP-004", "the package optuna is not installed: run `make dev`, or install quench[sweep]"
-        )
+        raise ToolError("Q-SWEEP-004", f"the package optuna is not installed: `{install_command('sweep')}`")
     space = read_space(space_file)
     sweep = Sweep.named(root, name)
     is_continued = bool(known_trials(sweep, SEARCH, space))

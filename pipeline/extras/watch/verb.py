@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.topics.options import topic
+from pipeline.core.extra_packages import install_command
 from pipeline.extras.table import EXTRAS
 
 app = topic()
@@ -69,7 +70,7 @@ def _has_textual() -> bool:
     if find_spec("textual"):
         return True
     print(
-        f"watch: plots need `pip install 'quench[{EXTRAS['watch'].pip}]'`; here are lines of text",
+        f"watch: plots need `{install_command(EXTRAS['watch'].pip)}`; here are lines of text",
         file=sys.stderr,
     )
     return False

@@ -17,6 +17,7 @@ from typing import IO
 
 from pipeline.config.sections.places import Hub, LocalFile, Packages, Place, Url
 from pipeline.core.errors import DataError, MachineError, QuenchError, ToolError
+from pipeline.core.extra_packages import install_command
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.locks import Held, take
 from pipeline.core.places import expanded, user_cache
@@ -209,7 +210,7 @@ def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
         yield from pieces(place.url, start, need_room)
     except ImportError as error:
         raise ToolError(
-            "Q-BASE-035", f"{place} needs a package that is not installed: `pip install 'quench[s3]'`"
+            "Q-BASE-035", f"{place} needs a package that is not installed: `{install_command('s3')}`"
         ) from error
     except MachineError:
         raise

@@ -178,5 +178,5 @@ def test_a_folder_with_content_is_not_replaced(tmp_path: Path) -> None:
 def test_without_the_generator_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.extras.manual.site.find_spec", lambda name: None)
     done = quench("doctor", "docs")
-    assert done.exit_code == 4 and "Q-MANUAL-001" in done.output and "quench[docs]" in done.output
+    assert done.exit_code == 4 and "Q-MANUAL-001" in done.output and "zensical<" in done.output
     assert str(PROJECT / "docs") in done.output

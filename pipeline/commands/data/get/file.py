@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.config.sections.places import Url
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
+from pipeline.core.extra_packages import install_command
 from pipeline.core.publish import need_disk
 from pipeline.core.text import safe
 from pipeline.core.units import size_text
@@ -50,7 +51,7 @@ def fetch_file_at(place: Url, part: Path, name: str) -> None:
             raise
         except ImportError as error:
             raise ToolError(
-                "Q-GET-015", f"{place} needs a package that is not installed: `pip install 'quench[s3]'`"
+                "Q-GET-015", f"{place} needs a package that is not installed: `{install_command('s3')}`"
             ) from error
         except Exception as error:  # Each library has its own exceptions.
             if isinstance(error, OSError) and error.errno and error.filename == str(part):
