@@ -152,6 +152,12 @@ class Params(sections.Section):
             full_parity=self.parity.depth == "full",
             compared=self.compare.strategies if self.compare.seeds else [],
         )
+        if self.train.early_stopping_patience is not None and not self.curate.val_fraction:
+            yield (
+                f"train.early_stopping_patience is {self.train.early_stopping_patience} and "
+                "curate.val_fraction is 0, so no rows are held out to stop by: raise it, or set the patience "
+                "to null"
+            )
         yield from self._of_models()
         if self.graph != "merged":
             yield from self._of_one_gguf()

@@ -4,9 +4,10 @@ It is a line of `quench doctor`, of training's preflight and monitor, of parity,
 is the line on the terminal. `pipeline/pages/templates/checks.html.jinja` is the row of a page.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pipeline.core import errors
 from pipeline.core.catalog import catalog
@@ -66,6 +67,14 @@ class Check:
 def overall(checks: Iterable[Check]) -> Literal["pass", "fail"]:
     """Return the verdict over all checks: "fail" if at least one of them failed."""
     return "fail" if any(check.verdict == "fail" for check in checks) else "pass"
+
+
+def counts_text(checks: Iterable[Check]) -> str:
+    """Return how many checks have each verdict: "14 passed, 1 warned, 3 not measured"."""
+    verdicts = Counter(check.verdict for check in checks)
+    words: dict[Verdict, str] = {"pass": "passed", "warn": "warned", "fail": "failed"}
+    found = [verdict for verdict in get_args(Verdict) if verdicts[verdict]]
+    return ", ".join(f"{verdicts[verdict]} {words.get(verdict, verdict)}" for verdict in found)
 
 
 def refuse(checks: Iterable[Check]) -> None:

@@ -181,6 +181,11 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "params",
             "quantize.distill",
         ),
+        (
+            "curate: {val_fraction: 0}\ntrain: {early_stopping_patience: 1, save_steps: 5, eval_steps: 5}",
+            "params",
+            "no rows are held out to stop by",
+        ),
         ("evaluate: {models: [F16, Q8_0]}", "params", "names Q8_0.*can name base-F16, F16, Q4_K_M, Q5_K_M"),
         ("serve: {parallel: true}", "serve.parallel", "is True"),
     ],

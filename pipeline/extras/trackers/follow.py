@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -250,6 +251,7 @@ def main() -> int:
     # A library may raise anything, or exit. Whatever it is, the training goes on.
     except (Exception, SystemExit) as error:
         reason = shown(f"{type(error).__name__}: {shortened(error)}")
+        print(*map(shown, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
         print(
             f"train: warning: {request.tracker} failed ({reason}) and gets no more of this run, which goes "
             f"on; {log.relative_to(root)} has what it printed",

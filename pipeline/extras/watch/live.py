@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from pipeline import __version__
+from pipeline.core.checks import counts_text
 from pipeline.core.errors import QuenchError
 from pipeline.extras.watch import files
 from pipeline.extras.watch.history import History, Points
@@ -152,6 +153,7 @@ def news_of(history: History, step: int, evaluated: int) -> dict[str, Any]:
         "curves": curves,
         "evaluations": evaluations[-3:],
         "checks": checks,
+        "counts": counts_text(history.checks()),
         "log": history.last_lines(LOG_LINES),
         "page": history.facts.page and str(history.facts.page),
     }

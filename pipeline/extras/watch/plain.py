@@ -2,7 +2,7 @@
 
 import time
 
-from pipeline.core.checks import Check
+from pipeline.core.checks import Check, counts_text
 from pipeline.core.text import one_line
 from pipeline.extras.watch.history import Curve, Evaluation, History, number
 from pipeline.extras.watch.watched import Watched
@@ -82,7 +82,7 @@ def summary(history: History) -> list[str]:
     lines += [check_line(check) for check in history.checks() if check.verdict in ("warn", "fail")]
     checks = history.checks()
     if checks:
-        lines.append(f"checks: {sum(check.verdict == 'pass' for check in checks)} of {len(checks)} passed")
+        lines.append(f"checks: {counts_text(checks)}")
     return lines + [f"log: {one_line(line, 200)}" for line in history.last_lines(1)]
 
 

@@ -22,7 +22,11 @@
   const curves = new Map();
   const unanswered = at("answers").firstElementChild, unjudged = at("checks").textContent;
 
-  const figures = (value) => (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e6) ? value.toExponential(1) : String(Number(value.toPrecision(3))));
+  const figures = (value, inBytes) => {
+    if (inBytes) return value >= 1e9 ? `${(value / 1e9).toFixed(2)} GB` : `${(value / 1e6).toFixed(1)} MB`;
+    const isPlain = value === 0 || (Math.abs(value) >= 0.001 && Math.abs(value) < 1e6);
+    return isPlain ? String(Number(value.toPrecision(3))) : value.toExponential(1);
+  };
 
   // The lowest and the highest value of each column of pixels, so that no spike is lost.
   const thinned = (points, first, across) => {
@@ -55,10 +59,10 @@
     const title = `${curve.title}: ${curve.newest}`;
     curve.svg.append(
       drawn("title", { id: `live-title-${curve.number}` }, title),
-      drawn("desc", { id: `live-desc-${curve.number}` }, `Steps ${first} to ${last}, values ${figures(low)} to ${figures(high)}.`),
+      drawn("desc", { id: `live-desc-${curve.number}` }, `Steps ${first} to ${last}, values ${figures(low, curve.inBytes)} to ${figures(high, curve.inBytes)}.`),
       drawn("line", { x1: LEFT, x2: WIDTH - 12, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }),
-      drawn("text", { x: LEFT - 8, y: TOP + 8, "text-anchor": "end" }, figures(high)),
-      drawn("text", { x: LEFT - 8, y: HEIGHT - BOTTOM - 2, "text-anchor": "end" }, up ? figures(low) : ""),
+      drawn("text", { x: LEFT - 8, y: TOP + 8, "text-anchor": "end" }, figures(high, curve.inBytes)),
+      drawn("text", { x: LEFT - 8, y: HEIGHT - BOTTOM - 2, "text-anchor": "end" }, up ? figures(low, curve.inBytes) : ""),
       drawn("text", { x: LEFT, y: HEIGHT - 6 }, `step ${first}`),
       drawn("text", { x: WIDTH - 12, y: HEIGHT - 6, "text-anchor": "end" }, String(last)),
     );
@@ -81,7 +85,7 @@
       caption.append(made("strong", found.title), value);
       figure.append(caption, svg);
       at("plots").append(figure);
-      curve = { number, svg, value, title: found.title, trained: [], heldOut: [], newest: "" };
+      curve = { number, svg, value, title: found.title, inBytes: found.key.endsWith("_bytes"), trained: [], heldOut: [], newest: "" };
       curves.set(found.key, curve);
     }
     return curve;
@@ -124,8 +128,7 @@
     Object.assign(known, { begun: news.begun, step: news.step, evaluated: news.evaluated });
     at("headline").textContent = news.headline;
     at("notes").replaceChildren(...[news.trouble, ...news.notes].filter(Boolean).map((note) => made("li", note)));
-    const passed = news.checks.filter((check) => check.verdict === "pass").length;
-    at("checks").textContent = news.checks.length ? `${passed} of ${news.checks.length} passed.` : unjudged;
+    at("checks").textContent = news.checks.length ? `${news.counts}.` : unjudged;
     const found = news.checks.filter((check) => check.verdict === "warn" || check.verdict === "fail");
     at("findings").replaceChildren(...found.map((check) => {
       const line = made("li");

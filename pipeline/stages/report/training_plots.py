@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.pages.plots import ACCENT, LINE, MUTED, WARM, axes_of, svg_of
+from pipeline.pages.plots import ACCENT, CARD, LINE, MUTED, WARM, axes_of, svg_of
 
 SMALL = (6.4, 2.6)  # inches; the plots are next to each other with the same steps below
 SMOOTH_FROM = 120  # number of steps from which a curve is also drawn smoothed
@@ -152,6 +152,7 @@ def _loss_plot(
             textcoords="offset points",
             ha="right",
             color=WARM,
+            bbox={"facecolor": CARD, "edgecolor": "none", "pad": 1.0},  # The curve passes behind it.
         )
         words += (
             "; loss on held-out rows "

@@ -10,11 +10,12 @@ from logging import LogRecord
 from pipeline.core.text import safe
 from pipeline.workflow.view.events import Message
 
-STOPPING = "Terminating processes on user request"
-OUR_WORDS = {  # beginnings of sentences, and what is said instead
-    STOPPING: "stopping: what runs saves its work, and the same command goes on from there",
+OUR_WORDS = {  # beginnings of what Snakemake says when it is to stop, and what is said instead
+    "Terminating processes on user request": "stopping: what runs saves its work, and the same command goes "
+    "on from there",
     "Will exit after finishing": "stopping, once the jobs that run are done",
 }
+STOPPING = tuple(OUR_WORDS)
 LONGEST = 4000  # characters
 NOISE = re.compile(
     r"Assuming unrestricted shared filesystem|Building DAG of jobs|Using shell:|Provided |Rules claiming more"
@@ -27,6 +28,9 @@ NOISE = re.compile(
 # What is said of a job whose command failed, beside a record of the job itself.
 OF_A_JOB = re.compile(r"RuleException:\s+CalledProcessError|SpawnedJobError|CalledProcessError")
 
+KILL_STATUS = "exit status 137"  # what a shell makes of SIGKILL, of which the job itself can say nothing
+KILLED = "a job was killed (SIGKILL), by somebody or for want of memory: the same command goes on"
+
 
 def message_of(record: LogRecord) -> Message | None:
     """Return a record's sentence, None if nobody needs it."""
@@ -35,7 +39,9 @@ def message_of(record: LogRecord) -> Message | None:
         return None
     shown = safe(text[:LONGEST], lines=True)
     if record.levelno >= logging.ERROR:
-        return None if OF_A_JOB.match(text) else Message("error", shown)
+        if OF_A_JOB.match(text):
+            return Message("error", KILLED) if text.rstrip(".").endswith(KILL_STATUS) else None
+        return Message("error", shown)
     if record.levelno >= logging.WARNING:
         return Message("warning", shown)
     for beginning, words in OUR_WORDS.items():

@@ -100,7 +100,7 @@ class Run:
         self.up_to_date: list[str] = []
         self.said: list[str] = []  # last lines of the job that ended last
         self.is_planned = False
-        self.is_stopping = False  # by the user's Ctrl-C
+        self.is_stopping = False  # by the user's Ctrl-C, or SIGTERM
 
     @property
     def seconds(self) -> float:
@@ -141,9 +141,11 @@ class Run:
                 yield self._end_job(number, failed=kind == LogEvent.JOB_ERROR, logs=said.get("log") or [])
         elif kind in (None, LogEvent.ERROR):
             message = message_of(record)
+            is_repeated = False
             if str(record.msg).startswith(STOPPING):
+                is_repeated = self.is_stopping  # Snakemake says it at every look for jobs.
                 self.is_stopping = True
-            if message:
+            if message and not is_repeated:
                 yield message
 
     def look(self) -> Iterator[events.Event]:
@@ -221,8 +223,10 @@ class Run:
         self.said = list(job.lines)
         if failed:
             stage.failed += 1
-            lines = self.said[-1 if self.is_stopping else -LAST_LINES :]
-            return events.Failed(job.name, seconds, next(iter(logs), ""), lines, self.is_stopping)
+            # A signal may have been sent to the job alone.
+            is_stopped = self.is_stopping or any(f"{job.name}: stopped by SIG" in line for line in self.said)
+            lines = self.said[-1 if is_stopped else -LAST_LINES :]
+            return events.Failed(job.name, seconds, next(iter(logs), ""), lines, is_stopped)
         stage.done += 1
         stage.restored += job.restored
         return events.Finished(job.name, "restored" if job.restored else "ran", seconds)

@@ -505,7 +505,8 @@ def test_a_tracker_that_raises_is_one_line_and_its_log_has_the_rest(
     assert len(said.splitlines()) == 1
     assert "warning: dvclive failed (RuntimeError: https://board.example says" in said
     assert "geheim" not in said and "\x1b" not in said
-    assert (root / "logs/trackers/dvclive.log").is_file()
+    log = (root / "logs/trackers/dvclive.log").read_text()
+    assert "Traceback" in log and "RuntimeError" in log and "geheim" not in log
     assert Sent.read(root, raising) is None
 
 
@@ -545,7 +546,9 @@ def test_a_tracker_that_is_not_installed_is_one_sentence_with_its_remedy(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.config.trackers.find_spec", lambda module: None)
-    with pytest.raises(ToolError, match=re.escape(f"pip install '{TRACKERS[name].pip}'")) as refused:
+    with pytest.raises(
+        ToolError, match=rf"pip install .*{TRACKERS[name].package or name.split('_')[0]}.*`"
+    ) as refused:
         need_trackers([name])
     assert refused.value.id == "Q-TRACKERS-001"
 

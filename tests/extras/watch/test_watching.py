@@ -13,6 +13,7 @@ from make import quench, until
 from training_logs import demo_run, eval_row, healthy_run, step_row
 from watched_runs import ODD, append, at_work, rewarded, sampled, watched, write_run
 
+from pipeline.core.checks import Check, counts_text
 from pipeline.core.places import PROJECT
 from pipeline.extras.watch import files
 from pipeline.extras.watch.draw import FIRST, drawn
@@ -30,6 +31,11 @@ def test_a_finished_run_is_told_in_lines_of_text(tmp_path: Path) -> None:
         assert words in shown.stdout, words
     assert "answer 1: 4 <b>of course</b>" in shown.stdout and "\x1b" not in shown.stdout
     assert "log: train: step 50 of 50" in shown.stdout
+
+
+def test_checks_that_are_not_measured_did_not_fail() -> None:
+    checks = [Check("", verdict, "") for verdict in ("pass", "not measured", "pass")]
+    assert counts_text(checks) == "2 passed, 1 not measured"
 
 
 def test_the_folder_of_the_checkpoints_is_the_same_run(tmp_path: Path) -> None:

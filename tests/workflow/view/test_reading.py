@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.workflow.overview.progress import STEPS, Far, from_line, from_steps
+from pipeline.workflow.view.events import Failed, Message
 from pipeline.workflow.view.messages import message_of
-from pipeline.workflow.view.run import is_newer
+from pipeline.workflow.view.run import Job, Run, Stage, is_newer
 from pipeline.workflow.view.tail import MOST, Tail
 
 
@@ -110,3 +111,31 @@ def test_errors_are_passed_on_but_for_what_follows_from_a_job_s() -> None:
     assert said and said.level == "info"
     stopping = message_of(record("Terminating processes on user request, this might take some time."))
     assert stopping and "saves" in stopping.text
+
+
+def test_a_killed_job_is_said_to_be_and_a_stop_is_said_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, None)
+    killed = "CalledProcessError in file Snakefile, line 4:\nCommand 'x' returned non-zero exit status "
+    said = [
+        event.text
+        for level, text in (
+            (logging.ERROR, f"{killed}137."),
+            (logging.ERROR, f"{killed}3."),
+            *[(logging.INFO, "Will exit after finishing currently running jobs (scheduler).")] * 3,
+        )
+        for event in run.take(record(text, level))
+        if isinstance(event, Message)
+    ]
+    assert len(said) == 2 and "SIGKILL" in said[0] and "goes on" in said[0]
+
+
+def test_a_job_that_was_sent_a_signal_alone_was_stopped(tmp_path: Path) -> None:
+    run = Run(tmp_path, None)
+    run.stages["train"] = Stage("train", 1, None)
+    for number, line in enumerate(
+        ("train: stopped by SIGTERM: checkpoint-1 is complete", "train: Q-X-001: no")
+    ):
+        run.jobs[number] = Job("train", "train", None, 0.0, None)
+        run.jobs[number].lines.append(line)
+    ends = [run._end_job(number, failed=True, logs=[]) for number in (0, 1)]
+    assert [end.stopped for end in ends if isinstance(end, Failed)] == [True, False]
