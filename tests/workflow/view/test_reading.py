@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.workflow.overview.progress import STEPS, Far, from_line, from_steps
+from pipeline.workflow.view.advice import next_steps
 from pipeline.workflow.view.events import Failed, Message
 from pipeline.workflow.view.messages import message_of
 from pipeline.workflow.view.run import Job, Run, Stage, is_newer
@@ -139,3 +140,12 @@ def test_a_job_that_was_sent_a_signal_alone_was_stopped(tmp_path: Path) -> None:
         run.jobs[number].lines.append(line)
     ends = [run._end_job(number, failed=True, logs=[]) for number in (0, 1)]
     assert [end.stopped for end in ends if isinstance(end, Failed)] == [True, False]
+
+
+def test_data_that_is_not_recorded_is_said_after_a_run(tmp_path: Path) -> None:
+    for folder in (".dvc", "data/raw"):
+        (tmp_path / folder).mkdir(parents=True)
+    commands = [advice.command for advice in next_steps(tmp_path, ["curate"], is_complete=True)]
+    assert commands == ["quench run", "dvc add data/raw"]
+    (tmp_path / "data/raw.dvc").touch()
+    assert len(next_steps(tmp_path, ["curate"], is_complete=True)) == 1
