@@ -202,7 +202,7 @@ class FileCheck:
     def unmapped_line(self, entry: Mapping[str, Any], cleaner: "Cleaner") -> str:
         """Return a line about rows that fit no format, with the keys that they have."""
         rows = self.reasons[UNMAPPED]
-        says_more = not self._keys() or (EMPTY in entry["detail"] and self.proposal is None)
+        says_more = not self._keys() or (EMPTY in entry["detail"] and (self.usable or self.proposal is None))
         if says_more:
             why = one_line(entry["detail"], 300)
         else:
@@ -228,7 +228,10 @@ def place_of(entry: Mapping[str, Any]) -> str:
     if entry["line"] is None:
         return str(entry["file"])
     within = entry.get("source", "").rpartition(":")[2]  # LINE~NUMBER if a line gives several rows
-    return f"{entry['file']}:{within or entry['line']}"
+    number = within or entry["line"]
+    is_table = TABLES.intersection(suffix.lower() for suffix in Path(entry["file"]).suffixes)
+    # The names stand above the records of a table, and a cell may have several lines.
+    return f"{entry['file']}: record {number}" if is_table else f"{entry['file']}:{number}"
 
 
 def _may_be_mapped(entry: Mapping[str, Any]) -> bool:

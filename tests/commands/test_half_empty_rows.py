@@ -1,0 +1,18 @@
+"""What `quench data check` says of rows of a table in which a cell is empty."""
+
+from pathlib import Path
+
+from make import quench
+
+
+def test_the_empty_column_and_the_record_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "desk.csv"
+    rows = [
+        f'"Where is parcel {n}?\nIt is late.",It is on its way to you now,yes we have looked'
+        for n in range(3)
+    ]
+    half = [f"Where is my refund {n} please?,,we have looked at it twice" for n in range(3)]
+    file.write_text("\n".join(["question,answer,note", *rows, *half]) + "\n")
+    shown = quench("data", "check", file, "--root", tmp_path).stdout
+    assert "record 4: unknown_format: 3 of 6 rows" in shown
+    assert "answer is missing or empty" in shown
