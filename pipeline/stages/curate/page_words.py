@@ -174,7 +174,8 @@ def answers_sentences(stats: CurationReport) -> list[str]:
         spellings = [f"{written(entry['answer'])} ({entry['rows']:,})" for entry in group]
         sentences.append(
             f"{listed(spellings)} differ only in case or white space, and are learned as different answers: "
-            f"write {written(' '.join(group[0]['answer'].split()))} in all of these rows."
+            f"write {written(' '.join(group[0]['answer'].split()))} in all of these rows, in data/raw or by "
+            "curate.transform."
         )
     return sentences
 
