@@ -1,16 +1,22 @@
 """Check and describe a GGUF's contents: completeness, size, tensor types (GGUF v3, ggml/docs/gguf.md)."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing
+from pipeline.core.text import listed
 from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
 
-# K- and I-quants pack rows in blocks of 256 weights. Other row lengths fall back to types with blocks of 32.
+# K- and I-quants pack rows in blocks of 256 weights. Other row lengths fall back to types with blocks of 32,
+# and rows that can't be divided by 32 either stay at 16 bit, in every level.
 K_BLOCK = 256
+SMALLEST_BLOCK = 32
 PLAIN_TYPES = ("F32", "F16", "BF16")
+# Names of llama.cpp's file types that are no level.
+UNQUANTIZED = ("", "ALL_F32", "MOSTLY_F16", "MOSTLY_BF16")
 # Field of a placeholder, a GGUF without tensors for one that is not needed. Its value is the reason.
 NOT_MADE = "quench.not_made"
 HEADS = ("output.weight", "token_embd.weight")
@@ -64,8 +70,9 @@ def describe(path: Path) -> dict[str, Any]:
     to another type.
 
     A tensor falls back if its row length is not a multiple of 256: llama.cpp then uses a type of smaller
-    blocks than the level's K- or I-quant. The count is llama-quantize's own: an output matrix (or the
-    embedding that is tied to it) gets Q8_0 there by rule, which its warning doesn't count.
+    blocks than the level's K- or I-quant. One whose row length is not a multiple of 32 stays at 16 bit,
+    whatever the level. The count is llama-quantize's own: an output matrix (or the embedding that is tied to
+    it) gets Q8_0 there by rule, which its warning doesn't count.
     """
     from gguf import GGMLQuantizationType, LlamaFileType
 
@@ -73,15 +80,10 @@ def describe(path: Path) -> dict[str, Any]:
     types = {name: GGMLQuantizationType(ggml_type).name for name, (_, ggml_type) in header.tensors.items()}
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
-    block_level = "_K" in level or "IQ" in level
     fallbacks: Counter[str] = Counter(
         types[name]
         for name, (shape, _) in header.tensors.items()
-        if block_level
-        and len(shape) > 1
-        and shape[0] % K_BLOCK
-        and types[name] not in PLAIN_TYPES
-        and name not in HEADS
+        if len(shape) > 1 and _fell_back(level, name, types[name], shape[0])
     )
     return {
         "bytes": path.stat().st_size,
@@ -92,6 +94,35 @@ def describe(path: Path) -> dict[str, Any]:
         "fallback_tensors": sum(fallbacks.values()),
         "fallback_types": dict(sorted(fallbacks.items())),
     }
+
+
+def _fell_back(level: str, name: str, ggml_type: str, columns: int) -> bool:
+    """Return True if a matrix with rows of `columns` weights has another type than its level's."""
+    if level in UNQUANTIZED or ggml_type == "F32":
+        return False
+    if ggml_type in PLAIN_TYPES:
+        return columns % SMALLEST_BLOCK != 0
+    is_packed_by_256 = "_K" in level or "IQ" in level
+    return is_packed_by_256 and columns % K_BLOCK != 0 and name not in HEADS
+
+
+def need_quantized(path: Path, level: str) -> None:
+    """Raise `DataError` if no tensor of the file at `path` is quantized, though it was made for `level`."""
+    header = check_gguf(path)
+    if not set(tensor_types(header)) <= set(PLAIN_TYPES):
+        return
+    rows = sorted({shape[0] for shape, _ in header.tensors.values() if len(shape) > 1})
+    raise nothing_quantized([level], rows)
+
+
+def nothing_quantized(levels: Sequence[str], rows: Sequence[int]) -> DataError:
+    """Return the error for a model with no row of a length in `rows` that a level could pack."""
+    return DataError(
+        "Q-GGUF-023",
+        f"{listed(levels)} would quantize nothing: the model's rows have {listed(list(map(str, rows)))} "
+        f"weights, and every level packs {SMALLEST_BLOCK} or more together, so all tensors would stay at 16 "
+        "bit: take another base",
+    )
 
 
 def tensor_types(header: Header) -> Counter[str]:

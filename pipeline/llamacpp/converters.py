@@ -14,7 +14,7 @@ from pipeline.config.targets import alpha_alone, merged_only
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, read_json
-from pipeline.gguf.file import check_gguf
+from pipeline.gguf.file import check_gguf, need_quantized
 from pipeline.gguf.provenance import lineage_fields
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import VERSION, Llama, Toolchain, run_converter, run_tool
@@ -105,8 +105,8 @@ PLAIN = Quantizing()
 def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options: Quantizing = PLAIN) -> None:
     """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
 
-    Raises `ConfigError` if a pattern or type is invalid, `DataError` if `source` is incomplete, `ToolError`
-    if llama-quantize fails.
+    Raises `ConfigError` if a pattern or type is invalid, `DataError` if `source` is incomplete or no row of
+    it can be packed, `ToolError` if llama-quantize fails.
     """
     imatrix = options.imatrix
     tensor_types = options.tensor_types
@@ -142,6 +142,7 @@ def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options:
         ]
         run_tool(command, cwd=imatrix.parent if imatrix else None)
         prove_tensor_types(aside, tensor_types)
+        need_quantized(aside, level)
 
 
 # --- types given for single tensors (`quantize.tensor_types`)

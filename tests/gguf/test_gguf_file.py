@@ -52,9 +52,10 @@ ROWS = {
 @pytest.mark.parametrize(
     ("fields", "fallbacks"),
     [
-        ({"general.file_type": 15}, {"Q5_0": 1, "Q8_0": 1}),  # Q4_K_M
-        ({"general.file_type": 30}, {"Q5_0": 1, "Q8_0": 1}),  # IQ4_XS
-        ({"general.file_type": 2}, {}),  # Q4_0, which has blocks of 32
+        ({"general.file_type": 15}, {"F16": 1, "Q5_0": 1, "Q8_0": 1}),  # Q4_K_M
+        ({"general.file_type": 30}, {"F16": 1, "Q5_0": 1, "Q8_0": 1}),  # IQ4_XS
+        ({"general.file_type": 2}, {"F16": 1}),  # Q4_0, which has blocks of 32
+        ({"general.file_type": 1}, {}),  # F16
         ({}, {}),
     ],
 )

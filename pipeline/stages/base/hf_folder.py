@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pipeline.core.publish import write_json, write_text
 from pipeline.core.special_files import need_file
 from pipeline.core.text import plural, quoted
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.file import check_gguf
+from pipeline.gguf.file import SMALLEST_BLOCK, check_gguf, nothing_quantized
 from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
 from pipeline.models.text_config import is_wrapper, read_text_config, text_part
@@ -35,6 +35,15 @@ TEMPLATE_FILE = "chat_template.jinja"
 JSON_FILES = ("tokenizer_config.json", "chat_template.json")
 KEY = "chat_template"
 MAX_CARD = 1 << 16  # bytes read of a model card; its front matter has a few thousand
+
+
+def need_packable_rows(folder: Path, levels: Sequence[str]) -> None:
+    """Raise `DataError` if no matrix in `folder` has rows that a level could pack."""
+    matrices = [entry for entry in read_folder(folder).values() if len(entry.shape) > 1]
+    # A tensor of more dimensions holds experts, whose matrices some families store transposed.
+    rows = {size for entry in matrices for size in entry.shape[-1 if len(entry.shape) == 2 else 0 :]}
+    if all(size % SMALLEST_BLOCK for size in rows):
+        raise nothing_quantized(levels, sorted(rows))
 
 
 def check_config(config: dict[str, Any], source: str) -> None:

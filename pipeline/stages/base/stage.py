@@ -10,13 +10,12 @@ hashes).
 """
 
 import shutil
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.config.sections import Base
+from pipeline.config.sections import Base, Quantize
 from pipeline.config.sections.places import Hub, LocalFile, Place
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.git_lfs import REMEDY, is_pointer
@@ -27,7 +26,6 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
-from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.llamacpp.ends import end_fields
 from pipeline.llamacpp.pretokenizer import need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
@@ -37,7 +35,7 @@ from pipeline.stages.base.chats import ChatSettings, chosen_chats, try_early
 from pipeline.stages.base.converted_vocabulary import same_ids_when_converted
 from pipeline.stages.base.file_choice import choose_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
-from pipeline.stages.base.hf_folder import check_config, examine, read_object
+from pipeline.stages.base.hf_folder import check_config, examine, need_packable_rows, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.new_tokens import add_new_tokens
 from pipeline.stages.base.pinned_file import PinnedFile
@@ -127,11 +125,12 @@ def base(
     record: Path,
     root: Path = Path(),
     llamacpp_home: str | None = None,
-    tensor_types: Mapping[str, str] = NO_TYPES,
+    quantize: Quantize | None = None,
 ) -> dict[str, Any]:
     """Publish the model as the folder `target` and its facts as the JSON file `record`. Return the facts.
 
-    Paths in `chosen` are relative to `root`; `tensor_types` apply to `chosen.level`. A GGUF that is not
+    Paths in `chosen` are relative to `root`; of `quantize` the types of single tensors apply to
+    `chosen.level`, and a model of which its levels could pack no row is refused. A GGUF that is not
     itself trained on is dequantized to 16 bit; its head and embeddings are tied if they are one matrix. The
     former content of `target` stays until the new model is complete and checked. The facts describe the model
     and not its place, so they are the same wherever it came from. Raises `ConfigError`, `DataError`,
@@ -152,7 +151,9 @@ def base(
                 tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
                 if stays_gguf:
-                    header, is_dated = keep_gguf(whole, aside, chosen.level, tools, chats, tensor_types)
+                    header, is_dated = keep_gguf(
+                        whole, aside, chosen.level, tools, chats, quantize.tensor_types if quantize else {}
+                    )
                 else:
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
@@ -174,6 +175,8 @@ def base(
             if stays_gguf and facts.keys() & IN_HEADER:
                 header = settle_headers(aside, facts)
             if not stays_gguf:
+                if quantize:
+                    need_packable_rows(aside, quantize.levels)
                 end_fields(aside)  # raises if a GGUF can't name all ends of generation
                 # A wrong base is reported before a missing llama.cpp.
                 tools = find_toolchain(llamacpp_home)
@@ -296,5 +299,5 @@ def main(params: Params, root: Path) -> None:
         record=root / "models" / "base.json",
         root=root,
         llamacpp_home=params.machine.llama_cpp,
-        tensor_types=params.quantize.tensor_types,
+        quantize=params.quantize,
     )

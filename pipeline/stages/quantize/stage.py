@@ -12,22 +12,30 @@ from typing import Any
 from pipeline.config.levels import UNTUNED, ModelName
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
-from pipeline.gguf.file import K_BLOCK, describe
+from pipeline.gguf.file import K_BLOCK, PLAIN_TYPES, SMALLEST_BLOCK, describe
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import find_llama
 
 
 def fallback_warning(record: Mapping[str, Any]) -> str | None:
     """Return one sentence about the tensors that could not get the level's type; None if all did."""
-    types = record["fallback_types"]
+    types = dict(record["fallback_types"])
     if not types:
         return None
-    named = ", ".join(f"{count} to {kind}" for kind, count in types.items())
-    return (
-        f"{record['fallback_tensors']} of {record['tensors']} tensors fell back ({named}): their rows are "
-        f"not a multiple of {K_BLOCK} weights, which the level's type packs together, so the file has "
-        f"{record['bits_per_weight']:.2f} bits per weight"
-    )
+    sixteen = sum(types.pop(kind, 0) for kind in PLAIN_TYPES)
+    parts = []
+    if types:
+        named = ", ".join(f"{count} to {kind}" for kind, count in types.items())
+        parts.append(
+            f"{sum(types.values())} of {record['tensors']} tensors fell back ({named}): their rows are not a "
+            f"multiple of {K_BLOCK} weights, which the level's type packs together"
+        )
+    if sixteen:
+        parts.append(
+            f"{sixteen} of {record['tensors']} tensors stay at 16 bit: their rows are not a multiple of "
+            f"{SMALLEST_BLOCK} weights, the smallest block of any level"
+        )
+    return f"{'; '.join(parts)}; so the file has {record['bits_per_weight']:.2f} bits per weight"
 
 
 def find_imatrix(folder: Path, level: str) -> Path:

@@ -9,7 +9,7 @@ import shutil
 import struct
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make import ended
 from qwen2_variants import change_json
+from shaped_gguf import shaped, written
 from tokenizer_folders import bent_folders
 
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.sections import Base
+from pipeline.config.sections import Base, Quantize
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
 from pipeline.gguf.header import NotGguf, read_header
 from pipeline.gguf.tensors import gguf_tensors
@@ -153,6 +154,16 @@ def llama_cpp_logits(file, ids, tools):
     llama = load_binding(tools).Llama(str(file), n_ctx=64, logits_all=True, verbose=False)
     llama.eval(ids)
     return llama.scores[len(ids) - 1]
+
+
+@pytest.mark.parametrize(("inner", "refused"), [(144, True), (96, False)])
+def test_a_base_of_which_no_level_could_pack_a_row_is_refused_here(tmp_path, inner, refused):
+    """Rows of 80 and `inner` weights: 32 divides 96 only."""
+    file = written(tmp_path / "odd.gguf", shaped(80, inner, tied=True, kv_heads=4))
+    target, record = tmp_path / "models" / "base", tmp_path / "models" / "base.json"
+    with pytest.raises(DataError, match="Q-GGUF-023") if refused else nullcontext():
+        base(Base(model=str(file)), target=target, record=record, quantize=Quantize())
+    assert target.exists() == record.exists() == (not refused)
 
 
 def test_a_package_is_searched_without_running_its_code(gguf_file, bring, tmp_path, monkeypatch):

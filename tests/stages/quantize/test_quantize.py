@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 from qwen2_variants import cut_models
+from shaped_gguf import shaped, written
 from tiny import tiny_gguf, tiny_params
 
 from pipeline.config.params import Params
@@ -49,6 +50,30 @@ def test_the_same_bytes_in_any_case_and_with_any_number_of_threads(
     made = describe(folder / "two.gguf")
     assert file_hash(folder / "two.gguf") == file_hash(folder / "tiny-q4_k_m.gguf")
     assert (made["tensor_types"]["Q4_K"], made["fallback_tensors"]) == (12, 0)
+
+
+@pytest.mark.parametrize("level", ["Q4_K_M", "Q8_0"])
+def test_a_level_that_could_pack_no_row_is_refused_and_not_published(level: str, root: Path) -> None:
+    """Rows of 80 and 144 weights: 32 divides neither."""
+    folder = root / "models/gguf"
+    written(folder / "tiny-F16.gguf", shaped(80, 144, tied=False, kv_heads=2))
+    with pytest.raises(DataError, match="Q-GGUF-023"):
+        main(params(levels=[level]), root, level)
+    assert [path.name for path in folder.iterdir()] == ["tiny-F16.gguf"]
+
+
+def test_tensors_that_stay_at_16_bit_are_said_with_the_bits_of_the_file(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of rows of 80 and 96 weights only ffn_down's, of 96, can be packed."""
+    folder = root / "models/gguf"
+    written(folder / "tiny-F16.gguf", shaped(80, 96, tied=True, kv_heads=2))
+    main(params(levels=["Q8_0"]), root, "Q8_0")
+    made = describe(folder / "tiny-Q8_0.gguf")
+    assert made["fallback_types"] == {"F16": 6 * 16 + 1}
+    said = capsys.readouterr().out
+    assert f"97 of {made['tensors']} tensors stay at 16 bit" in said
+    assert f"{made['bits_per_weight']:.2f} bits per weight" in said
 
 
 def test_a_level_of_the_untuned_base_is_made_from_the_base(root: Path, tools: Toolchain) -> None:
