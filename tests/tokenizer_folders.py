@@ -319,6 +319,22 @@ def with_config(folder: Path, model_type: str = "llama", **changed: Any) -> Path
     return folder
 
 
+def with_zeros(folder: Path) -> Path:
+    """Return the folder with all tensors of the model that its config.json describes, of zeros."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from pipeline.models.small_model import empty
+    from pipeline.models.text_config import read_text_config
+
+    config = read_text_config(folder)
+    zeros = {name: np.zeros(tensor.shape, np.float16) for name, tensor in empty(config).state_dict().items()}
+    if config.tie_word_embeddings:
+        zeros.pop("lm_head.weight", None)
+    save_file(zeros, folder / "model.safetensors")
+    return folder
+
+
 # --- bent folders -------------------------------------------------------------------------------------------
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000

@@ -11,8 +11,8 @@ from pipeline.models.tuners import tuner_on
 
 DAMAGED = (
     "Q-MODELS-008",
-    "holds weights that are not finite once dequantized: run stage base again, its file or this copy is "
-    "damaged",
+    "holds weights that are not finite once dequantized: compare the sha256 of the model's file with its "
+    "publisher's, and fetch it again if they differ; otherwise take another base",
 )
 DIVERGED = (
     "Q-MODELS-011",

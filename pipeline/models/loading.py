@@ -22,7 +22,7 @@ def load_model(folder: Path, **settings: Any) -> Any:
         trust_remote_code=False,
         use_safetensors=True,
         output_loading_info=True,
-        key_mapping=KEY_MAPPING if config.model_type == "mixtral" else None,
+        key_mapping=key_mapping(config),
         **settings,
     )
     missing = sorted(loaded["missing_keys"])
@@ -38,6 +38,11 @@ def load_model(folder: Path, **settings: Any) -> Any:
 def read_config(folder: Path) -> Any:
     """Return transformers' configuration of the model in a folder."""
     return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def key_mapping(config: Any) -> dict[str, str] | None:
+    """Return how tensors are renamed for transformers' model of this configuration; None if they are not."""
+    return KEY_MAPPING if config.model_type == "mixtral" else None
 
 
 def class_for(config: Any) -> Any:

@@ -9,12 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
 from tiny import CHATML, WORDS, tiny_params
-from tokenizer_folders import gemma_folder, llama2_folder, qwen_folder, smollm_folder, with_config
+from tokenizer_folders import gemma_folder, llama2_folder, qwen_folder, smollm_folder, with_config, with_zeros
 from tokenizers import AddedToken, Tokenizer
 
 from pipeline.__main__ import main
@@ -164,13 +162,13 @@ SOUND: dict[str, tuple[Bend, str]] = {
 
 
 def with_weights(folder: Path, **config: Any) -> Path:
-    """Return the folder with a config and the few tensors that say how large its model is."""
-    with_config(folder, **{"architectures": ["LlamaForCausalLM"]} | config)
-    words = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    tensors = {f"model.layers.{layer}.x": np.zeros(1, np.float16) for layer in range(LAYERS)}
-    tensors["model.embed_tokens.weight"] = np.zeros((words, HIDDEN), np.float16)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    """Return the folder with a config and the weights of its model; of a Llama if it describes no model."""
+    stated = {"architectures": ["LlamaForCausalLM"]} | config
+    try:
+        return with_zeros(with_config(folder, **stated))
+    except (KeyError, ValueError):
+        with_zeros(with_config(folder))
+        return with_config(folder, **stated)
 
 
 def run(folder: Path, root: Path, **keys: str | None) -> int:
@@ -578,6 +576,7 @@ def test_a_tokenizer_that_the_converter_cannot_take_is_refused(
     gemma = {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]}
     sizes = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 64}
     (folder / "config.json").write_text(json.dumps(settings | gemma | sizes), encoding="utf-8")
+    with_zeros(folder)
     (tmp_path / "project").mkdir()
     assert run(folder, tmp_path / "project") == 3
     said = capsys.readouterr().err

@@ -8,12 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from qwen2_variants import change_json
-from safetensors.numpy import save_file
-from test_base_trial import HIDDEN, with_weights
-from tokenizer_folders import GEMMA_END, GEMMA_WORDS, gemma_folder, smollm_folder, with_config
+from test_base_trial import with_weights
+from tokenizer_folders import GEMMA_END, GEMMA_WORDS, gemma_folder, smollm_folder, with_config, with_zeros
 from tokenizers import AddedToken, Tokenizer
 
 from pipeline.chat.tokens import load_tokenizer
@@ -48,16 +46,11 @@ def gemma(folder: Path) -> Path:
     """Write the folder of a small Gemma 3 for text only, with the tokenizer of those that see images."""
     named = {"image_token": IMAGE, "extra_special_tokens": {"image_token": IMAGE, "end": "<end_of_turn>"}}
     with_token(gemma_folder(folder), IMAGE, **named)
-    save_file(
-        {
-            "model.embed_tokens.weight": np.zeros((GEMMA_WORDS, HIDDEN), np.float16),
-            "model.layers.1.x": np.zeros(1, np.float16),
-        },
-        folder / "model.safetensors",
-    )
     sizes = {"vocab_size": GEMMA_WORDS, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
     ends = {"eos_token_id": [1, GEMMA_END], "bos_token_id": 2, "pad_token_id": 0}
-    return with_config(folder, "gemma3_text", architectures=["Gemma3ForCausalLM"], **sizes, **ends)
+    return with_zeros(
+        with_config(folder, "gemma3_text", architectures=["Gemma3ForCausalLM"], **sizes, **ends)
+    )
 
 
 @pytest.mark.slow

@@ -315,7 +315,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an unknown kind": ({"model_type": "seesall"}, "Q-BASE-010", "seesall"),
     "quantized": ({"quantization_config": {"quant_method": "awq"}}, "Q-BASE-011", "awq"),
-    "more layers than there are": ({"num_hidden_layers": 9}, "Q-BASE-015", "model.layers."),
+    "more layers than there are": ({"num_hidden_layers": 9}, "Q-BASE-015", "2 layers"),
     "another size": ({"intermediate_size": 96}, "Q-BASE-015", "mlp"),
 }
 

@@ -175,8 +175,9 @@ def _check(
         shapes = ", ".join(f"{name} {_shape(updates, adapter, name)}" for name in missing[:3])
         raise DataError(
             "Q-MODELS-018",
-            f"{len(missing)} adapter targets are not in the base ({shapes}): the adapter belongs to another "
-            "base, train it again",
+            f"{len(missing)} adapter targets are not in the base ({shapes}): train the adapter again if it "
+            "belongs to another base; if not, the base's files name them otherwise than transformers: take "
+            "another base",
         )
     odd = []
     for name, job in changed.items():

@@ -3,8 +3,7 @@
 import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,25 @@ import yaml
 from pipeline.chat.new_tokens import text_tokens
 from pipeline.chat.tokens import template_of
 from pipeline.config.sections.adapters import DEFAULT_TARGETS
-from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import write_json, write_text
 from pipeline.core.special_files import need_file
-from pipeline.core.text import plural, quoted
+from pipeline.core.text import quoted
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import SMALLEST_BLOCK, check_gguf, nothing_quantized
-from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
-from pipeline.models.experts.recognize import check_experts
+from pipeline.models.experts.recognize import check_experts, weighted_otherwise
 from pipeline.models.text_config import is_wrapper, read_text_config, text_part
 from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
 from pipeline.stages.base.model_trial import trained_by_default, tried_model, window_in_training
 from pipeline.stages.base.rowless_tokens import drop_tokens, rowless_tokens
+from pipeline.stages.base.stored_tensors import (
+    count_parameters,
+    is_untied,
+    need_finite,
+    read_tensors,
+    settle_index,
+)
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
@@ -59,6 +63,8 @@ def check_config(config: dict[str, Any], source: str) -> None:
     kind = config.get("model_type")
     if isinstance(kind, str):
         check_experts(config, source)
+        for difference in weighted_otherwise(config):
+            raise DataError("Q-BASE-055", f"{source}: {difference}")
     if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         code = ""
         if "auto_map" in config:
@@ -96,6 +102,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     - `never_packed`: why rows can't share a sequence.
     - `default_targets`: what trains by default if the architecture lacks the usual linears.
     - `window_in_training`: number of tokens that attention reaches back, if llama.cpp has no such window.
+    - `head_untied`: True if config.json tied a head that is stored with other values than the embeddings.
     - `named_end`: former eos_token ("" for none) if a turn ends in another token, which is now in the files.
     - `prompt_ended_in`: text that was removed from the end of the generation prompt.
     - `template_begun`: True if the tokenizer's beginning of text was added to the template.
@@ -122,6 +129,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         raise unreadable(folder, error) from error
     # A GGUF that is trained on keeps its list of tokens.
     quantized = folder / MODEL_FILE
+    head_untied = False
     rowless = [] if quantized.is_file() else rowless_tokens(tokenizer, sizes.vocab_size)
     if rowless:
         drop_tokens(folder, rowless)
@@ -141,7 +149,15 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     if quantized.is_file():
         parameters, dtype = count_quantized(quantized)
     else:
-        parameters, dtype = count_parameters(folder, sizes)
+        tensors = read_tensors(folder)
+        need_finite(tensors, folder)
+        settle_index(folder, tensors)
+        head_untied = is_untied(tensors, sizes)
+        if head_untied:
+            sizes.tie_word_embeddings = False
+            path = folder / "config.json"
+            write_json(path, read_object(path) | {"tie_word_embeddings": False}, allow_nan=True)
+        parameters, dtype = count_parameters(tensors, sizes, folder)
     text = text_tokens(tokenizer)
     added_tokens = [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())]
     targets = trained_by_default(folder)
@@ -162,6 +178,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         facts["rowless_tokens"] = rowless
     if tried.named_end is not None:
         facts["named_end"] = tried.named_end
+    if head_untied:
+        facts["head_untied"] = True
     if tried.prompt:
         facts["prompt_ended_in"] = tried.prompt.removed
     if tried.is_begun:
@@ -194,27 +212,6 @@ def need_sizes(config: Any) -> None:
                 raise ValueError(f"{name} in config.json is {quoted(size)}")
     if not math.isfinite(getattr(config, "rms_norm_eps", None) or 0):
         raise ValueError(f"rms_norm_eps in config.json is {config.rms_norm_eps}")
-
-
-def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None:
-    """Raise `DataError` if the weights have fewer layers or other embeddings than config.json states."""
-    table = (config.vocab_size, config.hidden_size)
-    last = -1
-    for entry in entries:
-        number = layer_of(entry.name)
-        if number is not None:
-            last = max(last, number)
-        if entry.name.endswith(".embed_tokens.weight") and entry.shape != table:
-            raise DataError(
-                "Q-BASE-015",
-                f"{folder}: {entry.name} is {entry.shape}, and config.json says {table}: fetch it again",
-            )
-    if 0 <= last < config.num_hidden_layers - 1:
-        raise DataError(
-            "Q-BASE-015",
-            f"{folder} has the weights of {plural(last + 1, 'layer')}, and config.json says "
-            f"{config.num_hidden_layers}: complete the folder, or fetch it again",
-        )
 
 
 def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
@@ -342,25 +339,6 @@ def settle_bos_and_pad(folder: Path, tokenizer: Any) -> None:
 def special_ids(tokenizer: Any) -> dict[str, int | None]:
     """Return the ids of the control tokens that a model's configuration names as well."""
     return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-
-
-def count_parameters(folder: Path, config: Any) -> tuple[int, str]:
-    """Return the number of parameters in the safetensors files of `folder`, and their most frequent type. A
-    tied head is not counted, even if it is stored. Raises `DataError` if a file is missing, damaged or
-    belongs to another model.
-    """
-    try:
-        entries = read_folder(folder).values()
-    except DataError as error:
-        raise DataError("Q-BASE-015", error.sentence) from error
-    need_same_sizes(config, entries, folder)
-    counts: Counter[str] = Counter()
-    for entry in entries:
-        if not (config.tie_word_embeddings and entry.name == "lm_head.weight"):
-            counts[entry.dtype] += math.prod(entry.shape)
-    if not counts.total():
-        raise DataError("Q-BASE-015", f"{folder} holds no weights: fetch it again")
-    return counts.total(), DTYPES[counts.most_common(1)[0][0]][1]
 
 
 def count_quantized(file: Path) -> tuple[int, str]:

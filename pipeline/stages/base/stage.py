@@ -42,6 +42,7 @@ from pipeline.stages.base.pinned_file import PinnedFile
 from pipeline.stages.base.quantized_gguf import IN_HEADER, joined, keep_gguf, settle_headers
 from pipeline.stages.base.rowless_tokens import drop_rowless
 from pipeline.stages.base.runs_of_spaces import LONGEST_FIRST, settle_runs_of_spaces
+from pipeline.stages.base.stored_tensors import need_own_weights
 from pipeline.stages.base.summary import summary
 from pipeline.stages.base.template_files import settle_in_folder
 from pipeline.stages.base.text_part import find_text_part, take_text_part, write_text_part
@@ -71,7 +72,11 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, An
     config = read_object(source / "config.json")
     check_config(config, str(source))
     # This reads only the headers of the weights, before they are copied.
-    part = find_text_part(source, config, str(source)) if is_wrapper(config) else None
+    part = None
+    if is_wrapper(config):
+        part = find_text_part(source, config, str(source))
+    else:
+        need_own_weights(source)
     size = sum((source / name).stat().st_size for name in names)
     try_early(source, size, str(source), chats)
     need_disk(folder.parent, size)
@@ -160,7 +165,10 @@ def base(
                         whole.unlink()  # a download, not the user's file
             else:
                 config = read_object(aside / "config.json")
-                wrapper = take_text_part(aside, config, chosen.model) if is_wrapper(config) else None
+                if is_wrapper(config):
+                    wrapper = take_text_part(aside, config, chosen.model)
+                else:
+                    need_own_weights(aside)
             if not stays_gguf and settle_runs_of_spaces(aside):
                 print(f"base: {LONGEST_FIRST}")
             rowless: list[str] = []

@@ -31,6 +31,11 @@ def _changes(facts: Mapping[str, Any], end_of_turn: str | None) -> Iterator[str]
             f"{facts['model']} is a {wrapper['model_type']}, which reads images or sound too: its text part "
             f"is trained, {plural(wrapper['tensors_left_out'], 'tensor')} left out"
         )
+    if "head_untied" in facts:
+        yield (
+            "config.json ties the head to the embeddings, and the files hold a head of other values: this is "
+            "the one that is used, tie_word_embeddings is false from now on"
+        )
     if "template_begun" in facts:
         yield (
             f"the chat template writes {facts['bos_token']} first from now on: the tokenizer puts it before "

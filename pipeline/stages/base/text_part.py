@@ -18,7 +18,6 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, write_json
-from pipeline.core.text import plural
 from pipeline.gguf.safetensors_rows import (
     DTYPES,
     INDEX,
@@ -26,12 +25,13 @@ from pipeline.gguf.safetensors_rows import (
     append_rows,
     read_folder,
     read_rows,
-    same_values,
     spans,
     writing_shard,
 )
+from pipeline.models.small_model import empty
 from pipeline.models.text_config import TextPart, is_wrapper, text_part
 from pipeline.stages.base.file_choice import kept_files
+from pipeline.stages.base.stored_tensors import HEAD, index_of, is_untied, need_own_tensors
 
 PREFIXES = {
     "model.language_model.": "model.",
@@ -40,8 +40,6 @@ PREFIXES = {
     "model.text_model.": "model.",
 }
 DRAFTS = "mtp."  # layers that predict tokens beyond the next one; models in transformers leave them out
-HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
 BLOCK = 1 << 22  # numbers in memory at a time
 
 
@@ -82,19 +80,14 @@ def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> d
 
     The head is tied if config.json says so, unless a head with other values than the embeddings is stored.
     A stored copy of the embeddings is then left out. Raises `DataError` if a tensor is missing, surplus, or
-    of another shape.
+    of another shape or kind.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(part.config, trust_remote_code=False)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    names = empty(part.config).state_dict().keys()
     tensors: dict[str, Entry] = {}
     for stored, entry in entries.items():
         prefix = next((prefix for prefix in PREFIXES if stored.startswith(prefix)), "")
         name = PREFIXES.get(prefix, "") + stored.removeprefix(prefix)
-        if name in shapes or name.startswith(DRAFTS):
+        if name in names or name.startswith(DRAFTS):
             tensors[name] = entry
         elif prefix and not name.endswith(".inv_freq"):
             raise DataError(
@@ -102,29 +95,11 @@ def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> d
                 f"{source}: {stored} has no place in {part.config.architectures[0]}, its text part: choose "
                 "the text-only model of this family",
             )
-    if part.config.tie_word_embeddings and HEAD in tensors:
-        if EMBEDDING in tensors and same_values(tensors[HEAD], tensors[EMBEDDING]):
-            del tensors[HEAD]
-        else:
-            part.config.tie_word_embeddings = False
-    needed = set(shapes)
-    if part.config.tie_word_embeddings:
-        needed.discard(HEAD)
-    missing = sorted(needed - tensors.keys())
-    if missing:
-        raise DataError(
-            "Q-BASE-015",
-            f"{source} has no {missing[0]} in its text part ({plural(len(missing), 'tensor')} so): complete "
-            "the folder, or fetch it again",
-        )
-    for name in sorted(needed):
-        entry = tensors[name]
-        if entry.shape != shapes[name]:
-            raise DataError(
-                "Q-BASE-015",
-                f"{source}: {entry.name} is {entry.shape}, and config.json says {shapes[name]}: "
-                "fetch it again",
-            )
+    if is_untied(tensors, part.config):
+        part.config.tie_word_embeddings = False
+    elif part.config.tie_word_embeddings:
+        tensors.pop(HEAD, None)
+    need_own_tensors(tensors, part.config, source)
     return tensors
 
 
@@ -139,7 +114,7 @@ def write_text_part(found: FoundPart, folder: Path) -> None:
     for file, tensors in by_file.items():
         _write_shard(folder / file.name, tensors)
     if (folder / INDEX).exists():
-        write_json(folder / INDEX, _index(found.tensors))
+        write_json(folder / INDEX, index_of(found.tensors))
     found.part.config.dtype = _dtype(found.part.config, found.tensors.values())
     _write_settings(folder, found.part)
 
@@ -203,15 +178,6 @@ def _write_shard(file: Path, tensors: list[tuple[str, Entry]]) -> None:
             for first, last in spans(entry, BLOCK):
                 append_rows(opened, read_rows(entry, first, last))
     aside.replace(file)
-
-
-def _index(tensors: Mapping[str, Entry]) -> dict[str, Any]:
-    """Return the index of the shards that contain these tensors."""
-    size = sum(entry.nbytes for entry in tensors.values())
-    return {
-        "metadata": {"total_size": size},
-        "weight_map": {name: entry.file.name for name, entry in sorted(tensors.items())},
-    }
 
 
 def _dtype(config: Any, entries: Iterable[Entry]) -> str:

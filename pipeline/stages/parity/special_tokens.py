@@ -53,8 +53,8 @@ def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) ->
     cause = ""
     if wrong:
         cause = (
-            f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again, or fix "
-            "models/base and train again."
+            f"{wrong[0][0].upper()}{wrong[0][1:]}: run the stages merge and convert again; if nothing "
+            "changes, correct the ids in the model that base.model names, and train again."
         )
     return count_check(
         TOKENS,

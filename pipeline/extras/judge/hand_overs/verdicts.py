@@ -16,7 +16,7 @@ REMEDIES = (
     (r"run the stages? (?:from )?merge(?: and convert| on)? again", "merge and convert again"),
     (r"run stage convert again", "convert again with the llama.cpp that knows this tokenizer"),
     (r"set convert\.type to BF16", "convert with --outtype bf16"),
-    (r", or fix models/base and train again", ""),
+    (r"; if nothing changes, correct the ids in the model that base\.model names, and train again", ""),
     (r"models/base/", "the folder's "),
     (r": run the stage that makes it again", ""),
 )
