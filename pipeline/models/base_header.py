@@ -36,6 +36,12 @@ Real = Annotated[Float, Field(allow_inf_nan=False)]
 Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
 # The field of the default template. The others append a dot and their name.
 CHAT_TEMPLATE = "tokenizer.chat_template"
+# What a GGUF is whose general.type is not `model`.
+NO_MODELS = {
+    "adapter": "a LoRA adapter, and no model: name the GGUF of the model that it was trained on",
+    "mmproj": "the part of a model that reads images or sound: name the GGUF of the language model beside it",
+    "imatrix": "an importance matrix, and no model: name the GGUF of the model that it was measured on",
+}
 LAST_TYPE = 6  # LLAMA_TOKEN_TYPE_BYTE, the largest of llama.cpp's token types
 Tokens = Annotated[list[str], Field(fail_fast=True)]
 TokenTypes = Annotated[list[Annotated[int, Field(ge=0, le=LAST_TYPE)]], Field(fail_fast=True)]
@@ -153,6 +159,13 @@ def checked_header(file: Path) -> Header:
 
     Raises `DataError` with the reason if it can't.
     """
+    header = whole_header(file)
+    need_known_positions(header, file)
+    return header
+
+
+def whole_header(file: Path) -> Header:
+    """Return the header of a GGUF that is one whole language model. Raises `DataError` if it is not."""
     try:
         header = read_header(file)
     except NotGguf as error:
@@ -179,6 +192,12 @@ def checked_header(file: Path) -> Header:
             f"{file} announces {network.block_count} layers but has {len(header.tensors)} tensors: fetch it "
             "again",
         )
+    return header
+
+
+def need_known_positions(header: Header, file: Path) -> None:
+    """Raise `DataError` if the file scales its rotary positions in a way that training would not see."""
+    network = read_metadata(header, file).network
     scaled = network.rope_scaling != "none" or not {network.rope_factor, network.rope_linear} <= {0, 1}
     family = family_in(header.fields)
     # They are read in `pipeline.models.header_config`.
@@ -189,7 +208,6 @@ def checked_header(file: Path) -> Header:
             f"{file} has scaled rotary positions other than those of Llama 3.1 to 3.3, OLMo 3 and Ministral "
             "3, which transformers would drop in silence: take the Hugging Face folder of this model",
         )
-    return header
 
 
 def _has_unknown_factors(header: Header, file: Path) -> bool:
@@ -204,6 +222,9 @@ def read_metadata(header: Header, file: Path) -> Metadata:
     """Return the metadata of a language model that can be trained. Raises `DataError` if the file is not one,
     with the values that no model can have.
     """
+    kind = header.fields.get("general.type")
+    if isinstance(kind, str) and kind in NO_MODELS:
+        raise DataError("Q-MODELS-003", f"{file} is {NO_MODELS[kind]}")
     architecture = header.fields.get("general.architecture")
     if not isinstance(architecture, str) or not architecture or not header.tensors:
         raise DataError(

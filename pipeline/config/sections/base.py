@@ -210,8 +210,8 @@ class Base(Section):
     def _of_a_gguf(self) -> Iterator[str]:
         if self.gguf_name is None:
             yield (
-                f"quantization is gguf and {self.model!r} is a folder or repository: name a file that ends "
-                "in .gguf (a repository's in file), or set it to nf4"
+                f"quantization is gguf and {self.model!r} is no file that ends in .gguf: name one (a "
+                "repository's in file; Ollama's by a link that ends so), or set it to nf4"
             )
         if self.new_tokens:
             yield (

@@ -27,6 +27,8 @@ from pipeline.stages.base.text_part import settings_only
 
 # bytes of weights from which tokenizer and template are tried before the weights arrive
 EARLY_BYTES = 1 << 30
+TEMPLATE_FILE = "chat_template.jinja"
+KEY = "chat_template"
 DAY = date.fromisoformat(TEMPLATE_DATE)
 # A chat without a system turn gets none, as in Hermes' and most custom ChatML templates.
 CHATML = (
@@ -123,6 +125,8 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         tokenizer = read_tokenizer(folder)
         if chosen.new_tokens:  # missing in the files if they are tried early
             tokenizer.add_tokens(added(chosen.new_tokens, chosen.end_of_turn))
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = processors_template(folder)
         if chosen.template is not None:
             tokenizer.chat_template = chosen.template or None
         if chosen.template == CHATML:
@@ -166,6 +170,16 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         is_begun=beginning is not None,
         keeps_end=own_end is not None,
     )
+
+
+def processors_template(folder: Path) -> str | None:
+    """Return the template of chat_template.json, where transformers 4 wrote that of a model for images. Its
+    tokenizers read it nowhere, so it counts only if `folder` has no other.
+    """
+    if (folder / TEMPLATE_FILE).is_file() or read_if_there(folder / "tokenizer_config.json").get(KEY):
+        return None
+    template = read_if_there(folder / "chat_template.json").get(KEY)
+    return template if isinstance(template, str) else None
 
 
 def generation_ends(folder: Path) -> list[Any]:
@@ -245,5 +259,13 @@ def need_compiled(templates: dict[str, str], owner: str) -> None:
 
 def unreadable(folder: Path, error: Exception) -> DataError:
     """Return the error for an exception that a library raised over the files of `folder`."""
+    if "trust_remote_code" in str(error):
+        kind = read_if_there(folder / "tokenizer_config.json").get("tokenizer_class")
+        return DataError(
+            "Q-BASE-012",
+            f"{folder}: tokenizer_config.json names {quoted(kind)}, a class of the author's own code "
+            "(auto_map), which Quench never runs: write PreTrainedTokenizerFast as tokenizer_class and take "
+            "auto_map out there, so that tokenizer.json counts alone",
+        )
     reason = shortened(error, 300)
     return DataError("Q-BASE-012", f"{folder} can't be read ({reason}): fetch it again")

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from pipeline.core.errors import DataError
+from pipeline.core.git_lfs import REMEDY, is_pointer
 
 # Files that a model needs. Nothing here runs: no pickles, no Python.
 KEPT = (
@@ -23,7 +25,8 @@ KEPT = (
     "NOTICE*",
     "README.md",
 )
-DOUBLED = "consolidated*"  # some repositories contain the weights twice, once in the author's own format
+# Weights that are not the model's own: twice in some repositories, once in the author's form; an adapter's.
+OTHER_WEIGHTS = ("consolidated*", "adapter_model*")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -32,7 +35,7 @@ def kept_files(names: Iterable[str]) -> list[str]:
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     top = [name for name in names if "/" not in name]
-    return sorted(filter_repo_objects(top, allow_patterns=list(KEPT), ignore_patterns=DOUBLED))
+    return sorted(filter_repo_objects(top, allow_patterns=list(KEPT), ignore_patterns=list(OTHER_WEIGHTS)))
 
 
 def choose_files(names: list[str], source: str) -> list[str]:
@@ -41,27 +44,9 @@ def choose_files(names: list[str], source: str) -> list[str]:
     Raises `DataError` unless they are a complete model with safetensors weights, a config and a fast
     tokenizer.
     """
-    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
-
     kept = kept_files(names)
     if not any(name.endswith(".safetensors") for name in kept):
-        pickles = sorted(filter_repo_objects(names, allow_patterns=list(PICKLES)))
-        if pickles:
-            raise DataError(
-                "Q-BASE-006",
-                f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take "
-                "one with safetensors",
-            )
-        raise DataError(
-            "Q-BASE-006",
-            f"{source} has no safetensors weights: choose a folder or repository that has them",
-        )
-    if "config.json" not in kept and "adapter_config.json" in names:
-        raise DataError(
-            "Q-BASE-007",
-            f"{source} has an adapter_config.json and no config.json, so it is a LoRA adapter and no model: "
-            "name the model that it was trained on, or merge the two",
-        )
+        raise _no_weights(names, source)
     for name in ("config.json", "tokenizer.json"):
         if name not in kept:
             raise DataError(
@@ -69,6 +54,36 @@ def choose_files(names: list[str], source: str) -> list[str]:
                 f"{source} has no {name}: choose a complete Hugging Face model with a fast tokenizer",
             )
     return kept
+
+
+def _no_weights(names: list[str], source: str) -> DataError:
+    """Return the error that `source`, which contains `names`, has no weights that a model can be made of."""
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    if any(name.startswith("adapter_model.") for name in names):
+        return DataError(
+            "Q-BASE-007",
+            f"{source} has an adapter's weights and none of a model, so it is a LoRA adapter: name the model "
+            "that it was trained on, or merge the two",
+        )
+    doubled = sorted(filter_repo_objects(names, allow_patterns=["consolidated*.safetensors"]))
+    if doubled:
+        return DataError(
+            "Q-BASE-006",
+            f"{source} has its weights in the author's own form only ({doubled[0]}): take the folder or "
+            "repository of this model that has them for transformers (model.safetensors)",
+        )
+    pickles = sorted(filter_repo_objects(names, allow_patterns=list(PICKLES)))
+    if pickles:
+        return DataError(
+            "Q-BASE-006",
+            f"{source} has only pickle weights ({pickles[0]}), and reading a pickle can run code: take "
+            "one with safetensors",
+        )
+    return DataError(
+        "Q-BASE-006",
+        f"{source} has no safetensors weights: choose a folder or repository that has them",
+    )
 
 
 def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
@@ -108,3 +123,16 @@ def gguf_parts(file: str) -> list[str]:
     if match is None:
         return [file]
     return [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]
+
+
+def need_files(folder: Path, names: list[str]) -> None:
+    """Raise `DataError` if one of the files can't be read, or is a Git LFS pointer."""
+    for name in names:
+        try:
+            absent = is_pointer(folder / name)
+        except OSError as error:
+            raise DataError(
+                "Q-BASE-027", f"{folder / name} can't be read ({error.strerror}): correct its rights"
+            ) from error
+        if absent:
+            raise DataError("Q-BASE-043", f"{folder / name} is a pointer of Git LFS: {REMEDY}")

@@ -21,7 +21,15 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import SMALLEST_BLOCK, check_gguf, nothing_quantized
 from pipeline.models.experts.recognize import check_experts, weighted_otherwise
 from pipeline.models.text_config import is_wrapper, read_text_config, text_part
-from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
+from pipeline.stages.base.chats import (
+    KEY,
+    OWN,
+    TEMPLATE_FILE,
+    ChatSettings,
+    Tried,
+    tried_tokenizer,
+    unreadable,
+)
 from pipeline.stages.base.model_trial import trained_by_default, tried_model, window_in_training
 from pipeline.stages.base.rowless_tokens import drop_tokens, rowless_tokens
 from pipeline.stages.base.stored_tensors import (
@@ -34,10 +42,10 @@ from pipeline.stages.base.stored_tensors import (
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
-TEMPLATE_FILE = "chat_template.jinja"
+# Keys of config.json that only a quantized model has: of transformers, compressed-tensors and MLX.
+QUANTIZED = ("quantization_config", "compression_config", "quantization")
 # Files that contain the templates if that file is missing; llama.cpp's converter looks there too.
 JSON_FILES = ("tokenizer_config.json", "chat_template.json")
-KEY = "chat_template"
 MAX_CARD = 1 << 16  # bytes read of a model card; its front matter has a few thousand
 
 
@@ -58,7 +66,7 @@ def check_config(config: dict[str, Any], source: str) -> None:
 
     if is_wrapper(config):
         text = text_part(config, source).settings
-        check_config(text | {key: config[key] for key in ("quantization_config",) if key in config}, source)
+        check_config(text | {key: config[key] for key in QUANTIZED if key in config}, source)
         return
     kind = config.get("model_type")
     if isinstance(kind, str):
@@ -85,9 +93,12 @@ def check_config(config: dict[str, Any], source: str) -> None:
         raise DataError(
             "Q-BASE-016", f"{source}: architectures in config.json is {quoted(names)}: fetch it again"
         )
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    named = next((key for key in QUANTIZED if config.get(key) is not None), None)
+    if named:
+        settings = config[named]
+        method = settings.get("quant_method") if isinstance(settings, dict) else settings
+        if method is None:
+            method = "MLX" if config.get("quantization") is not None else named
         raise DataError(
             "Q-BASE-011", f"{source} is quantized already ({quoted(method)}): choose the 16-bit original"
         )

@@ -21,12 +21,17 @@ from pipeline.gguf.rope import published_settings
 from pipeline.gguf.tuned_file import rewrite_header
 from pipeline.llamacpp.converters import NO_TYPES, Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
-from pipeline.models.base_header import CHAT_TEMPLATE, checked_header, stated_config
+from pipeline.models.base_header import (
+    CHAT_TEMPLATE,
+    need_known_positions,
+    stated_config,
+    whole_header,
+)
 from pipeline.models.header_config import header_config
-from pipeline.stages.base.chats import EARLY_BYTES, ChatSettings
-from pipeline.stages.base.file_choice import gguf_parts
+from pipeline.stages.base.chats import EARLY_BYTES, TEMPLATE_FILE, ChatSettings
+from pipeline.stages.base.file_choice import gguf_parts, need_files
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
-from pipeline.stages.base.hf_folder import TEMPLATE_FILE, special_ids
+from pipeline.stages.base.hf_folder import special_ids
 from pipeline.stages.base.template_files import settle_in_gguf
 
 # facts that report a changed template
@@ -39,10 +44,11 @@ def joined(file: Path, folder: Path, tools: Toolchain) -> Path:
     """Return `file`, or the joined file in `folder` if `file` is the first part of a split GGUF. Parts that
     are in `folder` are removed.
 
-    Raises `DataError` if a part is missing, `ToolError` if llama-gguf-split fails, `MachineError` if the disk
-    is too small.
+    Raises `DataError` if a part is missing or a pointer of Git LFS, `ToolError` if llama-gguf-split fails,
+    `MachineError` if the disk is too small.
     """
     parts = [file.with_name(name) for name in gguf_parts(file.name)]
+    need_files(file.parent, [part.name for part in parts if part.is_file()])
     if len(parts) == 1:
         return file
     missing = [part.name for part in parts if not part.is_file()]
@@ -80,8 +86,9 @@ def keep_gguf(
 
     from pipeline.models.quantized_model import load_gguf
 
-    header = checked_header(file)
+    header = whole_header(file)
     need_trained_family(header, file)
+    need_known_positions(header, file)
     if file.stat().st_size >= EARLY_BYTES:
         load_tokenizer_of(file, header)
     model = folder / MODEL_FILE

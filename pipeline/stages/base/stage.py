@@ -18,7 +18,6 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Base, Quantize
 from pipeline.config.sections.places import Hub, LocalFile, Place
 from pipeline.core.errors import DataError, ToolError
-from pipeline.core.git_lfs import REMEDY, is_pointer
 from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
@@ -33,13 +32,13 @@ from pipeline.models.base_header import checked_header
 from pipeline.models.text_config import is_wrapper
 from pipeline.stages.base.chats import ChatSettings, chosen_chats, try_early
 from pipeline.stages.base.converted_vocabulary import same_ids_when_converted
-from pipeline.stages.base.file_choice import choose_files, no_such_file
+from pipeline.stages.base.file_choice import choose_files, need_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, need_packable_rows, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.new_tokens import add_new_tokens
 from pipeline.stages.base.pinned_file import PinnedFile
-from pipeline.stages.base.quantized_gguf import IN_HEADER, joined, keep_gguf, settle_headers
+from pipeline.stages.base.quantized_gguf import ARRIVED, IN_HEADER, joined, keep_gguf, settle_headers
 from pipeline.stages.base.rowless_tokens import drop_rowless
 from pipeline.stages.base.runs_of_spaces import LONGEST_FIRST, settle_runs_of_spaces
 from pipeline.stages.base.stored_tensors import need_own_weights
@@ -88,19 +87,6 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, An
         return None
     write_text_part(part, folder)
     return part.record
-
-
-def need_files(folder: Path, names: list[str]) -> None:
-    """Raise `DataError` if one of the files can't be read, or is a Git LFS pointer."""
-    for name in names:
-        try:
-            absent = is_pointer(folder / name)
-        except OSError as error:
-            raise DataError(
-                "Q-BASE-027", f"{folder / name} can't be read ({error.strerror}): correct its rights"
-            ) from error
-        if absent:
-            raise DataError("Q-BASE-043", f"{folder / name} is a pointer of Git LFS: {REMEDY}")
 
 
 def find_in_package(package: str, file: str) -> Path:
@@ -194,6 +180,7 @@ def base(
                     same_ids_when_converted(aside, tools)
         except DataError as error:  # the user knows the source, not the unpublished folder
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
+            sentence = sentence.replace(str(aside / ARRIVED), chosen.gguf_name or chosen.model)
             if stays_gguf:
                 sentence = sentence.replace(str(aside / MODEL_FILE), chosen.model)
             raise DataError(error.id, sentence.replace(str(aside), chosen.model)) from error

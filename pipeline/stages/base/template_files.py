@@ -16,8 +16,15 @@ from pipeline.core.publish import write_text
 from pipeline.gguf.header import Header
 from pipeline.gguf.tuned_file import rewrite_header
 from pipeline.models.base_header import CHAT_TEMPLATE, named_templates
-from pipeline.stages.base.chats import ChatSettings, need_compiled, unreadable
-from pipeline.stages.base.hf_folder import JSON_FILES, KEY, TEMPLATE_FILE, put_template, read_object
+from pipeline.stages.base.chats import (
+    KEY,
+    TEMPLATE_FILE,
+    ChatSettings,
+    need_compiled,
+    processors_template,
+    unreadable,
+)
+from pipeline.stages.base.hf_folder import JSON_FILES, put_template, read_object
 
 
 def settle_in_folder(folder: Path, chats: ChatSettings) -> bool:
@@ -34,6 +41,9 @@ def settle_in_folder(folder: Path, chats: ChatSettings) -> bool:
     for name in JSON_FILES:
         if (folder / name).is_file():
             is_dated |= _fix_json(folder / name, chats.day)
+    template = processors_template(folder)
+    if template:
+        put_template(folder, template)  # where tokenizers read it
     return is_dated
 
 

@@ -446,6 +446,20 @@ def few_rows(folder):
     save_file(tensors | rows, folder / "model.safetensors", {"format": "pt"})
 
 
+def adapter_in(file):
+    """As Axolotl's folder of outputs, which has a config.json."""
+
+    def spoil(folder):
+        (folder / "model.safetensors").rename(folder / file)
+        (folder / "adapter_config.json").write_text("{}")
+
+    return spoil
+
+
+def authors_form(folder):
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+
+
 def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -460,12 +474,18 @@ def pickled(folder):
     [
         (pickled, "Q-BASE-006.*pytorch_model.bin"),
         (drop("model.safetensors"), "Q-BASE-006"),
+        (authors_form, "Q-BASE-006.*author's own form"),
+        (adapter_in("adapter_model.safetensors"), "Q-BASE-007.*LoRA adapter"),
+        (adapter_in("adapter_model.bin"), "Q-BASE-007.*LoRA adapter"),
         (drop("tokenizer.json"), "Q-BASE-007"),
         (drop("config.json"), "Q-BASE-007"),
         (edit("config.json", model_type="its_own", auto_map={"AutoModel": "x.X"}), "Q-BASE-010.*auto_map"),
         (edit("config.json", model_type="vit"), "Q-BASE-010"),
         (edit("config.json", num_local_experts=8), "Q-MODELS-010"),
         (edit("config.json", quantization_config={"quant_method": "gptq"}), "Q-BASE-011"),
+        (edit("config.json", quantization={"bits": 4}), "Q-BASE-011.*MLX"),
+        (edit("config.json", quantization={"bits": 4}, quantization_config={"bits": 4}), "Q-BASE-011.*MLX"),
+        (edit("config.json", compression_config={"quant_method": "fp8"}), "Q-BASE-011.*fp8"),
         (ends_apart, "Q-BASE-014"),
         (endless, "names no end-of-turn token"),
         (put("chat_template.jinja", b"{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"), "Q-CHAT-008"),
@@ -558,6 +578,30 @@ def test_a_gguf_for_texts_alone_is_taken_and_says_why(bring, tmp_path, changed, 
     assert why in bring(tiny.tiny_gguf(tmp_path / "tiny.gguf", **changed))["no_chats"]
 
 
+def test_a_template_in_the_file_of_a_processor_is_the_tokenizers(folder, bring, tmp_path):
+    """transformers 4 wrote it there for models that read images, and tokenizers look elsewhere."""
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert "no_chats" not in bring(folder)
+    assert load_tokenizer(tmp_path / "models/base").chat_template == template
+
+
+def test_a_tokenizer_of_the_authors_code_is_read_as_the_refusal_says(folder, bring):
+    change_json(
+        folder / "tokenizer_config.json",
+        tokenizer_class="OwnTokenizer",
+        auto_map={"AutoTokenizer": ["x.X", None]},
+    )
+    with pytest.raises(DataError, match=r"Q-BASE-012.*OwnTokenizer.*PreTrainedTokenizerFast"):
+        bring(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["auto_map"]
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    bring(folder)
+
+
 def test_a_base_for_chats_says_nothing_of_texts(folder, bring):
     assert "no_chats" not in bring(folder)
 
@@ -576,6 +620,9 @@ def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring
     ("changed", "words"),
     [
         ({"split__count": 3}, "Q-MODELS-004"),
+        ({"general__type": "adapter", "llama__block_count": None}, "Q-MODELS-003.*a LoRA adapter"),
+        ({"general__type": "mmproj"}, "Q-MODELS-003.*reads images or sound"),
+        ({"general__type": "imatrix"}, "Q-MODELS-003.*importance matrix"),
         ({"split__count": 3, "tokenizer__ggml__tokens": None}, "Q-MODELS-004"),  # not the first part
         ({"llama__expert_count": 8}, "Q-BASE-029"),  # a Mixtral
         ({"llama__block_count": 2_000_000_000}, "Q-MODELS-001"),
@@ -621,6 +668,12 @@ def test_a_crafted_gguf_is_given_up_at_once(tmp_path, bring, data):
     with pytest.raises(DataError, match="Q-MODELS-001"):
         bring(tmp_path / "bad.gguf")
     assert time.monotonic() - start < 10
+
+
+def test_a_pointer_in_the_place_of_a_gguf_says_what_fetches_it(tmp_path, bring):
+    (tmp_path / "tiny.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(DataError, match=r"Q-BASE-043.*git lfs pull"):
+        bring(tmp_path / "tiny.gguf")
 
 
 def test_a_missing_or_cut_off_gguf_is_one_sentence(tmp_path, bring, gguf_file):

@@ -218,13 +218,16 @@ def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
 
 
 def test_a_family_that_is_not_trained_on_is_refused_before_its_file_is_copied(
-    gguf_file: Path, bring: Bring, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bring: Bring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To copy and quantize a file of gigabytes takes minutes."""
+    """To copy and quantize a file of gigabytes takes minutes. That its rotary positions are not known either
+    is not the reason.
+    """
+    file = tiny.tiny_gguf(tmp_path / "scaled.gguf", llama__rope__scaling__type="yarn")
     monkeypatch.setattr(quantized_gguf, "TRAINED_ON", ("falcon",))
     monkeypatch.setattr(quantized_gguf, "copy_file", lambda *_: pytest.fail("copied"))
     with pytest.raises(DataError, match=r"Q-MODELS-028.*of falcon: .*nf4"):
-        bring(gguf_file, "Q8_0")
+        bring(file, "Q8_0")
 
 
 @pytest.mark.parametrize(("kind", "name"), [(16, "IQ2_XXS"), (9, "Q8_1"), (4_000, "4000")])
@@ -240,9 +243,9 @@ def test_a_tensor_type_that_cannot_be_trained_on_is_named(
 def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
-    with pytest.raises(ValidationError, match=r"is a folder or repository: name a file that ends in \.gguf"):
+    with pytest.raises(ValidationError, match=r"is no file that ends in \.gguf: name one"):
         Base.model_validate(tiny_params["base"] | {"quantization": "gguf"})
-    with pytest.raises(ValidationError, match="'a/b' is a folder or repository"):
+    with pytest.raises(ValidationError, match="'a/b' is no file that ends in"):
         Base.model_validate({"model": "a/b", "revision": "0" * 40, "quantization": "gguf"})
     with pytest.raises(ValidationError, match="only quantization gguf has one"):
         Base.model_validate(tiny_params["base"] | {"level": "Q4_K_M"})
@@ -316,3 +319,16 @@ def test_parts_are_joined_and_a_missing_one_is_named(
     others[0].unlink()
     with pytest.raises(DataError, match="Q-BASE-023"):
         bring(first)
+
+
+def test_an_error_on_joined_parts_names_the_users_file(
+    bring: Bring, tmp_path: Path, tools: Toolchain
+) -> None:
+    endless = tiny.tiny_gguf(tmp_path / "endless.gguf", tokenizer__ggml__eos_token_id=None)
+    run_tool(
+        [tools.tool("llama-gguf-split"), "--split", "--split-max-tensors", "5", endless, tmp_path / "split"]
+    )
+    first = min(tmp_path.glob("split-*.gguf"))
+    with pytest.raises(DataError) as raised:
+        bring(first)
+    assert f"{first} names no end-of-turn token" in raised.value.sentence
