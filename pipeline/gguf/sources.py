@@ -8,7 +8,8 @@ layers and multiplies Falcon-H1's weights (`pipeline.gguf.multipliers`). It orde
 Qwen3.5's delta nets (`pipeline.gguf.delta_heads`) and counts its layers for drafting among the others.
 
 Mixtral's tensors have other names in its files than in transformers' model: `block_sparse_moe` for `mlp`, and
-an expert's `w1`, `w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`.
+an expert's `w1`, `w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`. So have Nemotron-H's: `backbone`
+for `model`.
 """
 
 import re
@@ -75,7 +76,7 @@ def in_model(name: str) -> str:
     """Return the name in transformers' model of the tensor `name` in its file; for other models the same."""
     for pattern, new in KEY_MAPPING.items() if STORED.search(name) else ():
         name = re.sub(pattern, new, name)
-    return name
+    return re.sub(r"^backbone\.", "model.", name)
 
 
 def plus_one(rows: Any) -> Any:

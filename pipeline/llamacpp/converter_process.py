@@ -1,7 +1,8 @@
-"""Run a converter of llama.cpp with settings that it has no option for: the pre-tokenizer's name, and
-metadata fields to write.
+"""Run a converter of llama.cpp with settings that it has no option for: the pre-tokenizer's name, metadata
+fields to write, and whether there is a vocabulary.
 
-    python -P pipeline/llamacpp/converter_process.py '{"pre": "qwen2", "fields": {"general.license": "mit"}}'
+    python -P pipeline/llamacpp/converter_process.py
+    '{"pre": "qwen2", "fields": {"general.license": "mit"}, "vocabulary": true}'
     path/to/convert_hf_to_gguf.py ARGUMENTS…
 
 The name is for vocabularies that the converter's list of hashes doesn't contain. The fields are written with
@@ -24,16 +25,36 @@ def main(argv: list[str]) -> None:
         from conversion.base import TextModel  # type: ignore[import-not-found]  # llama.cpp's package
 
         TextModel.get_vocab_base_pre = lambda _model, _tokenizer: settings["pre"]
+    if not settings["vocabulary"]:
+        leave_out_vocabulary()
     if settings["fields"]:
         write_more(settings["fields"])
     leave_out_missing_drafts()
     know_attention_by_both_names()
     know_width_of_heads()
+    know_dense_nemotron()
     if script.endswith("convert_lora_to_gguf.py"):
         stack_each_projection()
         name_ministral()
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
+
+
+def leave_out_vocabulary() -> None:
+    """Write the number of tokens in place of the vocabulary, for a folder without a tokenizer."""
+    from conversion.base import TextModel
+
+    prepare = TextModel.prepare_metadata
+
+    def without_vocabulary(self: Any, *arguments: Any, **more: Any) -> None:
+        def count_tokens() -> None:
+            self._set_vocab_none()
+            self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
+
+        self.set_vocab = count_tokens
+        prepare(self, *arguments, **more)
+
+    TextModel.prepare_metadata = without_vocabulary
 
 
 def leave_out_missing_drafts() -> None:
@@ -86,6 +107,33 @@ def know_width_of_heads() -> None:
         write(self)
 
     FalconH1Model.set_gguf_parameters = with_width
+
+
+def know_dense_nemotron() -> None:
+    """Convert a Nemotron-H without experts as a dense model.
+
+    transformers' configuration has experts' settings for every model of this class, and llama.cpp's own
+    converter takes it for a mixture by these. It finds the layers of a dense one by letters alone.
+    """
+    from conversion.base import ModelBase
+    from conversion.nemotron import NemotronHModel  # type: ignore[import-not-found]
+
+    letters = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-"}
+    make = NemotronHModel.__init__
+
+    def without_experts(self: Any, folder: Any, *arguments: Any, **more: Any) -> None:
+        settings = more.pop("hparams", None) or ModelBase.load_hparams(folder, False)
+        kinds = settings.get("layers_block_type") or []
+        if kinds and "moe" not in kinds:
+            settings = {
+                key: value
+                for key, value in settings.items()
+                if not re.search("expert|^moe_|^n_group$|^topk_group$", key)
+            }
+            settings["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+        make(self, folder, *arguments, hparams=settings, **more)
+
+    NemotronHModel.__init__ = without_experts
 
 
 def stack_each_projection() -> None:

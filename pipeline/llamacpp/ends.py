@@ -1,4 +1,5 @@
-"""Write GGUF metadata on a text's beginning and an answer's end, if llama.cpp's converter writes none.
+"""Write GGUF metadata on a text's beginning and an answer's end, where llama.cpp's converter writes none or
+another one.
 
 llama.cpp ends answers at tokens with certain spellings, and at up to three that a GGUF names.
 """
@@ -22,15 +23,16 @@ SPELLINGS = frozenset(
 )
 PROBE = "a"  # a text to which nothing but a beginning and an end can be added
 # fields for ends in addition to the tokenizer's eos_token_id
+END = "tokenizer.ggml.eos_token_id"
 FIELDS = ("tokenizer.ggml.eom_token_id", "tokenizer.ggml.eot_token_id")
 
 
 def end_fields(folder: Path) -> dict[str, int]:
-    """Return the fields that let llama.cpp end an answer at every token at which generation stops by the
-    generation_config.json of `folder`; none if the spelling of each does so already.
+    """Return the fields that let llama.cpp end an answer at the tokenizer's end, and at every other token at
+    which generation stops by the generation_config.json of `folder`, unless its spelling does so already.
 
-    GLM-4's `<|observation|>`, after a tool call, is such a token. Raises `DataError` if a GGUF can't name all
-    of them.
+    The converter writes config.json's `eod_token_id` for the end of a Hunyuan. GLM-4's `<|observation|>`,
+    after a tool call, is an end that it leaves out. Raises `DataError` if a GGUF can't name all of them.
     """
     stated = read_if_there(folder / "generation_config.json").get("eos_token_id")
     listed_ends = stated if isinstance(stated, list) else []
@@ -54,7 +56,9 @@ def end_fields(folder: Path) -> dict[str, int]:
             f"and a GGUF can name {len(FIELDS)} such tokens: take out of its eos_token_id what ends no "
             "answer",
         )
-    return dict(zip(FIELDS, others, strict=False))
+    number = plain_tokenizer(folder).token_to_id(named) if isinstance(named, str) else None
+    end = {} if number is None else {END: number}
+    return end | dict(zip(FIELDS, others, strict=False))
 
 
 def beginning_fields(folder: Path) -> dict[str, bool]:

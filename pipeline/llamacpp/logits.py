@@ -181,9 +181,12 @@ class GgufModel:
 
 
 @contextmanager
-def open_gguf(llama: Llama, files: ModelFiles, *, ctx_size: int, rows: int = 1) -> Iterator[GgufModel]:
+def open_gguf(
+    llama: Llama, files: ModelFiles, *, ctx_size: int, rows: int = 1, exact: bool = False
+) -> Iterator[GgufModel]:
     """Load a GGUF, with its adapter if there is one, for `GgufModel.logits`, and free it after the body. Its
-    context of `ctx_size` tokens is shared by up to `rows` rows that are read together.
+    context of `ctx_size` tokens is shared by up to `rows` rows that are read together. If it is `exact`,
+    attention is computed in float32, otherwise in float16 as llama-server does.
 
     Raises `ToolError` if llama.cpp refuses one of the files.
     """
@@ -195,6 +198,9 @@ def open_gguf(llama: Llama, files: ModelFiles, *, ctx_size: int, rows: int = 1) 
         settings.n_threads = settings.n_threads_batch = llama.threads
         settings.n_seq_max = rows
         settings.kv_unified = True
+        if exact:
+            settings.type_k = settings.type_v = binding.GGML_TYPE_F32
+            settings.flash_attn_type = binding.LLAMA_FLASH_ATTN_TYPE_DISABLED  # It rounds keys and values.
         context = binding.llama_init_from_model(model, settings)
         if not context:
             raise ToolError(

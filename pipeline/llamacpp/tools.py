@@ -175,15 +175,18 @@ def run_converter(
     arguments: Sequence[str | Path],
     pre: str | None = None,
     fields: Mapping[str, str | int | float] | None = None,
+    *,
+    vocabulary: bool = True,
 ) -> str:
     """Run one of llama.cpp's converters (`convert_hf_to_gguf.py`, …) with its own `gguf` package, offline.
 
     `pre` is the name of the pre-tokenizer, used instead of looking the vocabulary up in the converter's list
-    of hashes. `fields` are written into the GGUF's metadata (`pipeline.llamacpp.converter_process`).
+    of hashes. `fields` are written into the GGUF's metadata (`pipeline.llamacpp.converter_process`). Without
+    `vocabulary` the folder needs no tokenizer, and the GGUF contains only the number of tokens.
     """
     paths = os.pathsep.join([str(tools.source / "gguf-py"), str(tools.source)])
     env = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    settings = json.dumps({"pre": pre, "fields": dict(fields or {})})
+    settings = json.dumps({"pre": pre, "fields": dict(fields or {}), "vocabulary": vocabulary})
     return run_tool(
         [
             sys.executable,

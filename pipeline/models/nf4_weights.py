@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.core.checks import Check
 from pipeline.gguf.safetensors_rows import Entry, read_header, read_rows
+from pipeline.gguf.sources import in_model
 from pipeline.models.finite import nf4_linears
 
 BLOCK = 64  # weights that share a scale
@@ -53,7 +54,7 @@ def weight_lines(model: Any, base: Path) -> dict[str, Check]:
     One weight is in memory at a time.
     """
     shards = sorted(base.glob("*.safetensors"))
-    stored = {entry.name: entry for shard in shards for entry in read_header(shard)}
+    stored = {in_model(entry.name): entry for shard in shards for entry in read_header(shard)}
     linears = nf4_linears(model)
     missing = [name for name in linears if f"{name}.weight" not in stored]
     if missing or not linears:

@@ -12,10 +12,12 @@ SMALL = {
     "vocab_size": 64,
     "vocab_size_per_layer_input": 64,
     "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "num_kv_shared_layers": 0,
 }
 MAMBA_HEADS = 4
+# Standard deviations of weights that make all of a model visible in its logits: of a linear's outputs for
+# inputs of 1, and of biases and the logarithms of factors.
+GAIN = 1.3
+SPREAD = 0.3
 # Most parameters of a model that keeps its own widths: 1 GB in float32, built in some seconds.
 MOST_PARAMETERS = 1 << 28
 WITHOUT_SIZE = {"quantization_config", "dtype", "torch_dtype"}
@@ -41,9 +43,9 @@ def small_model(config: Any) -> Any:
     return checked(build(wide))
 
 
-def narrow_config(full: Any) -> Any:
+def narrow_config(full: Any, layers: int | None = None) -> Any:
     """Return `cut_config` with small widths."""
-    cut = cut_config(full)
+    cut = cut_config(full, layers)
     values = cut.to_dict()
     small = {key: INNER for key in values if key.endswith("intermediate_size") and values[key]}
     small["hidden_size"] = INNER
@@ -52,9 +54,18 @@ def narrow_config(full: Any) -> Any:
         # The head size is kept because rotary frequencies can be listed one by one.
         head_size = values.get("head_dim") or full.hidden_size // heads
         groups = 1 if (values.get("num_key_value_heads") or heads) < heads else 2
-        small |= {"num_attention_heads": 2, "num_key_value_heads": groups, "hidden_size": 2 * head_size}
+        # llama.cpp scales the scores of some models by a head's share of the width, which is kept too.
+        share = full.hidden_size // heads if values.get("head_dim") else head_size
+        small |= {"num_attention_heads": 2, "num_key_value_heads": groups, "hidden_size": 2 * share}
+        if values.get("per_layer_config"):
+            small["per_layer_config"] = {
+                number: layer | ({"num_key_value_heads": groups} if "num_key_value_heads" in layer else {})
+                for number, layer in values["per_layer_config"].items()
+            }
     if values.get("expand"):
         small["intermediate_size"] = int(values["expand"] * small["hidden_size"])
+    if values.get("mamba_num_heads"):
+        small |= {"mamba_num_heads": MAMBA_HEADS, "n_groups": MAMBA_HEADS // 2}
     if values.get("mamba_n_heads"):
         inner = int((values.get("mamba_expand") or 1) * small["hidden_size"])
         small |= {"mamba_n_heads": MAMBA_HEADS, "mamba_d_head": inner // MAMBA_HEADS, "mamba_n_groups": 1}
@@ -63,12 +74,19 @@ def narrow_config(full: Any) -> Any:
     return type(cut).from_dict(values | small)
 
 
-def cut_config(full: Any) -> Any:
-    """Return the configuration with as many layers as cover each type, and few tokens."""
-    layers = layers_of_all_types(full)
+def cut_config(full: Any, layers: int | None = None) -> Any:
+    """Return the configuration with its first `layers`, by default as many as cover each type, and with few
+    tokens.
+    """
+    layers = layers or layers_of_all_types(full)
     values = full.to_dict()
     small: dict[str, Any] = {key: value for key, value in SMALL.items() if values.get(key)}
     small["num_hidden_layers"] = layers
+    if values.get("linear_num_value_heads"):
+        groups = values["linear_num_value_heads"] // values["linear_num_key_heads"]
+        small["linear_num_value_heads"] = SMALL["linear_num_key_heads"] * groups
+    if values.get("num_kv_shared_layers") and layers < full.num_hidden_layers:
+        small["num_kv_shared_layers"] = 0
     if values.get("sliding_window"):
         small["sliding_window"] = WINDOW
     for key, value in values.items():
@@ -96,6 +114,35 @@ def build(config: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def with_visible_weights(model: Any) -> Any:
+    """Give a random model weights of which none can be lost or exchanged without changing its logits, and
+    return it: attention that prefers some tokens, norms and factors other than 1, biases other than 0.
+    """
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    changed = set()  # A tied head is the same memory as the embeddings.
+    with torch.no_grad():
+        for name, values in model.state_dict().items():
+            if not values.is_floating_point() or values.data_ptr() in changed:
+                continue
+            changed.add(values.data_ptr())
+            drawn = torch.randn(values.shape, generator=random)
+            if values.dim() > 1:
+                values.copy_(drawn * GAIN / values.shape[-1] ** 0.5)
+            elif name.endswith("bias"):
+                values.copy_(drawn * SPREAD)
+            elif values.any():
+                values.mul_((drawn * SPREAD).exp())
+            else:  # a norm that multiplies by one more than it contains
+                values.copy_((drawn * SPREAD).exp() - 1)
+        for module in model.modules():
+            # Norms make the scores of attention without a scale (Gemma 4) so large that rounding decides.
+            if hasattr(module, "q_norm") and getattr(module, "scaling", None) == 1:
+                module.q_norm.weight.mul_(2 / module.head_dim**0.5)
+    return model
 
 
 def parameters(config: Any) -> int:

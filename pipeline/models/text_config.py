@@ -18,6 +18,8 @@ TOWERS = ("vision_config", "audio_config")
 # Text models without a causal class of their own: the class that computes the same for text. Their rotary
 # positions in several dimensions (M-RoPE) are all equal there, which is the ordinary rotary embedding.
 SAME_FOR_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+# Text classes that llama.cpp's converter knows by another name only, of a model that it computes alike.
+SAME_FOR_CONVERTER = {"Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM"}
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -71,7 +73,7 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
             f"({quoted(named)}) is no causal language model of transformers: choose the text-only model of "
             "this family, or another base",
         )
-    text.architectures = [name]
+    text.architectures = [SAME_FOR_CONVERTER.get(name, name)]
     text.dtype = text.dtype or wrapper.dtype
     for key in ENDS:
         if config.get(key) is not None:

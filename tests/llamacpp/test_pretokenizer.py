@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny
 from qwen2_variants import KEPT, ROWS, add_token, change_json, cut_models
-from tokenizer_folders import qwen_folder, smollm_folder
+from tokenizer_folders import qwen_folder, smollm_folder, with_config
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -24,6 +24,7 @@ from pipeline.llamacpp.pretokenizer import (
     known_hashes,
 )
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.base.converted_vocabulary import same_ids_when_converted
 from pipeline.stages.parity.probe_inputs import strings
 from pipeline.stages.parity.tokens import open_vocabulary
 
@@ -136,6 +137,18 @@ def test_a_cut_vocabulary_converts_by_its_structure(tools: Toolchain, tmp_path: 
     assert differing(tools, made / "hf", made / "tiny-F16.gguf") == []
     fields = read_header(made / "tiny-F16.gguf").fields
     assert (fields["tokenizer.ggml.pre"], len(fields["tokenizer.ggml.tokens"])) == ("qwen2", ROWS)
+
+
+def test_a_cut_vocabulary_of_a_family_without_a_record_gives_equal_ids(
+    tools: Toolchain, tmp_path: Path
+) -> None:
+    """Stage base tries such a tokenizer by converting it, by the structure that stage convert goes by too."""
+    folder = smollm_folder(tmp_path / "model")
+    tiny.cut_vocabulary(folder / "tokenizer.json", KEPT)
+    with_config(folder, "seed_oss", architectures=["SeedOssForCausalLM"])
+    pre = find_pre_tokenizer(folder, tools)
+    assert pre.found_by == "structure"
+    same_ids_when_converted(folder, tools, pre.name)
 
 
 @pytest.mark.parametrize(("structure", "name"), KNOWN.items(), ids=KNOWN.values())

@@ -24,6 +24,11 @@ MIXTURES: list[dict[str, Any]] = [
     {"model_type": "granitemoe"},
     {"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}},
     {"model_type": "llama4", "text_config": {"num_local_experts": 16}},
+    {"model_type": "gemma4_text", "enable_moe_block": True, "num_experts": 128},
+    {"model_type": "lfm2_moe", "num_experts": 32},
+    {"model_type": "glm4_moe", "n_routed_experts": 128},
+    {"model_type": "nemotron_h", "n_routed_experts": 128, "hybrid_override_pattern": "MEM*E"},
+    {"model_type": "nemotron_h", "n_routed_experts": 8, "layers_block_type": ["mamba", "moe"]},
 ]
 ACCEPTED: list[dict[str, Any]] = [
     {"model_type": "qwen2_moe", "num_experts": 60, "moe_intermediate_size": 1408},
@@ -34,11 +39,16 @@ ACCEPTED: list[dict[str, Any]] = [
     {"model_type": "granitemoehybrid", "num_local_experts": 0, "num_experts_per_tok": 0},
     {"model_type": "hunyuan_v1_dense", "num_experts": 1, "moe_topk": 1},
     {"model_type": "gemma", "text_config": {"num_experts": None}},
+    # as published, and as transformers saves it, with its class's number of experts
+    {"model_type": "nemotron_h", "n_routed_experts": 8, "hybrid_override_pattern": "M-M*-"},
+    {"model_type": "nemotron_h", "n_routed_experts": 8, "layers_block_type": ["linear_attention", "mlp"]},
 ]
 
 
 @pytest.mark.base_refused(
-    "Other mixtures of experts: gpt-oss, DeepSeek, Llama 4, DBRX, Granite MoE", "Q-MODELS-010"
+    "Other mixtures of experts: gpt-oss, DeepSeek, Llama 4, DBRX, Granite MoE, Gemma 4 26B-A4B, LFM2 8B-A1B, "
+    "GLM-4.5, Nemotron 3 Nano",
+    "Q-MODELS-010",
 )
 @pytest.mark.parametrize("config", MIXTURES, ids=str)
 def test_a_mixture_that_cannot_be_trained_is_refused(config: dict[str, Any]) -> None:

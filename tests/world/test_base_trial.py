@@ -19,12 +19,13 @@ from pipeline.__main__ import main
 from pipeline.chat.rendering import Unrenderable, render
 from pipeline.chat.tokens import IGNORED, encode, load_tokenizer, probes, save_tokenizer
 from pipeline.chat.trial import ANSWER, CHATS, QUESTION, TOOL
+from pipeline.config.sections.adapters import DEFAULT_TARGETS
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.ends import beginning_fields
 from pipeline.llamacpp.tools import Toolchain, run_converter
 from pipeline.models.text_config import read_text_config
 from pipeline.stages.base.hf_folder import examine
-from pipeline.stages.base.model_trial import need_assumed_settings
+from pipeline.stages.base.model_trial import need_assumed_settings, trained_by_default, tried_model
 from pipeline.stages.curate.rules.template import ChatTemplate
 from pipeline.stages.parity.special_tokens import added as added_tokens
 from pipeline.stages.parity.tokens import open_vocabulary
@@ -729,7 +730,8 @@ def test_positions_that_llama_cpp_would_stretch_otherwise_are_refused(
 def test_a_base_that_cannot_keep_rows_apart_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hybrid = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}
+    layers = {"layer_types": ["conv", "full_attention"]}
+    hybrid = {"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], **layers}
     folder = with_weights(smollm_folder(tmp_path / "source"), **hybrid)
     (tmp_path / "project").mkdir()
     assert run(folder, tmp_path / "project") == 0
@@ -741,9 +743,8 @@ def test_a_base_that_cannot_keep_rows_apart_says_so(
 
 def test_head_sizes_that_differ_by_layer_are_read(tmp_path: Path) -> None:
     folder = with_weights(smollm_folder(tmp_path / "source"), model_type="gemma4_text", head_dim=16)
-    (tmp_path / "project").mkdir()
-    assert run(folder, tmp_path / "project") == 0
-    assert not made(tmp_path / "project")[2].keys() & {"never_packed", "default_targets"}
+    assert tried_model(folder) is None
+    assert trained_by_default(folder) == DEFAULT_TARGETS
 
 
 @pytest.mark.parametrize("has_model", [True, False], ids=["with tokenizer.model", "without it"])

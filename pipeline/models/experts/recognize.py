@@ -143,6 +143,10 @@ def weighted_otherwise(config: Mapping[str, Any]) -> Iterator[str]:
 
 def sign_of_experts(config: Mapping[str, Any]) -> str | None:
     """Return the key and value by which a model is a mixture; None for a dense one."""
+    # Each layer of a Nemotron-H is of one type. Its class has a number of experts even if none is of these.
+    kinds = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    if kinds and not {"moe", "E"} & set(kinds):
+        return None
     counts = {key: value for key, value in config.items() if COUNT.fullmatch(key)}
     many = next((key for key, value in counts.items() if _largest(value) > 1), None)
     if many:

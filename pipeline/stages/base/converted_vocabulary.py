@@ -25,9 +25,10 @@ SHOWN = 4  # tokens shown in a message
 CONTEXT = 20  # characters shown before those tokens
 
 
-def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
+def same_ids_when_converted(folder: Path, tools: Toolchain, pre: str | None) -> None:
     """Raise `DataError` if llama.cpp's converter can't convert the tokenizer of `folder`, or if llama.cpp
-    gives other ids than training with the converted tokenizer.
+    gives other ids than training with the converted tokenizer. `pre` is its pre-tokenizer, None if the
+    converter chooses.
     """
     tokenizer = load_tokenizer(folder)
     texts = [*probes(tokenizer), control_tokens(tokenizer)]
@@ -36,7 +37,8 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
     with TemporaryDirectory() as place:
         vocabulary = Path(place) / "vocabulary.gguf"
         try:
-            run_converter(tools, "convert_hf_to_gguf.py", [folder, "--vocab-only", "--outfile", vocabulary])
+            arguments = [folder, "--vocab-only", "--outfile", vocabulary]
+            run_converter(tools, "convert_hf_to_gguf.py", arguments, pre)
         except ToolError as error:
             raise DataError(
                 "Q-BASE-053",

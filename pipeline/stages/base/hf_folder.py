@@ -19,6 +19,7 @@ from pipeline.core.special_files import need_file
 from pipeline.core.text import quoted
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import SMALLEST_BLOCK, check_gguf, nothing_quantized
+from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.models.experts.recognize import check_experts, weighted_otherwise
 from pipeline.models.text_config import is_wrapper, read_text_config, text_part
 from pipeline.stages.base.chats import (

@@ -25,6 +25,7 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
+from pipeline.llamacpp.converters import HeaderFields
 from pipeline.llamacpp.ends import end_fields
 from pipeline.llamacpp.pretokenizer import need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
@@ -34,6 +35,7 @@ from pipeline.stages.base.chats import ChatSettings, chosen_chats, try_early
 from pipeline.stages.base.converted_vocabulary import same_ids_when_converted
 from pipeline.stages.base.file_choice import choose_files, need_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
+from pipeline.stages.base.graph_proof import need_same_graph
 from pipeline.stages.base.hf_folder import check_config, examine, need_packable_rows, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.new_tokens import add_new_tokens
@@ -171,13 +173,18 @@ def base(
             if not stays_gguf:
                 if quantize:
                     need_packable_rows(aside, quantize.levels)
-                end_fields(aside)  # raises if a GGUF can't name all ends of generation
+                ends = end_fields(aside)  # raises if a GGUF can't name all ends of generation
                 # A wrong base is reported before a missing llama.cpp.
                 tools = find_toolchain(llamacpp_home)
-                is_by_bytes = need_convertible(aside, tools).name is not None
+                pre = need_convertible(aside, tools).name
                 # The converter reads the tokenizers of some families (Gemma 4) by special rules.
-                if not is_by_bytes or not BY_CLASS.keys() & set(facts["architecture"]["architectures"]):
-                    same_ids_when_converted(aside, tools)
+                if pre is None or not BY_CLASS.keys() & set(facts["architecture"]["architectures"]):
+                    same_ids_when_converted(aside, tools, pre)
+                proof = need_same_graph(aside, tools, HeaderFields(aside.name, pre, ends))
+                if proof.reason:
+                    facts["graph_not_proven"] = proof.reason
+                if proof.dropped_window:
+                    facts["window_in_training"] = proof.dropped_window
         except DataError as error:  # the user knows the source, not the unpublished folder
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
             sentence = sentence.replace(str(aside / ARRIVED), chosen.gguf_name or chosen.model)

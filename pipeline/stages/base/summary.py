@@ -84,6 +84,11 @@ def _limits(facts: Mapping[str, Any]) -> Iterator[str]:
             f"window: texts of more tokens are trained in one way and served in another. Keep "
             f"preprocess.max_length and serve.ctx_size to {window:,}"
         )
+    if "graph_not_proven" in facts:
+        yield (
+            "it is not proven that llama.cpp computes this model as training does "
+            f"({facts['graph_not_proven']}): stage parity measures it after the training"
+        )
     if "default_targets" in facts:
         named = facts["default_targets"]
         yield (
