@@ -8,9 +8,10 @@ from pipeline.config.sections.adapters import DEFAULT_TARGETS
 from pipeline.config.targets import Settings, layer_of, own_targets, with_own_targets
 from pipeline.models.experts.separate import has_experts
 from pipeline.models.qlora import check_layers
+from pipeline.models.read_weights import read_by_parents
 from pipeline.models.small_model import empty
 from pipeline.models.text_config import read_text_config
-from pipeline.models.tuners import bypassed, check_targets
+from pipeline.models.tuners import check_targets
 
 
 def fitted(train: Settings, base: Path) -> Settings:
@@ -41,7 +42,7 @@ def default_targets(base: Path) -> list[str] | str:
 
 def linears(model: Any) -> Iterator[str]:
     """Yield the paths of the linears in the layers of a dense model that can have an adapter."""
-    apart = bypassed(model)
+    apart = read_by_parents(model)
     for name, module in model.named_modules():
         if layer_of(name) is not None and hasattr(module, "in_features") and name not in apart:
             yield name

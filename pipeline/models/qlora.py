@@ -12,7 +12,10 @@ from pipeline.config.sections import Train, Training
 from pipeline.config.targets import is_router, is_target, layer_of, trains_in
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.models.merging.nf4 import quick_quantizer
+from pipeline.models.read_weights import kept_in_16_bit
 from pipeline.models.runtime import freed_at_once
+from pipeline.models.small_model import empty
+from pipeline.models.text_config import read_text_config
 
 # Settings for a model that only answers: where its weights are changes no number.
 ON_ONE_DEVICE = {"offload": "none"}
@@ -40,21 +43,13 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
 
 def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> Any:
     """Return a Hugging Face folder's model, linears in NF4, or in `dtype` if `train.quantization` is none."""
-    from transformers import BitsAndBytesConfig
-
     from pipeline.models.loading import load_model
 
-    nf4 = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,  # saves 0.37 bit a parameter
-        bnb_4bit_compute_dtype=dtype,
-    )
     with quick_quantizer():
         model = load_model(
             folder,
             dtype=dtype,
-            quantization_config=nf4 if train.quantization == "nf4" else None,
+            quantization_config=nf4_settings(folder, dtype) if train.quantization == "nf4" else None,
             device_map={"": device},
         )
     # With a cache, packed rows leak into each other (measured: logits differ by 25).
@@ -67,6 +62,23 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
     if train.embeddings_in_ram and (alone or train.offload == "embeddings"):
         keep_embeddings_on_cpu(model)
     return model
+
+
+def nf4_settings(folder: Path, dtype: Any) -> Any:
+    """Return transformers' settings for the model in `folder` in NF4, computed in `dtype`."""
+    from transformers import BitsAndBytesConfig
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    model = empty(read_text_config(folder))
+    apart = kept_in_16_bit(model)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,  # saves 0.37 bit a parameter
+        bnb_4bit_compute_dtype=dtype,
+        # A list replaces the modules that are left out by themselves.
+        llm_int8_skip_modules=[*get_keys_to_not_convert(model), *apart] if apart else None,
+    )
 
 
 def check_quantized(model: Any, train: Training) -> None:

@@ -11,6 +11,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.merging.nf4 import Nf4
+from pipeline.models.read_weights import kept_in_16_bit
 
 RECORD = "merge.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
@@ -66,6 +67,7 @@ def structure(base: Path) -> Structure:
             "take another base",
         ) from error
     kept = HfQuantizer.get_modules_to_not_convert(trained, None, trained._keep_in_fp32_modules)
+    kept += kept_in_16_bit(trained)
     # transformers' replace_with_bnb_linear replaces exactly these two classes, by their full names.
     quantized = frozenset(
         f"{name}.weight"

@@ -13,6 +13,7 @@ from pipeline.config.sections import Train, Training
 from pipeline.config.targets import is_router, misfits
 from pipeline.config.tuners import TunerName, tuner_of
 from pipeline.core.errors import ConfigError
+from pipeline.models.read_weights import read_by_parents
 from pipeline.models.tuners import lora, scales
 
 
@@ -112,7 +113,7 @@ def check_targets(model: Any, train: Train) -> None:
     if not isinstance(train.target_modules, str):
         return
     pattern = re.compile(train.target_modules)
-    apart = bypassed(model)
+    apart = read_by_parents(model)
     inside = {name for name in linears if ".layers." in name and not is_router(name) and name not in apart}
     others = (name for name, _ in model.named_modules() if name and name not in inside)
     other = next((name for name in others if pattern.fullmatch(name)), None)
@@ -122,17 +123,6 @@ def check_targets(model: Any, train: Train) -> None:
             f"train.target_modules is {train.target_modules!r}, which matches {other} too, and that is not "
             "a linear of a layer that an adapter works on: make the pattern narrower",
         )
-
-
-def bypassed(model: Any) -> set[str]:
-    """Return the paths of linears on which an adapter has no effect: those of a state space's output, because
-    its kernels on a GPU read the weight themselves (PEFT refuses it in some of these architectures).
-    """
-    return {
-        f"{name}.out_proj"
-        for name, module in model.named_modules()
-        if hasattr(module, "A_log") and hasattr(module, "D")
-    }
 
 
 def stop_gradients(model: Any) -> int:

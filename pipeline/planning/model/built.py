@@ -203,11 +203,11 @@ def _linears(layer: Any, place: str, apart: Container[str]) -> Iterator[Linear]:
     """
     import torch
 
-    from pipeline.models.tuners import bypassed
+    from pipeline.models.read_weights import read_by_parents
 
     # a convolution in addition to attention
     mixes = any(parameter.dim() > 2 for parameter in layer.parameters())
-    without = bypassed(layer)
+    without = read_by_parents(layer)
     for path, module in layer.named_modules():
         if isinstance(module, torch.nn.Linear):
             name = path.rpartition(".")[2]
