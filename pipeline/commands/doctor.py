@@ -13,14 +13,18 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, ToolError
+from pipeline.core.extra_packages import install_command
 from pipeline.core.git import ask_git
 from pipeline.core.hardware import accelerator
 from pipeline.core.places import IS_CHECKOUT, resource
+from pipeline.core.text import listed
 from pipeline.core.units import memory_gb
+from pipeline.extras.table import EXTRAS
 from pipeline.llamacpp.compiler import find_compiler
 from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import TOOLS, VERSION, find_toolchain
@@ -52,6 +56,7 @@ def doctor(*, root: Path, lock: Path) -> list[Check]:
         snakemake_cache(),
         packages(lock),
         torch(),
+        extras(),
         settings,
         llama_cpp(home),
         room("disk", shutil.disk_usage(root).free, "free", DEMO_DISK, "make room"),
@@ -135,6 +140,18 @@ def torch() -> Check:
     if version:
         return Check("torch", "pass", version)
     return Check("torch", "fail", "missing", "run `make setup`")
+
+
+def extras() -> Check:
+    """Check that the packages of optional parts are installed. Nothing else needs them."""
+    lacking = [row for row in EXTRAS.values() if row.imports and find_spec(row.imports) is None]
+    if not lacking:
+        return Check("extras", "pass", "the packages of all optional parts are installed")
+    parts = listed([f"`quench {row.verb}`" if row.verb else row.pip for row in lacking])
+    command = install_command(*(row.pip for row in lacking))
+    return Check(
+        "extras", "pass", f"optional packages of {parts} are not installed", f"if wanted, `{command}`"
+    )
 
 
 def configuration(root: Path) -> tuple[Check, str | None]:

@@ -22,22 +22,25 @@ class Extra(NamedTuple):
     stage: str = ""  # stage that it is, or that uses it
     setting: str = ""  # setting that asks for it, if it only observes a stage
     pip: str = ""  # extra of the distribution (`quench[NAME]`) that it needs
+    imports: str = ""  # the package of that extra that it imports
 
 
 EXTRAS: Mapping[str, Extra] = {
-    "sweep": Extra("sweep.command", "docs/sweeps.md", verb="run sweep", pip="sweep"),
+    "sweep": Extra("sweep.command", "docs/sweeps.md", verb="run sweep", pip="sweep", imports="optuna"),
     "remote": Extra("remote.verb", "docs/remote.md", verb="remote"),
-    "watch": Extra("watch.verb", "docs/watching.md", verb="watch", pip="watch"),
+    "watch": Extra("watch.verb", "docs/watching.md", verb="watch", pip="watch", imports="textual"),
     "judge": Extra("judge.verb", "docs/judging.md", verb="judge"),
     "pairs": Extra("pairs.command", "docs/rewards.md", verb="data pairs"),
-    "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness"),
-    "signing": Extra("signing.signature", "docs/shipping.md", verb="ship", pip="signing"),
+    "harness": Extra("harness.run", "docs/evaluation.md", stage="evaluate", pip="harness", imports="lm_eval"),
+    "signing": Extra(
+        "signing.signature", "docs/shipping.md", verb="ship", pip="signing", imports="model_signing"
+    ),
     "publish": Extra("publish.delivery", "docs/shipping.md", verb="ship"),
     "runs": Extra("runs.command", "docs/workflow.md", verb="status"),
     "compare": Extra("compare.stage", "docs/which-way-to-ship.md", stage="compare"),
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
     "trackers": Extra("trackers.tracking", "docs/training.md", setting="train.report_to"),
-    "manual": Extra("manual.command", "docs/tutorial.md", verb="doctor docs", pip="docs"),
+    "manual": Extra("manual.command", "docs/tutorial.md", verb="doctor docs", pip="docs", imports="zensical"),
     "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
 }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.doctor import extras
 from pipeline.core.extra_packages import install_command
 from pipeline.core.places import PROJECT
 
@@ -25,6 +26,13 @@ def test_the_command_is_that_of_the_installation(
     command = install_command("watch", packages=["aim"])
     assert command.startswith(beginning)
     assert re.search(r" textual==\S+ aim$", command)
+
+
+def test_doctor_says_what_optional_parts_need_before_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.commands.doctor.find_spec", lambda name: None)
+    check = extras()
+    assert "`quench watch`" in check.sentence and "`quench doctor docs`" in check.sentence
+    assert "textual==" in check.remedy and "zensical" in check.remedy
 
 
 def test_no_message_installs_the_project_that_has_our_name_on_the_registry() -> None:

@@ -32,4 +32,4 @@ def test_what_a_row_names_is_there(name: str) -> None:
         assert extra.stage in table().stages
     if extra.pip:
         project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        assert extra.pip in project["optional-dependencies"]
+        assert extra.pip in project["optional-dependencies"] and extra.imports
