@@ -60,10 +60,12 @@ def main(root: Path, words: Sequence[str]) -> int:
         raise Stopped(heard.all[0], REMEDY)
     if code < 0:
         raise Stopped(-code, REMEDY)
-    if not code and not is_dry_run([*words]):
-        for sentence in untracked_sentences(load_params(root / "params.yaml"), root):
-            print(f"run: {sentence}", file=sys.stderr)
-    if not code and (root / CACHE).is_dir() and not is_dry_run([*words]):
+    if code or is_dry_run([*words]):
+        return code
+    file = root / "params.yaml"
+    for sentence in untracked_sentences(load_params(file), root) if file.exists() else []:
+        print(f"run: {sentence}", file=sys.stderr)
+    if (root / CACHE).is_dir():
         print(disk_line(root), file=sys.stderr)
     return code
 
