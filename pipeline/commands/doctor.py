@@ -1,7 +1,7 @@
 """Check that this machine is ready. Prints one line per check with its remedy; changes nothing.
 
 Reads the installed packages, `requirements.lock`, `params.yaml`, the toolchain that it names and the machine.
-Writes nothing.
+Writes nothing but the empty folder of Snakemake's cache.
 
     quench doctor
 """

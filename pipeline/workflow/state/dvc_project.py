@@ -165,7 +165,7 @@ def _runs(holder: Mapping[str, Any], changed: float) -> bool:
         process = psutil.Process(int(holder["pid"]))
         words = " ".join(process.cmdline())
         # Not all of it is compared: after `python -m dvc` the lock has the path of the module.
-        is_dvc = "dvc" in words or words.endswith(str(holder["cmd"]).split()[-1])
+        is_dvc = "dvc" in words or words.endswith(str(holder.get("cmd", "")).rpartition(" ")[2])
         return is_dvc and process.create_time() <= changed + CLOCKS
     except psutil.NoSuchProcess:
         return False
