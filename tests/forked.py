@@ -215,7 +215,7 @@ def _dvc(command: list[str], *, cwd: Path, **_: Any) -> "subprocess.CompletedPro
             os.dup2(errors.fileno(), 2)
             code = 255
             try:
-                code = main(command[3:])
+                code = main(command[command.index("dvc") + 1 :])
             finally:
                 sys.stderr.flush()
                 os._exit(code)
