@@ -8,32 +8,38 @@ A test that proves something of a family carries `@pytest.mark.base_cells(column
 
 import importlib
 import inspect
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.catalog import catalog
 from pipeline.core.places import PROJECT
+from pipeline.llamacpp.tools import VERSION
 
 TESTS = PROJECT / "tests"
 PAGE = PROJECT / "docs" / "bases.md"
 START, END = "<!-- made by pytest --record tests/test_bases_page.py -->", "<!-- end -->"
-COLUMNS = ("NF4", "merged", "levels", "adapter", "scales", "parity", "served", "Liger")
+COLUMNS = ("graph", "NF4", "merged", "levels", "adapter", "scales", "parity", "served", "Liger")
 # model types in the table's order, and the published models of each
 FAMILIES: Mapping[str, str] = {
-    "llama": "Llama 3, 3.1, 3.2, 3.3, SmolLM2",
-    "mistral": "Mistral Nemo",
+    "llama": "Llama 3, 3.1, 3.2, 3.3, SmolLM2, R1 distills, MiniCPM5",
+    "mistral": "Mistral Nemo, the text part of Mistral Small 3.2, Magistral, Devstral",
     "ministral3": "Ministral 3, its text part",
     "qwen2": "Qwen2, Qwen2.5",
-    "qwen3": "Qwen3",
+    "qwen3": "Qwen3, the text part of Qwen3-VL",
     "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
     "qwen3_moe": "Qwen3-30B-A3B and larger",
     "mixtral": "Mixtral",
     "gemma2": "Gemma 2",
-    "gemma3_text": "Gemma 3 270M and 1B",
-    "granite": "Granite 3",
+    "gemma3_text": "Gemma 3, FunctionGemma",
+    "gemma3n_text": "Gemma 3n, its text part",
+    "gemma4_text": "Gemma 4 E2B, E4B and 31B, their text part",
+    "gemma4_unified_text": "Gemma 4 12B, its text part",
+    "granite": "Granite 3, 4.1",
     "granitemoehybrid": "Granite 4, dense and hybrid",
     "phi3": "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
     "smollm3": "SmolLM3",
@@ -43,9 +49,24 @@ FAMILIES: Mapping[str, str] = {
     "lfm2": "LFM2",
     "falcon_h1": "Falcon-H1",
     "qwen3_5_text": "Qwen3.5, dense",
+    "nemotron_h": "Nemotron Nano 9B v2, Nemotron-H, without experts",
+    "seed_oss": "Seed-OSS",
+    "exaone4": "EXAONE 4 (with windows: of 64 layers)",
+    "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
+    "cohere2": "Command R7B",
+    "cohere": "Aya Expanse",
+    "stablelm": "StableLM 2",
+    "apertus": "Apertus (plain text by its template)",
+    "ernie4_5": "ERNIE 4.5 0.3B (plain text by its template)",
+    "arcee": "AFM-4.5B",
+    "glm": "GLM-4-9B",
+    "gemma": "Gemma 1",
     "gpt_neox": "Pythia, GPT-NeoX",
 }
 LACKING = "not tested"
+# columns of which each shows that a base as a folder, or as a GGUF that is trained on, comes through
+FOLDER, GGUF = ("merged",), ("adapter", "scales")
+RUN = re.compile(r"Run on (\S+) with ")
 
 
 @dataclass(frozen=True)
@@ -128,17 +149,40 @@ def link(text: str, file: Path) -> str:
     return f"[{text}][{file.stem}]"
 
 
-def tables() -> str:
-    """Return both tables as Markdown."""
+def depth(columns: Container[str]) -> str:
+    """Return how far the tests follow a family in these columns: "parity", or the first stage alone."""
+    return "parity" if "parity" in columns else "stage base"
+
+
+def path(columns: Container[str]) -> str:
+    """Return the forms of the family's base that the tests train on."""
+    forms = {"folder": FOLDER, "GGUF": GGUF}
+    return " and ".join(name for name, needed in forms.items() if any(map(columns.__contains__, needed)))
+
+
+def run_on(page: str) -> str:
+    """Return the day on which the page says that the tests ran."""
+    match = RUN.search(page)
+    assert match, "pytest --record tests/test_bases_page.py writes it"
+    return match[1]
+
+
+def tables(day: str) -> str:
+    """Return both tables as Markdown, recorded on this `day`."""
     cells, refusals = declared()
     by_place = {(cell.family, cell.column): cell for cell in reversed(cells)}
-    lines = [f"| model type | models | {' | '.join(COLUMNS)} |", "|---" * (2 + len(COLUMNS)) + "|"]
+    versions = f"llama-cpp-python {VERSION} and Transformers {metadata.version('transformers')}"
+    lines = [f"Run on {day} with {versions}.", ""]
+    titles = ("model type", "models", "path", "depth", *COLUMNS)
+    lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     files = {declaration.file for declaration in (*cells, *refusals)}
     for family, models in FAMILIES.items():
         row = [by_place.get((family, column)) for column in COLUMNS]
-        if any(cell and cell.text == "✓" for cell in row):
+        proven = {cell.column for cell in row if cell and cell.text == "✓"}
+        if proven:
             shown = [link(cell.text, cell.file) if cell else LACKING for cell in row]
-            lines.append(f"| `{family}` | {models} | {' | '.join(shown)} |")
+            about = (f"`{family}`", models, path(proven) or "folder", depth(proven))
+            lines.append(f"| {' | '.join((*about, *shown))} |")
     problems = catalog()
     lines += ["", "## What stage `base` refuses", ""]
     lines += ["| base | error | why | what to do |", "|---|---|---|---|"]

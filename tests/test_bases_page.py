@@ -1,17 +1,18 @@
 """docs/bases.md says what tests prove: every mark in its tables is a test's declaration."""
 
+from datetime import date
 from pathlib import Path
 
 import base_table
 import pytest
-from base_table import COLUMNS, FAMILIES, PAGE, declared, page_with, tables
+from base_table import COLUMNS, FAMILIES, PAGE, declared, page_with, run_on, tables
 
 
 def test_the_page_has_the_tables_that_tests_declare(request: pytest.FixtureRequest) -> None:
-    made = page_with(tables())
     if request.config.getoption("--record"):
-        PAGE.write_text(made, encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == made
+        PAGE.write_text(page_with(tables(date.today().isoformat())), encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == page_with(tables(run_on(page)))
 
 
 def test_every_family_and_column_of_the_table_has_a_test() -> None:
