@@ -16,7 +16,8 @@ def annotated_row(
     format knows, so that a mapping in `curate.fields` chooses.
     """
     asked = [name for name, value in fields.items() if is_question(value)]
-    if len(asked) != 1 or len(written) != 1:
+    is_text = len(written) == 1 and all(isinstance(answer, str) for answer in answers[written[0]])
+    if len(asked) != 1 or not is_text:
         stated = {name: values[0] if len(values) == 1 else list(values) for name, values in answers.items()}
         return {"fields": dict(fields), "answers": stated}
     beside = {

@@ -62,7 +62,7 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     if _is_nested(value):
         fields = value["fields"]
         responses = _nested_responses(value)
-        suggestions = len(value["suggestions"] or ())
+        suggestions = len(value["suggestions"]) if isinstance(value["suggestions"], dict | list) else 0
     elif _flat(value):
         names = _flat(value)
         responses = {name: _flat_responses(value, name) for name in names}
@@ -96,14 +96,14 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
 
 def _stated(stated: Any) -> list[tuple[Any, Any]]:
     """Return the responses to a question of version 1."""
-    if isinstance(stated, dict):
+    if _is_responses(stated) and isinstance(stated, dict):
         return list(zip(stated["value"], stated["status"], strict=False))
     return [(response.get("value"), response.get("status")) for response in objects(stated)]
 
 
 def _flat_responses(value: Mapping[str, Any], name: str) -> list[tuple[Any, Any]]:
     given = value[name + RESPONSES] or []
-    statuses = value.get(f"{name}{RESPONSES}.status") or [None] * len(given)
+    statuses = value.get(f"{name}{RESPONSES}.status") or []
     if not isinstance(given, list) or not isinstance(statuses, list) or len(given) != len(statuses):
         raise BadLine("bad_shape", f"{name}{RESPONSES} and their status are not two lists of one length")
     return list(zip(given, statuses, strict=True))
