@@ -18,8 +18,10 @@ TOWERS = ("vision_config", "audio_config")
 # Text models without a causal class of their own: the class that computes the same for text. Their rotary
 # positions in several dimensions (M-RoPE) are all equal there, which is the ordinary rotary embedding.
 SAME_FOR_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-# Text classes that llama.cpp's converter knows by another name only, of a model that it computes alike.
+# Text classes that llama.cpp's converter knows by another name only, of a model that it computes alike; and a
+# key that it wants with this name, also null.
 SAME_FOR_CONVERTER = {"Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM"}
+WANTED_BY_CONVERTER = "moe_intermediate_size"
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -74,6 +76,8 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
             "this family, or another base",
         )
     text.architectures = [SAME_FOR_CONVERTER.get(name, name)]
+    if name in SAME_FOR_CONVERTER:
+        setattr(text, WANTED_BY_CONVERTER, None)
     text.dtype = text.dtype or wrapper.dtype
     for key in ENDS:
         if config.get(key) is not None:

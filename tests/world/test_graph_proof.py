@@ -9,6 +9,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.converters import HeaderFields
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.models.text_config import SAME_FOR_CONVERTER, WANTED_BY_CONVERTER
 from pipeline.stages.base import graph_proof
 from pipeline.stages.base.graph_proof import LIMIT, need_same_graph
 
@@ -66,10 +67,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0,
         "final_logit_softcapping": 30.0,
     },
-    "gemma4_unified_text": {"num_hidden_layers": 6, "final_logit_softcapping": 30.0},
+    "gemma4_unified_text": {
+        "num_hidden_layers": 6,
+        "final_logit_softcapping": 30.0,
+        WANTED_BY_CONVERTER: None,
+    },
     "exaone4": {"head_dim": 64, "sliding_window": None, "layer_types": ["full_attention"] * 4},
     "hunyuan_v1_dense": {"head_dim": 64},
-    "cohere2": {"sliding_window": 512},
+    "cohere2": {"sliding_window": 512, "rotary_pct": 1.0},
     "cohere": {},
     "apertus": {},
     "ernie4_5": {"head_dim": 64},
@@ -78,7 +83,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "seed_oss": {"head_dim": 64},
     "nemotron_h": NEMOTRON,
     "qwen2_moe": MIXTURE | {"shared_expert_intermediate_size": 256},
-    "qwen3_moe": MIXTURE | {"head_dim": 64},
+    "qwen3_moe": MIXTURE | {"head_dim": 64, "norm_topk_prob": True},
     "mixtral": {"num_local_experts": 4},
     "phi3": {"sliding_window": None, "pad_token_id": 0},
     "stablelm": {},
@@ -98,7 +103,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 # what a text part's config.json says in place of its class (`pipeline.models.text_config`)
-WRITTEN = {"gemma4_unified_text": "Gemma4ForCausalLM"}
+WRITTEN = {"gemma4_unified_text": SAME_FOR_CONVERTER["Gemma4UnifiedForCausalLM"]}
 
 
 def folder_of(kind: str, folder: Path, **settings: Any) -> Path:
