@@ -22,7 +22,7 @@ def logits_apart(tools: Toolchain, gguf: Path, ids: list[int]) -> Floats:
     Raises `ToolError` if llama.cpp can't load or compute it.
     """
     target = gguf.with_suffix(".npy")
-    words = [tools.bin, gguf, json.dumps(ids), target]
+    words: list[str | Path] = [tools.bin, gguf, json.dumps(ids), target]
     environment = {"PYTHONPATH": str(PROJECT), "GGML_NO_BACKTRACE": "1"}
     run_tool([sys.executable, "-P", Path(__file__), *words], environment)
     values: Floats = np.load(target, allow_pickle=False)

@@ -47,7 +47,9 @@ def narrow_config(full: Any, layers: int | None = None) -> Any:
     """Return `cut_config` with small widths."""
     cut = cut_config(full, layers)
     values = cut.to_dict()
-    small = {key: INNER for key in values if key.endswith("intermediate_size") and values[key]}
+    small: dict[str, Any] = {
+        key: INNER for key in values if key.endswith("intermediate_size") and values[key]
+    }
     small["hidden_size"] = INNER
     heads = values.get("num_attention_heads")
     if heads:

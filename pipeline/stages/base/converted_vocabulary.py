@@ -37,7 +37,7 @@ def same_ids_when_converted(folder: Path, tools: Toolchain, pre: str | None) -> 
     with TemporaryDirectory() as place:
         vocabulary = Path(place) / "vocabulary.gguf"
         try:
-            arguments = [folder, "--vocab-only", "--outfile", vocabulary]
+            arguments: list[str | Path] = [folder, "--vocab-only", "--outfile", vocabulary]
             run_converter(tools, "convert_hf_to_gguf.py", arguments, pre)
         except ToolError as error:
             raise DataError(

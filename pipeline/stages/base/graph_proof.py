@@ -151,7 +151,7 @@ def logit_difference(folder: Path, full: Any, tools: Toolchain, *, slides: bool)
         words = {str(number): number for number in range(config.vocab_size)}
         write_json(place / "tokenizer.json", {"model": {"vocab": words}, "added_tokens": []})
         gguf = Path(name) / "model.gguf"
-        arguments = [place, "--outtype", "f32", "--outfile", gguf]
+        arguments: list[str | Path] = [place, "--outtype", "f32", "--outfile", gguf]
         try:
             run_converter(tools, CONVERTER, arguments, vocabulary=False)
         except ToolError as error:
@@ -168,7 +168,7 @@ def changed(full: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]
 def need_converted(folder: Path, tools: Toolchain, header: HeaderFields) -> None:
     """Raise `DataError` if the converter stops at the model in `folder` itself. Its weights aren't read."""
     with TemporaryDirectory(prefix="graph-") as name:
-        arguments = [folder, "--dry-run", "--outfile", Path(name) / "model.gguf"]
+        arguments: list[str | Path] = [folder, "--dry-run", "--outfile", Path(name) / "model.gguf"]
         try:
             run_converter(tools, CONVERTER, arguments, header.pre, header.fields)
         except ToolError as error:
