@@ -10,6 +10,7 @@ from make import quench
 from pipeline.core.errors import ToolError
 from pipeline.core.git import ask_git
 from pipeline.stages.train.run import git_state
+from pipeline.workflow.state.dvc_project import open_project
 
 
 @pytest.fixture
@@ -65,6 +66,14 @@ def test_in_a_repository_of_another_user_no_other_one_is_made(of_another_user: P
 def test_what_git_does_not_say_is_not_taken_for_empty(of_another_user: Path, words: list[str]) -> None:
     done = quench(*words, "--root", of_another_user)
     assert done.exit_code == 4 and "Q-CORE-016" in done.stderr
+
+
+def test_a_broken_configuration_of_git_is_said_in_git_s_words(repository: Path) -> None:
+    (repository / ".dvc").mkdir()
+    (repository / ".dvc/config").touch()
+    (repository / ".git/config").write_text("[user\nname = x\n")
+    with pytest.raises(ToolError, match=r"^Q-CORE-016: .* bad config"), open_project(repository):
+        pass
 
 
 def test_a_training_s_record_says_that_git_failed(of_another_user: Path) -> None:

@@ -17,6 +17,7 @@ from typing import IO, Any, TextIO, cast
 import yaml
 
 from pipeline.core.errors import DataError, MachineError, ToolError
+from pipeline.core.git import ask_git
 from pipeline.core.hashing import NO_PART
 from pipeline.core.locks import locked
 from pipeline.core.publish import remove
@@ -63,12 +64,11 @@ def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> I
     """Give the DVC project at `root` while no stage is being recorded, with DVC's errors in plain words.
 
     With `wait` it waits for its lock; otherwise it gives up soon. A caller that isn't `exclusive` lets others
-    read meanwhile. Raises `MachineError` if DVC is at work here or can't write, `ToolError` if it can't read
-    the project.
+    read meanwhile. Raises `MachineError` if DVC is at work here or can't write, `ToolError` if it or Git
+    can't read the project.
     """
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
-    from dvc.repo import Repo
     from dvc.scm import SCMError
 
     # It says "Updating lock file" for each recorded stage, also on standard output for `--json`.
@@ -77,7 +77,7 @@ def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> I
         with (
             redirect_stderr(cast(TextIO, _WithoutBars(sys.stderr))),
             lock_record(root) if exclusive else share_record(root),
-            Repo(str(root), _wait_for_lock=wait) as repo,
+            _opened(root, wait=wait) as repo,
         ):
             yield repo
     except LockError as error:
@@ -92,6 +92,23 @@ def open_project(root: Path, *, wait: bool = False, exclusive: bool = True) -> I
     except OSError as error:  # a full disk, or a folder of another user
         raise MachineError(
             "Q-WORKFLOW-017", f"DVC can't work in this folder ({_sentence(error)}): fix that, then run again"
+        ) from error
+
+
+def _opened(root: Path, *, wait: bool) -> Any:
+    """Return DVC's view of the project.
+
+    Raises `ToolError` if a configuration of Git can't be read, with Git's own words if it has any: DVC reads
+    Git's files itself, and says neither which one it means nor the line.
+    """
+    from dvc.repo import Repo
+
+    try:
+        return Repo(str(root), _wait_for_lock=wait)
+    except ValueError as error:
+        ask_git(root, "rev-parse", "--show-toplevel")
+        raise ToolError(
+            "Q-WORKFLOW-016", f"DVC can't read this project ({_sentence(error)}): fix that, then run again"
         ) from error
 
 
