@@ -18,6 +18,7 @@ from pipeline.chat.rows import ANSWERED, SIDES, TURN_LISTS, BadRow, Row, edit_te
 from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 from pipeline.stages.curate.rules.references import edit_references
+from pipeline.stages.curate.rules.results import check_results, sort_results
 
 MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format).
 OPENING, CLOSING = "<think>", "</think>"
@@ -200,7 +201,7 @@ def check_turns(row: Row, followers: Followers = FOLLOWERS) -> None:
     """Raise `BadRow` unless the turns are in order and each of them has content.
 
     The order is: at most one system turn, first; then user and assistant in turn; after an assistant's
-    `tool_calls` one or more tool turns, then the assistant. A chat ends with the assistant, a prompt with the
+    `tool_calls` one or more tool turns in the order of the calls, then the assistant. A chat ends with the assistant, a prompt with the
     user (or a tool), and an answer of a preference continues its prompt as in a chat. By then, rules may have
     made two answers of a preference the same.
     """
@@ -230,8 +231,10 @@ def _check_answer(turns: Turns, field: str, before: str, followers: Followers) -
 
 def _walk(turns: Turns, field: str, state: str, followers: Followers) -> str:
     """Return the state (a key of `followers`) at the end of a walk along the turns. Raises `BadRow`."""
+    has_results = False
     for number, turn in enumerate(turns, start=1):
         role = turn["role"]
+        has_results = has_results or role == "tool"
         if role == "system" and followers is LOOSE_FOLLOWERS and _may_stand(turns, number, state):
             continue  # The expected follower stays the same.
         if role not in followers[state]:
@@ -247,6 +250,8 @@ def _walk(turns: Turns, field: str, state: str, followers: Followers) -> str:
             state = "call" if calls else role
     if state == "greeting":
         raise BadRow("bad_order", f"{field} has no user's turn")
+    if has_results:
+        check_results(turns, field)
     return state
 
 
@@ -275,17 +280,17 @@ def _check_segments(segments: list[dict[str, Any]]) -> None:
 
 
 def repair_turns(row: Row, changes: Changes) -> Row:
-    """Return the row without the turns after its last answer, and with neighboring turns of one side joined
-    by an empty line.
+    """Return the row without the turns after its last answer, with the results of tools in the order of their
+    calls, and with neighboring turns of one side joined by an empty line.
 
-    Nothing is added and nothing reordered. All that is joined or dropped is noted in `changes`, by its place
-    in the original row.
+    Nothing is added. All that is joined, moved or dropped is noted in `changes`, by its place in the original
+    row.
     """
     answers = ("messages",) if row["kind"] in ANSWERED else SIDES
     repaired = dict(row)
     for field in filter(row.__contains__, TURN_LISTS):
         kept = _drop_tail(row[field], field, changes) if field in answers else row[field]
-        repaired[field] = _join_neighbors(kept, field, changes)
+        repaired[field] = _join_neighbors(sort_results(kept, field, changes), field, changes)
     return repaired
 
 
