@@ -175,6 +175,18 @@ def test_tools_and_arguments_that_datasets_stores_as_json_are_read(project: Proj
     assert (json.loads(arguments) if isinstance(arguments, str) else arguments) == {"a": 2, "b": {"c": [1]}}
 
 
+@pytest.mark.parametrize("how", ["save_to_disk", "to_parquet"])
+def test_numbers_of_classes_are_read_as_the_names_in_the_file(tmp_path: Path, how: str) -> None:
+    kind = datasets.ClassLabel(names=["rope", "sail"])
+    features = datasets.Features(
+        {"Text": datasets.Value("string"), "class": kind, "all": datasets.List(kind)}
+    )
+    rows = [{"Text": "a", "class": 1, "all": [0, 1]}, {"Text": "b", "class": -1, "all": []}]
+    getattr(datasets.Dataset.from_list(rows, features=features), how)(str(tmp_path / "mine.parquet"))
+    (file,) = [path for path in (tmp_path, *tmp_path.rglob("*")) if path.is_file() and path.suffix != ".json"]
+    assert read(file) == [{"text": "a", "class": "sail", "all": ["rope", "sail"]}, {"text": "b", "all": []}]
+
+
 @pytest.mark.usefixtures("saved")
 def test_a_saved_folder_is_read_and_its_descriptions_are_not_rows(project: Project) -> None:
     report = project.run()

@@ -2,14 +2,16 @@
 
 Values without a JSON type become text. Bytes that are not text become an object with their number, so that no
 format reads them as anything (or as nothing). A map becomes an object. A cell of Arrow's JSON type, as
-`datasets.Json` stores it, becomes the value of its text.
+`datasets.Json` stores it, becomes the value of its text, and the number of a `datasets.ClassLabel` the name
+of that class, which stands in the file's schema.
 """
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
+from functools import partial
 from io import BufferedReader
 from typing import Any
 from uuid import UUID
@@ -27,6 +29,7 @@ RANDOM_ACCESS = b"ARROW1"  # first bytes of the IPC file format, which is also F
 FIRST_FEATHER = b"FEA1"
 CONTINUATION = b"\xff\xff\xff\xff"  # first bytes of a message; streams before Arrow 0.15 have none
 END_OF_STREAM = CONTINUATION + bytes(4)
+Converter = Callable[[Any], Any]  # of a cell's value
 
 
 def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
@@ -100,18 +103,16 @@ def _rows(batches: Iterator[Any], limit: int, max_bytes: int, kind: str) -> Iter
     import pyarrow
 
     unpacked_bytes = 0
-    written_otherwise: dict[str, Any] | None = None
+    converters: dict[str, Converter] | None = None
     try:
         for batch in batches:
             unpacked_bytes += batch.nbytes
             if unpacked_bytes > limit:
                 raise too_large(limit)
+            if converters is None:  # All batches of a file have one schema.
+                converters = _converters(batch.schema)
             batch = batch.rename_columns(known_names(batch.schema.names))
-            if written_otherwise is None:  # All batches of a file have one schema.
-                written_otherwise = {
-                    field.name: field.type for field in batch.schema if _is_written_otherwise(field.type)
-                }
-            yield from _batch_rows(batch, written_otherwise, max_bytes)
+            yield from _batch_rows(batch, converters, max_bytes)
     except BadLine:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -120,11 +121,8 @@ def _rows(batches: Iterator[Any], limit: int, max_bytes: int, kind: str) -> Iter
         ) from None
 
 
-def _batch_rows(batch: Any, written_otherwise: Mapping[str, Any], max_bytes: int) -> Iterator[Row]:
-    """Yield each row of a record batch.
-
-    `written_otherwise` has the columns of types that need a conversion to JSON.
-    """
+def _batch_rows(batch: Any, converters: Mapping[str, Converter], max_bytes: int) -> Iterator[Row]:
+    """Yield each row of a record batch. `converters` has those of the columns that need one."""
     try:
         rows = batch.to_pylist()
     except (ValueError, OverflowError):  # One cell is enough: text that is not UTF-8, or a year 10,000.
@@ -134,8 +132,8 @@ def _batch_rows(batch: Any, written_otherwise: Mapping[str, Any], max_bytes: int
             if row is None:
                 columns = zip(batch.schema.names, batch.columns, strict=True)
                 row = {name: _python_value(column[at]) for name, column in columns}
-            for name, kind in written_otherwise.items():
-                row[name] = _with_objects(row[name], kind)
+            for name, convert in converters.items():
+                row[name] = convert(row[name])
             values = _json_value(row, MAX_DEPTH).items()
             text = orjson.dumps(
                 {
@@ -147,6 +145,50 @@ def _batch_rows(batch: Any, written_otherwise: Mapping[str, Any], max_bytes: int
             yield text if len(text) <= max_bytes else BadLine("too_long", f"longer than {max_bytes} bytes")
         except BadLine as error:
             yield error
+
+
+def _converters(schema: Any) -> dict[str, Converter]:
+    """Return what makes JSON's values of the cells, for the columns that need it, by their known names."""
+    features = _features(schema.metadata)
+    converters: dict[str, Converter] = {}
+    for name, field in zip(known_names(schema.names), schema, strict=True):
+        feature = features.get(field.name)
+        if _has_labels(feature):
+            converters[name] = partial(_with_names, feature=feature)
+        elif _is_written_otherwise(field.type):
+            converters[name] = partial(_with_objects, kind=field.type)
+    return converters
+
+
+def _features(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
+    """Return the columns' features as `datasets` writes them into a schema; {} if it did not write it."""
+    try:
+        features = parse_value((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, BadLine):
+        return {}
+    return features if isinstance(features, Mapping) else {}
+
+
+def _has_labels(feature: Any) -> bool:
+    """Return True for classes with names, and lists of them."""
+    if not isinstance(feature, Mapping):
+        return isinstance(feature, list) and len(feature) == 1 and _has_labels(feature[0])
+    if feature.get("_type") == "ClassLabel":
+        return isinstance(feature.get("names"), list)
+    return _has_labels(feature.get("feature"))
+
+
+def _with_names(value: Any, feature: Any) -> Any:
+    """Return a class's name for its number, and a list of names for a list; -1 stands for no class."""
+    if isinstance(value, list):
+        item = feature[0] if isinstance(feature, list) else feature.get("feature")
+        return [_with_names(number, item) for number in value]
+    if not isinstance(value, int) or not isinstance(feature, Mapping):
+        return value
+    names = feature.get("names", [])
+    if value == -1:
+        return None
+    return names[value] if 0 <= value < len(names) else value
 
 
 def _is_written_otherwise(kind: Any) -> bool:

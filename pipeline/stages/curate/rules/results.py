@@ -1,5 +1,5 @@
-"""The results of tools in the order of their calls: most chat templates show a result by its place alone, and a
-model would learn to read one as another's.
+"""The results of tools in the order of their calls: most chat templates show a result by its place alone, so
+that a model would learn to read one as another's.
 
 Calls and results are compared by their ids, where all of them have one.
 """
@@ -43,7 +43,7 @@ def sort_results(turns: Turns, field: str, changes: Changes) -> Turns:
         results = [turns[place] for place in places]
         if not all(result.get("tool_call_id") in ids for result in results):
             continue
-        by_call = sorted(results, key=lambda result: ids.index(result["tool_call_id"]))  # noqa: B023
+        by_call = sorted(results, key=lambda result: ids.index(result["tool_call_id"]))
         for place, before, after in zip(places, results, by_call, strict=True):
             if before is not after:
                 changes.append(
@@ -54,10 +54,13 @@ def sort_results(turns: Turns, field: str, changes: Changes) -> Turns:
 
 
 def _answered(turns: Turns) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield the ids of calls that follow each other, and the places of their results, if all calls have ids."""
+    """Yield the ids of calls that follow each other, and the places of their results.
+
+    Calls of which one has no id are left out.
+    """
     calls: list[Turn] = []
     places: list[int] = []
-    for place, turn in enumerate([*turns, {"role": "user"}]):
+    for place, turn in enumerate([*turns, {"role": "user"}]):  # The last turn ends the results before it.
         if turn["role"] == "tool":
             places.append(place)
             continue

@@ -201,9 +201,9 @@ def check_turns(row: Row, followers: Followers = FOLLOWERS) -> None:
     """Raise `BadRow` unless the turns are in order and each of them has content.
 
     The order is: at most one system turn, first; then user and assistant in turn; after an assistant's
-    `tool_calls` one or more tool turns in the order of the calls, then the assistant. A chat ends with the assistant, a prompt with the
-    user (or a tool), and an answer of a preference continues its prompt as in a chat. By then, rules may have
-    made two answers of a preference the same.
+    `tool_calls` one or more tool turns in the order of the calls, then the assistant. A chat ends with the
+    assistant, a prompt with the user (or a tool), and an answer of a preference continues its prompt as in a
+    chat. By then, rules may have made two answers of a preference the same.
     """
     if row["kind"] == "text":
         _check_segments(row["segments"])
