@@ -47,8 +47,12 @@ USUAL = ("system", "user", "assistant", "tool")
 MAP_IT = "map it in curate.fields (role, roles)"
 KEYS_SHOWN = 6  # keys of a turn without a role
 KEY_SHOWN = 40  # characters of such a key
-SCHEMAS = {"input_schema": "parameters"}  # key of Anthropic's tools → key of OpenAI's
-CACHE = ("cache_control",)  # key of Anthropic's tools
+# Key of the tools of Anthropic and of MCP → key of OpenAI's.
+SCHEMAS = {"input_schema": "parameters", "inputSchema": "parameters"}
+# Keys of such tools that no model gets to see.
+UNSHOWN = ("cache_control", "annotations", "outputSchema", "title", "_meta")
+# Keys of parameters in a form of their own, which templates don't show as such.
+OTHER_SCHEMAS = ("args", "args_schema", "arguments", "inputs", "parameter_definitions", "params", "properties")
 # roles of an assistant's turn whose text is the call, as JSON
 CALLERS = frozenset({"function_call", "tool_call"})
 # Without them the turn means something else.
@@ -272,18 +276,21 @@ def read_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    """Return a tool in OpenAI's form, also from Anthropic's (`input_schema`). Its nulls stay for the rule
-    `nulls`, except a null `function`.
+    """Return a tool in OpenAI's form, also from Anthropic's (`input_schema`) and MCP's (`inputSchema`). Its
+    nulls stay for the rule `nulls`, except a null `function`.
     """
     need(dict, tool, where, "bad_shape")
     function = tool if tool.get("function") is None else tool["function"]
     name = function.get("name") if isinstance(function, dict) else None
     types = ("function", None)
-    if function is tool and isinstance(tool.get("input_schema"), dict):
+    if function is tool and any(isinstance(tool.get(key), dict) for key in SCHEMAS):
         types = ("custom", None)
-        tool = {SCHEMAS.get(key, key): value for key, value in tool.items() if key not in CACHE}
+        tool = {SCHEMAS.get(key, key): value for key, value in tool.items() if key not in UNSHOWN}
         function = tool
     if not isinstance(name, str) or not name or tool.get("type") not in types:
         raise BadRow("bad_shape", f"{where} is not a function with a name")
+    unread = [key for key in OTHER_SCHEMAS if function.get(key)]
+    if unread and not function.get("parameters"):
+        raise BadRow("bad_shape", f"{where}: {unread[0]} is not read: write a JSON Schema below parameters")
     rest = {key: value for key, value in tool.items() if key != "type" and (key, value) != ("function", None)}
     return {"type": "function"} | (rest if function is not tool else {"function": rest})
