@@ -275,6 +275,16 @@ def test_check_counts_the_verdicts_beside_rows(raw: Path) -> None:
     assert "status: discarded (2 rows)" in shown.stdout and "curate.marked_bad" in shown.stdout
 
 
+def test_check_counts_the_rows_with_a_list_of_answers(raw: Path) -> None:
+    rows = [
+        {"prompt": f"Which desk {n}?", "completion": desks}
+        for n, desks in enumerate((["a", "b"], ["a"], "b"))
+    ]
+    (raw / "desks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = data(raw.parent, "check", str(raw / "desks.jsonl"))
+    assert shown.exit_code == 0 and "desks.jsonl: 1 row has a list of answers" in shown.stdout
+
+
 def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
     shown = data(raw.parent, "check", str(raw), "--json")
     entries = [json.loads(line) for line in shown.stdout.splitlines()]

@@ -23,6 +23,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
+from pipeline.stages.curate.answers import several_answers
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts
 from pipeline.stages.curate.reading.files import files_below
@@ -129,7 +130,7 @@ class Outcome:
     reasons: Counter[str] = field(default_factory=Counter)
     lines: int = 0  # lines about rejected rows, printed or left out
     readings: list[str] = field(default_factory=list)  # formats and kinds that each file's rows are read as
-    # columns of texts that are not read, and those that call rows bad
+    # columns of texts that are not read, lists of answers, and columns that call rows bad
     columns: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)  # files that give no row, each with the reason
     faults: list[str] = field(default_factory=list)  # faults of mappings
@@ -208,6 +209,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
         outcome.readings.append(reading)
     if file.left_out:
         outcome.columns.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
+    if file.several:
+        outcome.columns.append(f"{file.shown}: {several_answers(file.several)}")
     if file.verdicts:
         outcome.columns.append(f"{file.shown}: {called_bad(file.verdicts)}")
     if file.text_doubt:

@@ -61,6 +61,7 @@ class FileCheck:
     mapped: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     left_out: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     verdicts: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
+    several: int = 0  # rows with a list of answers, of which reading chooses one
     reasons: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)  # counted by `raw_lines`
     unread: Sample = field(default_factory=Sample)  # first rows that fit no format
@@ -117,6 +118,7 @@ class FileCheck:
         entries = []
         for outcome in cleaner.outcomes(self.name, line, stats):
             self.kinds.update(row["kind"] for row in outcome.rows)
+            self.several += any(change.rule == "format" for change in outcome.changes)
             tally["scored"] += sum("reward" in row for row in outcome.rows)
             tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
             if outcome.rejected is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.chat.rows import TURN_LISTS, Row
+from pipeline.core.text import plural
 
 MOST_ANSWERS = 50
 LONGEST = 100  # characters of an answer that is one of few
@@ -51,6 +52,14 @@ def near_equals(answers: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, 
     for entry in answers:
         groups.setdefault(" ".join(entry["answer"].casefold().split()), []).append(entry)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def several_answers(rows: int) -> str:
+    """Return a sentence on the rows of which each has a list of answers."""
+    return (
+        f"{plural(rows, 'row has', 'rows have')} a list of answers: the first is trained, and any of them "
+        "counts as right when it is measured. Labels that all apply are one answer: join them into one text."
+    )
 
 
 def unoffered_calls(row: Row) -> tuple[bool, set[str]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.core.text import count, listed, most, percent, plural, words
 from pipeline.stages.curate.account import CurationReport
-from pipeline.stages.curate.answers import WITHOUT_TOOLS, near_equals
+from pipeline.stages.curate.answers import WITHOUT_TOOLS, near_equals, several_answers
 from pipeline.stages.curate.comparing.decide import SPLITS
 
 # Text that is trained more often than this teaches hardly anything more (arXiv:2305.16264).
@@ -168,8 +168,11 @@ def length_sentences(length: Mapping[str, int]) -> list[str]:
 
 
 def answers_sentences(stats: CurationReport) -> list[str]:
-    """Return a sentence for each group of answers that differ only in case or white space."""
-    sentences = []
+    """Return a sentence on rows with several answers, and one for each group of answers that differ only in
+    case or white space.
+    """
+    changed = {rule["rule"]: rule["changed"] for rule in stats.rules}
+    sentences = [several_answers(changed["format"])] if changed.get("format") else []
     for group in near_equals(stats.answers or ()):
         spellings = [f"{written(entry['answer'])} ({entry['rows']:,})" for entry in group]
         sentences.append(

@@ -52,7 +52,7 @@ SCHEMAS = {"input_schema": "parameters", "inputSchema": "parameters"}
 # Keys of such tools that no model gets to see.
 UNSHOWN = ("cache_control", "annotations", "outputSchema", "title", "_meta")
 # Keys of parameters in a form of their own, which templates don't show as such.
-OTHER_SCHEMAS = ("args", "args_schema", "arguments", "inputs", "parameter_definitions", "params", "properties")
+OTHER_SCHEMAS = ("args", "args_schema", "arguments", "inputs", "params", "parameter_definitions", "schema")
 # roles of an assistant's turn whose text is the call, as JSON
 CALLERS = frozenset({"function_call", "tool_call"})
 # Without them the turn means something else.
