@@ -168,11 +168,17 @@ def length_sentences(length: Mapping[str, int]) -> list[str]:
 
 
 def answers_sentences(stats: CurationReport) -> list[str]:
-    """Return a sentence on rows with several answers, and one for each group of answers that differ only in
-    case or white space.
+    """Return sentences on rows with several answers, on few answers of which the same question has several,
+    and on each group of them that differ only in case or white space.
     """
     changed = {rule["rule"]: rule["changed"] for rule in stats.rules}
     sentences = [several_answers(changed["format"])] if changed.get("format") else []
+    contradictory = stats.groups["requests_with_several_answers"]
+    if contradictory and stats.answers:
+        sentences.append(
+            f"{plural(contradictory, 'question is', 'questions are')} answered differently by several rows, "
+            "and none is chosen: the data page shows the first. Decide for one answer, or take the rows out."
+        )
     for group in near_equals(stats.answers or ()):
         spellings = [f"{written(entry['answer'])} ({entry['rows']:,})" for entry in group]
         sentences.append(

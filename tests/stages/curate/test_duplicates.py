@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from curating import Project, Row, chat, lines, of_rows, sentence, with_system
+from html_page import lines_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,15 @@ PAIRS: list[tuple[Callable[[str, str, Callable[..., str]], Row], str]] = [
     (lambda _, out, other: chat(other(60), other(50)), STRANGERS),
     (lambda ask, out, _: after(chat("So:", ask), chat(out, "Well.")), NEAR),
 ]
+
+
+def test_one_question_with_two_labels_keeps_both_and_is_named(tmp_path: Path) -> None:
+    answers = ["billing", "technical", "billing", "technical"]
+    project = of_rows(tmp_path, [chat(sentence(n // 2, 40), label) for n, label in enumerate(answers)])
+    report = project.run(near_threshold=0.7)
+    assert project.lines() == [1, 2, 3, 4] and report["groups"]["requests_with_several_answers"] == 2
+    page = lines_of((tmp_path / "reports/data.html").read_text())
+    assert "2 questions are answered differently by several rows" in page
 
 
 def test_what_is_a_duplicate_and_what_a_relative(tmp_path: Path) -> None:

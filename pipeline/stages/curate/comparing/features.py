@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row, line_of
 from pipeline.stages.curate.comparing.minhash import Sketch, bands_for, signatures, sketch
-from pipeline.stages.curate.comparing.row_parts import block_texts, key_of, parts, worth
+from pipeline.stages.curate.comparing.row_parts import block_texts, key_of, parts, short_answer, worth
 from pipeline.stages.curate.comparing.shingles import (
     NGRAM,
     WINDOW,
@@ -95,8 +95,10 @@ def features(
     """
     bands = bands_for(min(threshold, RELATED))
     read = block_texts(rows)
-    # A conversation to learn does not duplicate one with a thumb down.
-    salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
+    # A conversation to learn does not duplicate one with a thumb down, nor one with another label as answer.
+    salt = np.array(
+        [key_of([f"{row['kind']} {row.get('label', '')}", short_answer(row)]) for row in rows], np.uint64
+    )
     entire, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
     request_shingles, request_offsets = shingles(*read.request_documents(), SHINGLE)
     request_shingles, request_offsets = filtered(

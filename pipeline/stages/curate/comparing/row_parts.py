@@ -17,6 +17,7 @@ from pipeline.stages.curate.comparing.spill import offsets_of
 
 _PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_\d+\]")
 _MOST = (1 << 20) - 1
+SHORT_ANSWER = 40  # characters
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -135,6 +136,17 @@ def block_texts(rows: Sequence[Row]) -> BlockTexts:
         np.array([part.asked for row in without_system for part in row], np.bool_),
         np.array([key_of(request) if request else 0 for request in requests], np.uint64),
     )
+
+
+def short_answer(row: Row) -> str:
+    """Return the only answer of a row if it is as short as a label, otherwise "".
+
+    Of two longer answers that hardly differ one is enough, and a reward says which of two is better.
+    """
+    answers = [turn["content"] for turn in row["messages"] if turn["role"] == "assistant"]
+    answers += [row["answer"]] if "answer" in row else []
+    is_short = len(answers) == 1 and len(answers[0]) <= SHORT_ANSWER
+    return answers[0] if is_short and "reward" not in row else ""
 
 
 def request_and_answer(row: Row) -> tuple[str, str]:
