@@ -285,6 +285,27 @@ def test_check_counts_the_rows_with_a_list_of_answers(raw: Path) -> None:
     assert shown.exit_code == 0 and "desks.jsonl: 1 row has a list of answers" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("names", "is_said"),
+    [
+        (("train.jsonl", "test-00000-of-00001.jsonl"), True),
+        (("desk.jsonl", "dev/desk.jsonl"), True),
+        (("desk.jsonl", "contest.jsonl"), False),
+        (("test.jsonl",), False),
+    ],
+)
+def test_check_names_files_that_are_called_held_out(
+    tmp_path: Path, names: tuple[str, ...], is_said: bool
+) -> None:
+    shutil.copy(PROJECT / "params.yaml", tmp_path)
+    for name in names:
+        file = tmp_path / "logs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(GOOD + "\n")
+    shown = data(tmp_path, "check", str(tmp_path / "logs"))
+    assert shown.exit_code == 0 and ("curate.decontaminate" in shown.stdout) == is_said
+
+
 def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
     shown = data(raw.parent, "check", str(raw), "--json")
     entries = [json.loads(line) for line in shown.stdout.splitlines()]

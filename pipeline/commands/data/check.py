@@ -24,7 +24,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
 from pipeline.stages.curate.answers import several_answers
-from pipeline.stages.curate.inputs import by_glob
+from pipeline.stages.curate.inputs import by_glob, held_out_sentences
 from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts
 from pipeline.stages.curate.reading.files import files_below
 from pipeline.stages.curate.reading.members import Unread, unread_members, without_names
@@ -124,6 +124,7 @@ class Options:
 class Outcome:
     """Counts and sentences on all files."""
 
+    names: list[str] = field(default_factory=list)  # files as in data/raw
     tally: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     archives: dict[str, Unread] = field(default_factory=dict)  # members that are not read
@@ -184,6 +185,7 @@ def _check(
     cleaner = cleaner_of(settings(params, root), root)
     outcome = Outcome()
     for path, name in files(paths, root / "data/raw"):
+        outcome.names.append(name)
         _check_one(FileCheck(path, name), cleaner, options, outcome)
     _print_summary(outcome, options)
     return outcome, cleaner
@@ -237,6 +239,7 @@ def _print_summary(outcome: Outcome, options: Options) -> None:
         *_first(outcome.columns),
         *_first(outcome.empty),
         *outcome.faults,
+        *held_out_sentences(outcome.names),
         *_stats(outcome),
     ]
     untrainable = outcome.tally["tools_not_shown"]

@@ -3,6 +3,7 @@
 """
 
 import json
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,9 @@ from pipeline.stages.curate.reading.files import PACKED_SUFFIXES, READ, opened, 
 Value = TypeVar("Value")
 PLAIN_SUFFIXES = (".txt", ".md")
 DOCUMENTS = "documents"  # domain of text files that are not in a folder
+# Name of a folder or file with rows that are not meant for training, perhaps with a number and endings.
+HELD_OUT = re.compile(r"([^/]*[-_. ])?(validation|valid|val|dev|test|eval)([-_ ]?\d[^/.]*)?(\.[^/]*)?")
+NAMES_SHOWN = 5
 MAX_TEXT_BYTES = 1 << 28  # bytes of one line
 
 
@@ -86,8 +90,11 @@ def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:
 def matches(file: str, glob: str) -> bool:
     """Return True if a setting's glob matches this file below data/raw. A glob that ends in "/" matches all
     files below that folder.
+
+    Both are composed, because macOS has names with accents in pieces, and a keyboard types them in one.
     """
-    return fnmatchcase(file, f"{glob}*" if glob.endswith("/") else glob)
+    pattern = f"{glob}*" if glob.endswith("/") else glob
+    return fnmatchcase(unicodedata.normalize("NFC", file), unicodedata.normalize("NFC", pattern))
 
 
 def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
@@ -121,6 +128,20 @@ def domain_of(file: str) -> str:
         return folder
     unpacked = next((file.removesuffix(end) for end in PACKED_SUFFIXES if file.endswith(end)), file)
     return DOCUMENTS if is_document(unpacked) else file.partition(".")[0] or file
+
+
+def held_out_sentences(files: Iterable[str]) -> list[str]:
+    """Return a sentence on the files that are held out by their names, if there are others too."""
+    names = list(files)
+    held_out = [name for name in names if any(map(HELD_OUT.fullmatch, name.lower().split("/")))]
+    if not held_out or len(held_out) == len(names):
+        return []
+    others = f" and {len(held_out) - NAMES_SHOWN:,} more" if len(held_out) > NAMES_SHOWN else ""
+    return [
+        f"{safe(', '.join(held_out[:NAMES_SHOWN]))}{others}: held out by name, but all rows are mixed and "
+        "split anew. To keep a file's rows, and those that share text with it, out of training, move it to "
+        "data/guard and name it in curate.decontaminate"
+    ]
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:

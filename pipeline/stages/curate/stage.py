@@ -22,7 +22,7 @@ from pipeline.core.text import plural, shortened
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
-from pipeline.stages.curate.inputs import cleaner_arguments
+from pipeline.stages.curate.inputs import cleaner_arguments, held_out_sentences
 from pipeline.stages.curate.mapped import columns_sentences, fields_sentences
 from pipeline.stages.curate.page_words import (
     answers_sentences,
@@ -157,6 +157,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         ),
         *fields_sentences(report.files, settings),
         *columns_sentences(report.files),
+        *held_out_sentences(report.files),
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *length_sentences(report.length),

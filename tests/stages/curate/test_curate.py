@@ -9,7 +9,7 @@ import re
 import unicodedata
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from curating import SPLITS, Project, chat, lines, of_rows, sentence, with_system
@@ -79,6 +79,14 @@ def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=rf"{id}: curate\.{key} names {re.escape(repr(globs[-1]))}"):
         project.run(**{key: dict.fromkeys(globs, value)})
     assert not (tmp_path / "data/final").exists()
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_glob_matches_a_name_in_either_form_of_unicode(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    name = unicodedata.normalize(form, "h\u00e4fen.jsonl")
+    project = Project(tmp_path, {name: lines(chat("a", "b"))})
+    report = project.run(formats={"h\u00e4fen.jsonl": "messages"})
+    assert report["files"][name]["formats"] == {"messages": 1}
 
 
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:

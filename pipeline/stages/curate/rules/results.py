@@ -29,7 +29,7 @@ def check_results(turns: Turns, field: str) -> None:
             continue
         if not set(answered).issuperset(ids):
             raise BadRow("bad_order", f"{field} {places[0] + 1}: a call before it has no result, others have")
-        order = list(map(ids.index, answered))
+        order = [ids.index(turns[place]["tool_call_id"]) for place in places]
         if order != sorted(order):
             raise BadRow(
                 "bad_order", f"{field} {places[0] + 1}: the results are not in the order of the calls"
