@@ -132,6 +132,12 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         if chosen.template == CHATML:
             need_chatml(tokenizer, folder)
         named = tokenizer.chat_template
+        if isinstance(named, dict) and "default" not in named:
+            raise DataError(
+                "Q-BASE-037",
+                f"{folder} has the chat templates {listed(sorted(named))}, and none of them is called "
+                "default: write the one for chats into a file and name that in base.chat_template",
+            )
         if named:
             need_compiled(named if isinstance(named, dict) else {"default": str(named)}, str(folder))
         named_end = tokenizer.eos_token

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
     settle_beginning(folder)
+    settle_template_file(folder)
     tried = tried_tokenizer(folder, chats)
     tokenizer = tried.tokenizer
     template = template_of(tokenizer)
@@ -286,6 +288,13 @@ def put_template(folder: Path, template: str) -> None:
             settings = read_object(folder / name)
             if settings.pop(KEY, None) is not None:
                 write_text(folder / name, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def settle_template_file(folder: Path) -> None:
+    """Take the byte-order mark that some editors write off the template: it would stand before every row."""
+    file = folder / TEMPLATE_FILE
+    if file.is_file():
+        file.write_bytes(file.read_bytes().removeprefix(BOM_UTF8))
 
 
 def settle_beginning(folder: Path) -> None:

@@ -33,7 +33,7 @@ from pipeline.models.base_header import checked_header
 from pipeline.models.text_config import is_wrapper
 from pipeline.stages.base.chats import ChatSettings, chosen_chats, try_early
 from pipeline.stages.base.converted_vocabulary import same_ids_when_converted
-from pipeline.stages.base.file_choice import choose_files, need_files, no_such_file
+from pipeline.stages.base.file_choice import choose_files, kept_files, need_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.graph_proof import need_same_graph
 from pipeline.stages.base.hf_folder import check_config, examine, need_packable_rows, read_object
@@ -67,6 +67,13 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, An
             "Q-BASE-026",
             f"{source} is not a folder: name a Hugging Face folder or a file that ends in .gguf in "
             "base.model, for a hub repository its commit in base.revision, for a package a file in base.file",
+        )
+    dead = kept_files(file.name for file in source.iterdir() if file.is_symlink() and not file.exists())
+    if dead:
+        raise DataError(
+            "Q-BASE-027",
+            f"{source / dead[0]} is a link to a file that is not there: copy the folder again with the files "
+            "that its links lead to (`cp -rL`)",
         )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
     need_files(source, names)

@@ -2,6 +2,7 @@
 sentence.
 """
 
+import codecs
 import json
 import math
 import os
@@ -464,6 +465,19 @@ def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def unlinked(folder):
+    """A copy of the hub's cache whose links lead nowhere."""
+    drop("model.safetensors")(folder)
+    (folder / "model.safetensors").symlink_to("../../blobs/0123")
+
+
+def without_default(folder):
+    template = (folder / "chat_template.jinja").read_text()
+    drop("chat_template.jinja")(folder)
+    names = [{"name": name, "template": template} for name in ("chat", "tool_use")]
+    edit("tokenizer_config.json", chat_template=names)(folder)
+
+
 @pytest.mark.base_refused("Files of pickles (`.bin`) only", "Q-BASE-006")
 @pytest.mark.base_refused("A type of which Transformers has no causal language model", "Q-BASE-010")
 @pytest.mark.base_refused("AWQ, GPTQ, FP8, 8 bit: files that are quantized already", "Q-BASE-011")
@@ -477,6 +491,8 @@ def pickled(folder):
         (authors_form, "Q-BASE-006.*author's own form"),
         (adapter_in("adapter_model.safetensors"), "Q-BASE-007.*LoRA adapter"),
         (adapter_in("adapter_model.bin"), "Q-BASE-007.*LoRA adapter"),
+        (unlinked, "Q-BASE-027.*cp -rL"),
+        (without_default, "Q-BASE-037.*chat and tool_use"),
         (drop("tokenizer.json"), "Q-BASE-007"),
         (drop("config.json"), "Q-BASE-007"),
         (edit("config.json", model_type="its_own", auto_map={"AutoModel": "x.X"}), "Q-BASE-010.*auto_map"),
@@ -515,6 +531,14 @@ def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_n
     assert ".base.writing" not in str(raised.value)
     assert digests(tmp_path / "models" / "base") == before["files"]
     assert json.loads((tmp_path / "models" / "base.json").read_text()) == before
+
+
+def test_a_template_s_byte_order_mark_is_taken_off(folder, bring, tmp_path):
+    file = folder / "chat_template.jinja"
+    template = file.read_bytes()
+    file.write_bytes(codecs.BOM_UTF8 + template)
+    bring(folder)
+    assert (tmp_path / "models/base/chat_template.jinja").read_bytes() == template
 
 
 def test_settings_that_are_no_numbers_of_tokens_end_nothing(folder, bring, tmp_path):
