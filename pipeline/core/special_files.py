@@ -22,6 +22,7 @@ KINDS = {
 }
 DVC_OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")  # end of its path in any DVC cache
 DVC_NOTE = ".dvc"  # suffix of the file that DVC writes next to a user's file
+OFFICE_OWNER = "~$"  # prefix of the file that names who has a document open
 NOT_UTF8 = "its name is not UTF-8, and DVC can't record it"
 NOT_IN_LOCALE = "its name is UTF-8, but this locale is not, so DVC can't record it"
 KERNEL = ("/proc/", "/sys/")  # Files below are generated while they are read, and may have no end.
@@ -30,9 +31,9 @@ KERNEL = ("/proc/", "/sys/")  # Files below are generated while they are read, a
 def is_users_data(name: str) -> bool:
     """Return True if a file of this name in a user's folder is data.
 
-    Hidden files and DVC's records of other files are not.
+    Hidden files, DVC's records of other files and those that Office keeps beside an open one are not.
     """
-    return not name.startswith(".") and not name.endswith(DVC_NOTE)
+    return not name.startswith((".", OFFICE_OWNER)) and not name.endswith(DVC_NOTE)
 
 
 def trouble(path: Path) -> str | None:

@@ -74,10 +74,26 @@ def test_cells_are_what_the_same_table_as_csv_has(openpyxl: Any, tmp_path: Path)
         "score": "0.25",
         "label": "TRUE",
         "answer": "4",
-        "day": "2024-02-29T00:00:00",
+        "day": "2024-02-29",
         "number": "12345678901",
         "escaped": "a\r\nb",
     }
+
+
+def test_leading_zeros_of_a_format_are_part_of_a_code(openpyxl: Any, tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    book.active.append(HEADER)
+    book.active.append(["Which code?", 7])
+    book.active["B2"].number_format = "00000"
+    book.save(tmp_path / "codes.xlsx")
+    assert read(tmp_path, (tmp_path / "codes.xlsx").read_bytes()) == [
+        {"question": "Which code?", "answer": "00007"}
+    ]
+
+
+def test_the_file_that_office_keeps_beside_an_open_one_is_no_data(tmp_path: Path) -> None:
+    project = Project(tmp_path, {"a.jsonl": lines(chat("a", "b")), "~$desk.xlsx": b"\x05Bo" + bytes(50)})
+    assert list(project.run()["files"]) == ["a.jsonl"]
 
 
 def test_the_first_sheet_that_is_visible_and_filled_is_read(openpyxl: Any, tmp_path: Path) -> None:

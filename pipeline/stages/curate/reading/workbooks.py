@@ -5,6 +5,7 @@ openpyxl returns one row at a time, and has a workbook's different texts in memo
 """
 
 import datetime
+import re
 from collections import Counter
 from collections.abc import Iterator
 from io import BufferedReader
@@ -22,6 +23,8 @@ from pipeline.stages.curate.reading.tables import Columns, Row, columns_of, reco
 MOST_ROWS = 1 << 20  # rows of a sheet, the limit of Excel
 LONGEST_CELL = 32_767  # characters of a text that Excel and openpyxl keep; they cut off the rest
 PIECE = 1 << 20  # bytes
+ZEROS = re.compile(r"00+")  # number format of codes, which are shown with leading zeros
+MIDNIGHT = datetime.time()
 FORMULA = (b"<f>", b"<f ", b"<f/>")
 NO_PACKAGE = "reading *.xlsx needs openpyxl: run `pip install openpyxl`, or save the table as CSV"
 
@@ -145,7 +148,8 @@ def _row(columns: Columns, cells: Any, written: Any, max_bytes: int) -> Row:
 
 
 def _text(cell: Any) -> str:
-    """Return the text of the cell in a CSV file.
+    """Return the text of the cell in a CSV file: a number of leading zeros with them, a date without a time.
+    Other formats (per cent, currencies, rounding) are not applied.
 
     Raises `BadLine` for an error (`#N/A`) and a text that was cut off.
     """
@@ -163,8 +167,13 @@ def _text(cell: Any) -> str:
             return _unescaped(text) if "_x" in text else text
         case bool() as truth:
             return str(truth).upper()
-        case float() as number:
-            return str(int(number)) if number.is_integer() else repr(number)
+        case int() | float() as number:
+            if isinstance(number, float) and not number.is_integer():
+                return repr(number)
+            digits = len(cell.number_format) if ZEROS.fullmatch(cell.number_format) else 0
+            return str(int(number)).zfill(digits)
+        case datetime.datetime() as moment if moment.time() == MIDNIGHT:
+            return moment.date().isoformat()
         case datetime.date() | datetime.time() as moment:
             return moment.isoformat()
     return str(cell.value)
