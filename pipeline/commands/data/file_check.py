@@ -19,6 +19,7 @@ from pipeline.stages.curate.reading.files import document_style, refusal
 from pipeline.stages.curate.reading.formats import OF_CHOICES
 from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.reading.notes import why_no_row
+from pipeline.stages.curate.reading.verdicts import without_decision
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
@@ -129,7 +130,7 @@ class FileCheck:
             entries.append(entry)
             is_named = outcome.rejected.rule == "format" and _may_be_mapped(entry)
             if is_named and outcome.stated:
-                self.unread.add(outcome.stated.value, len(line.raw))
+                self.unread.add(without_decision(outcome.stated.value), len(line.raw))
         self.usable += not entries
         return entries
 

@@ -25,7 +25,7 @@ from pipeline.stages.curate.reading.formats import KEYS_READ, detect, left_out_o
 from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.reading.own_rows import export_with
 from pipeline.stages.curate.reading.transform import Transform
-from pipeline.stages.curate.reading.verdicts import verdict_on
+from pipeline.stages.curate.reading.verdicts import decision_on, verdict_on, without_decision
 from pipeline.stages.curate.rules.calls import ReadCalls
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
@@ -269,9 +269,11 @@ class Cleaner:
 
     def clean(self, file: str, row: Stated, cleaning_stats: CleaningStats, changes: Changes) -> list[Row]:
         """Return the clean rows of one stated row. Raises `Rejected` if there are none."""
-        rule = "format"
+        rule = "verdicts"
         try:
-            value, kind = self.keyed(row.value, file, cleaning_stats)
+            self.judge(decision_on(row.value), cleaning_stats.verdicts)
+            rule = "format"
+            value, kind = self.keyed(without_decision(row.value), file, cleaning_stats)
             cleaning_stats.formats[kind] += 1
             domain = self.of_file(file).domain
             clean_row = to_row(value, source=row.source, domain=domain, format=kind)
@@ -283,7 +285,7 @@ class Cleaner:
                 clean_row["domain"] = domain
             if clean_row.get("label") is not False:  # A thumb down says the same, and makes the row useful.
                 rule = "verdicts"
-                self.judge(value, kind, cleaning_stats.verdicts)
+                self.judge(verdict_on(value, KEYS_READ[kind]), cleaning_stats.verdicts)
             for rule, apply in self.rules:  # noqa: B007
                 clean_row = apply(clean_row, changes)
             rule = "length"
@@ -291,9 +293,8 @@ class Cleaner:
         except BadLine as why:
             raise Rejected(rule, with_authors(why, row.value, file)) from None
 
-    def judge(self, value: dict[str, Any], format: str, verdicts: Counter[str]) -> None:
+    def judge(self, stated: str | None, verdicts: Counter[str]) -> None:
         """Count a verdict that calls the row bad. Raises `BadRow` for it if `curate.marked_bad` is reject."""
-        stated = verdict_on(value, KEYS_READ[format])
         if stated is None:
             return
         self.count(stated, verdicts)

@@ -52,6 +52,9 @@ TURNS = ("messages", "conversations", "conversation")
 OTHER_ROLES = ("system", "developer", "tool", "function", "observation")
 LONGEST_STATE = 60  # characters
 KNOWN_KEYS = 4096
+TASK = frozenset(("_input_hash", "_task_hash", "_view_id"))  # keys of Prodigy's rows, of which each has one
+THROWN_OUT = ("reject", "ignore")  # what the annotator decided, below the key `answer`
+DECISIONS = ("accept", *THROWN_OUT)
 
 
 def verdict_on(row: Mapping[str, Any], read: frozenset[str]) -> str | None:
@@ -60,6 +63,20 @@ def verdict_on(row: Mapping[str, Any], read: frozenset[str]) -> str | None:
     Verdicts on a turn of the user or the assistant count. The keys `read` are the row's content.
     """
     return next(_verdicts(row, read), None)
+
+
+def decision_on(row: Mapping[str, Any]) -> str | None:
+    """Return the decision by which an annotator threw out a row of Prodigy; None for any other row."""
+    answer = row.get("answer")
+    is_bad = answer in THROWN_OUT and not TASK.isdisjoint(row)
+    return f"answer: {answer}" if is_bad else None
+
+
+def without_decision(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of Prodigy without the decision on its label, which is no text; any other as it is."""
+    if row.get("answer") not in DECISIONS or "label" not in row or TASK.isdisjoint(row):
+        return row
+    return {key: value for key, value in row.items() if key != "answer"}
 
 
 def _verdicts(row: Mapping[str, Any], read: frozenset[str]) -> Iterator[str]:
