@@ -16,3 +16,13 @@ def test_the_empty_column_and_the_record_are_named(tmp_path: Path) -> None:
     shown = quench("data", "check", file, "--root", tmp_path).stdout
     assert "record 4: unknown_format: 3 of 6 rows" in shown
     assert "answer is missing or empty" in shown
+
+
+def test_a_label_as_a_column_s_name_is_a_row_and_no_mapping_is_guessed(tmp_path: Path) -> None:
+    file = tmp_path / "desk.csv"
+    labels = ["billing", "harbour", "billing", "harbour"]
+    rows = [f"{label},where does boat {number} lie today" for number, label in enumerate(labels)]
+    file.write_text("\n".join(rows) + "\n")
+    shown = quench("data", "check", file, "--root", tmp_path).stdout
+    assert "if the first line is a row, write a line of names above it" in shown
+    assert "curate:" not in shown

@@ -166,6 +166,19 @@ def are_values(names: Sequence[str]) -> bool:
     return False
 
 
+def repeat_names(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a column's name is a value of it, so that it is a row's label and no name. A row that
+    repeats all names is a second line of names.
+    """
+    for row in rows:
+        repeats = [
+            key for key, value in row.items() if isinstance(value, str) and value.strip() == key.strip()
+        ]
+        if repeats and len(repeats) < len(row):
+            return True
+    return False
+
+
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Return the columns of a sample of rows, in the order of their keys."""
     columns: dict[str, Column] = {}

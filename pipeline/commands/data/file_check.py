@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.data.classes import message_doubt
-from pipeline.commands.data.columns import are_values, columns_of
+from pipeline.commands.data.columns import are_values, columns_of, repeat_names
 from pipeline.commands.data.doubts import doubt
 from pipeline.commands.data.proposal import Proposal, propose, propose_labels
 from pipeline.core.text import listed, most, one_line, plural, safe
@@ -155,7 +155,7 @@ class FileCheck:
     def lacks_names(self) -> bool:
         """Return True for a table whose first line seems to be a row. No mapping is guessed then."""
         is_table = bool(TABLES.intersection(suffix.lower() for suffix in self.path.suffixes))
-        return is_table and are_values(self._keys())
+        return is_table and (are_values(self._keys()) or repeat_names(self.unread.rows))
 
     def _keys(self) -> list[str]:
         """Return the keys of the rows that fit no format."""
