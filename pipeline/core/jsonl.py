@@ -25,6 +25,13 @@ CONTAINERS = (dict, list)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # Unicode category Cc without tab, LF and CR
 CONTROL_ESCAPE = re.compile(rb"\\[ubf]")  # orjson's escapes of U+0000 to U+001F, except tab, LF and CR
+CONTROLLED = "a string holds a control character other than tab and line break"
+# A character of two or more bytes in UTF-8, each of which was taken for one of Latin-1, as Facebook does.
+BYTES_AS_LATIN_1 = re.compile(r"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+MISREAD = (
+    "a string is UTF-8 that was read as Latin-1, which makes control characters of some letters: write it "
+    "again as `text.encode('latin-1').decode()` has it"
+)
 C1_CONTROL = re.compile(rb"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
 # orjson's form of a float of 1e16 or more, and so of an integer that is too big for it
 BIG_FLOAT = re.compile(rb"\de\+\d")
@@ -223,10 +230,9 @@ def _parse_strictly(line: bytes) -> Any:
     depth = 0
     while level:
         kinds = set(map(type, level))
-        if str in kinds and CONTROL.search("\n".join(item for item in level if type(item) is str)):
-            raise BadLine(
-                "control_character", "a string holds a control character other than tab and line break"
-            )
+        words = "\n".join(item for item in level if type(item) is str) if str in kinds else ""
+        if CONTROL.search(words):
+            raise BadLine("control_character", MISREAD if BYTES_AS_LATIN_1.search(words) else CONTROLLED)
         if int in kinds and any(
             type(item) is int and not INTEGERS[0] <= item <= INTEGERS[1] for item in level
         ):

@@ -437,3 +437,9 @@ def test_a_value_that_is_too_deep_for_pythons_writer_is_refused() -> None:
         lax_text(value)
     assert error.value.code == "too_deep"
     assert lax_text({"é": 1}) == '{"é": 1}'
+
+
+def test_utf8_that_was_read_as_latin_1_is_said_to_be() -> None:
+    for text, word in (("\u00e2\u0080\u0099", "Latin-1"), ("a\u0085b", "tab and line break")):
+        with pytest.raises(BadLine, match=word):
+            parse_line(json.dumps({"a": text}).encode())

@@ -57,13 +57,29 @@ OTHER_SCHEMAS = ("args", "args_schema", "arguments", "inputs", "params", "parame
 CALLERS = frozenset({"function_call", "tool_call"})
 # Without them the turn means something else.
 MEDIA = ("audio", "audios", "image", "images", "video", "videos")
+TIMES = frozenset(
+    (
+        "created_at",
+        "createdAt",
+        "createdDateTime",
+        "date",
+        "sent_at",
+        "time",
+        "timestamp",
+        "timestamp_ms",
+        "ts",
+    )
+)
+ISO_DATE = re.compile(r"\d{4}-\d\d-\d\dT?")
 LOST = ("refusal", *MEDIA)  # Keys that would be lost, which would change the turn.
 
 
 def read_turns(value: Any, field: str) -> list[Turn]:
     """Return the turns of a list (or of its JSON text) below the key `field`."""
     turns = []
-    for number, item in enumerate(items(value, field), start=1):
+    stated = items(value, field)
+    _need_oldest_first(stated, field)
+    for number, item in enumerate(stated, start=1):
         if type(item) is dict and len(item) == 2:  # A role and a text, the usual case.
             role = item.get("role", item.get("from"))
             content = item.get("content", item.get("value"))
@@ -76,6 +92,19 @@ def read_turns(value: Any, field: str) -> list[Turn]:
         else:
             turns.append(_turn(item, where))
     return turns
+
+
+def _need_oldest_first(stated: list[Any], field: str) -> None:
+    """Raise `BadRow` if the turns' times fall, as in exports that have the newest message first."""
+    first = stated[0] if stated else None
+    if not isinstance(first, dict) or len(first) < 3:  # The usual case: a role and a text.
+        return
+    for key in TIMES.intersection(first):
+        times = [item.get(key) if isinstance(item, dict) else None for item in stated]
+        kinds = set(map(type, times))
+        is_time = kinds <= {int, float} or (kinds == {str} and all(map(ISO_DATE.match, times)))
+        if is_time and times[0] > times[-1] and times == sorted(times, reverse=True):
+            raise BadRow("bad_order", f"{field} begin with the newest by {key}: turn the list round")
 
 
 def turn(role: str, content: Any, where: str) -> Turn:
