@@ -100,7 +100,7 @@ def _need_oldest_first(stated: list[Any], field: str) -> None:
     if not isinstance(first, dict) or len(first) < 3:  # The usual case: a role and a text.
         return
     for key in TIMES.intersection(first):
-        times = [item.get(key) if isinstance(item, dict) else None for item in stated]
+        times: list[Any] = [item.get(key) if isinstance(item, dict) else None for item in stated]
         kinds = set(map(type, times))
         is_time = kinds <= {int, float} or (kinds == {str} and all(map(ISO_DATE.match, times)))
         if is_time and times[0] > times[-1] and times == sorted(times, reverse=True):
