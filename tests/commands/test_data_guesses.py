@@ -194,6 +194,23 @@ def test_a_name_is_neither_question_nor_answer() -> None:
     assert [guess.fields for guess in proposal.guesses] == [{"text": "body"}] and not proposal.is_sure
 
 
+@pytest.mark.parametrize(
+    ("speakers", "roles", "is_sure"),
+    [
+        (("Contact", "User"), {"Contact": "user", "User": "assistant"}, True),
+        (("Visitor", "Berta"), {"Visitor": "user", "Berta": "assistant"}, True),
+        (("Berta", "user"), {"Berta": "assistant"}, False),
+        (("user", "Berta"), {"Berta": "assistant"}, True),
+    ],
+)
+def test_a_customer_is_the_user_and_who_opens_is_no_sure_assistant(
+    speakers: tuple[str, str], roles: dict[str, str], is_sure: bool
+) -> None:
+    turns = [[{"by": by, "text": f"{by} says {n} so."} for by in speakers * 2] for n in range(4)]
+    proposal = proposed([{"messages": talk} for talk in turns])
+    assert proposal.guesses[0].fields["roles"] == roles and proposal.is_sure == is_sure
+
+
 RECORD = {"instruction": "Name the pilot.", "output": "Aksel."}
 TALK = [{"role": "user", "content": "Good morning."}, {"role": "assistant", "content": "Good morning, mate."}]
 

@@ -20,6 +20,7 @@ from pipeline.commands.data.columns import (
     columns_of,
     name_speaks_of,
     turn_keys,
+    words_of,
 )
 from pipeline.commands.data.doubts import doubt
 from pipeline.commands.data.series import Choices, choices_of
@@ -59,6 +60,7 @@ OF_LABELS = 3.0  # NAMED is added if a name supports them
 SYSTEM = ("system", "system_prompt")  # keys that are read without a mapping
 KEPT_LISTS = SAYING_KEYS.union(WITHOUT_TURNS, ("answers",))
 SIDES = ("question", "answer", "system")  # topics that a speaker's name may point to
+CUSTOMERS = frozenset(("client", "contact", "customer", "guest", "lead", "requester", "visitor"))
 MARKUP = Markup(())
 
 
@@ -182,7 +184,7 @@ def _candidates(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) ->
         if keys:
             points = OF_TURNS - 0.1 * column.place
             fields = _of_turns(column.path, keys) | _system_of_turns(columns)
-            yield Candidate(fields, points)
+            yield Candidate(fields, points, is_certain=not _answers_first(fields, keys))
             if _is_by_order(fields):
                 yield Candidate(fields | {"roles": _turned(fields["roles"])}, points - ORDERED)
     accompanying = _accompanying(texts)
@@ -260,13 +262,26 @@ def _of_turns(path: str, keys: TurnKeys) -> Stated:
         fields["role"] = keys.role
     if keys.content not in ("content", "value", "text"):
         fields["content"] = keys.content
-    unknown = [name for name in keys.names if _role_name(name) not in ROLES]
-    known = {ROLES[_role_name(name)] for name in keys.names if name not in unknown}
-    free = [side for side in ("user", "assistant") if side not in known]
-    if unknown:
-        sides = _sides(unknown, free or ["user", "assistant"])
-        fields["roles"] = dict(zip(unknown, sides, strict=True))
-    return fields
+    roles = _roles_of(keys.names)
+    return fields | ({"roles": roles} if roles else {})
+
+
+def _roles_of(names: Sequence[str]) -> dict[str, str]:
+    """Return a role for each name of a speaker that is not the name of its role already."""
+    known = {name: ROLES[_role_name(name)] for name in names if _role_name(name) in ROLES}
+    roles = {name: "user" for name in names if name not in known and _is_customer(name)}
+    if roles and "assistant" not in known.values():
+        # Beside its customers, a help desk calls its own people users.
+        roles |= {name: "assistant" for name, role in known.items() if role == "user"}
+    taken = {role for name, role in known.items() if name not in roles} | set(roles.values())
+    free = [side for side in ("user", "assistant") if side not in taken]
+    unknown = [name for name in names if name not in known and name not in roles]
+    roles |= zip(unknown, _sides(unknown, free or ["user", "assistant"]), strict=True)
+    return {name: roles[name] for name in names if name in roles}
+
+
+def _is_customer(name: str) -> bool:
+    return not CUSTOMERS.isdisjoint(words_of(name))
 
 
 def _role_name(name: str) -> str:
@@ -294,7 +309,16 @@ def _sides(names: Sequence[str], free: Sequence[str]) -> list[str]:
 def _is_by_order(fields: Stated) -> bool:
     """Return True if only the order of two speakers tells which is the user."""
     names = list(fields.get("roles", ()))
-    return len(names) == 2 and not any(name_speaks_of(name, what) for name in names for what in SIDES)
+    return len(names) == 2 and not any(
+        _is_customer(name) or any(name_speaks_of(name, what) for what in SIDES) for name in names
+    )
+
+
+def _answers_first(fields: Stated, keys: TurnKeys) -> bool:
+    """Return True if the assistant is only who is left, and speaks first."""
+    roles = fields.get("roles", {})
+    first = next(iter(keys.names), "")
+    return len(roles) == 1 and roles.get(first) == "assistant" and not name_speaks_of(first, "answer")
 
 
 def _turned(roles: Mapping[str, str]) -> dict[str, str]:
