@@ -199,10 +199,14 @@ class RowMapper:
         return new
 
     def _rename_role(self, turn: dict[str, Any], counts: Counter[str]) -> None:
-        """Give a turn the role to which its author or its role is renamed. The author has priority."""
+        """Give a turn the role to which its author or its role is renamed. The author has priority.
+
+        A role may be a number, true or false, such as those of `incoming`.
+        """
         key = "from" if "from" in turn and "role" not in turn else "role"
         for name in (turn.get("author"), turn.get(key)):
-            renamed = self.fields.roles.get(name.strip().lower()) if isinstance(name, str) else None
+            stated = json.dumps(name) if isinstance(name, int) else name
+            renamed = self.fields.roles.get(stated.strip().lower()) if isinstance(stated, str) else None
             if renamed:
                 turn[key] = renamed
                 counts[ROLES_KEY] += 1

@@ -45,6 +45,7 @@ ROLES = (
 )
 USUAL = ("system", "user", "assistant", "tool")
 MAP_IT = "map it in curate.fields (role, roles)"
+TAKE_OUT = "take out what nobody says (curate.transform)"
 KEYS_SHOWN = 6  # keys of a turn without a role
 KEY_SHOWN = 40  # characters of such a key
 # Key of the tools of Anthropic and of MCP → key of OpenAI's.
@@ -242,7 +243,7 @@ def _without_role(item: Mapping[str, Any]) -> str:
     stated = next((item[key] for key in ("role", "from") if key in item), None)
     if stated is None:
         keys = listed([one_line(key, KEY_SHOWN) for key in islice(item, KEYS_SHOWN)])
-        return f"it says by no role or from who speaks; it has the keys {keys}: {MAP_IT}"
+        return f"it says by no role or from who speaks; it has the keys {keys}: {MAP_IT}, or {TAKE_OUT}"
     name = quoted(stated) if isinstance(stated, str) else KINDS[type(stated)]
     return f"the role {name} is none of {', '.join(USUAL)} and their other names: {MAP_IT}"
 
