@@ -172,7 +172,7 @@ def test_several_texts_are_labelled_together_and_that_is_not_sure() -> None:
     [
         rows_of(2, nick=("ann", "bo"), msg=None),
         rows_of(40, nick=("ann", "bo", "bo"), msg=None),
-        rows_of(3, name=("Mate", "Pilot"), is_user=(False, True), mes=None),
+        rows_of(3, name=("Mate", "Pilot"), is_user=(False, True), words=None),
         rows_of(2, author=("ann", "bo"), body=None, created_utc=(1700000000, 1700000100)),
         rows_of(6, fromMe=(True, False), body=None),
         rows_of(50, username=("ann", "bo", "cy", "ann"), message=None, time=("10:01", "10:02")),
@@ -220,14 +220,25 @@ TALK = [{"role": "user", "content": "Good morning."}, {"role": "assistant", "con
     [
         {"id01": RECORD, "id02": RECORD},
         {"anna": RECORD, "bo": RECORD},
-        {"anna": RECORD},
         {"c-1": TALK, "c-2": TALK},
         {"c-1": {"messages": TALK}, "c-2": {"messages": TALK}},
+    ],
+)
+def test_rows_below_their_ids_are_read_without_a_guess(project: Path, value: Any) -> None:
+    shown = check("a.json", value)
+    assert shown.exit_code == 0
+    assert "as it would be read" not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"anna": RECORD},
         {"train": [RECORD, RECORD], "test": [RECORD]},
         {"Where is the anchor?": "At the bow.", "Who mends nets?": "Emil."},
     ],
 )
-def test_rows_below_their_ids_are_told_to_be_lines(project: Path, value: Any) -> None:
+def test_rows_inside_an_only_row_are_told_to_be_lines(project: Path, value: Any) -> None:
     shown = check("a.json", value)
     assert shown.exit_code == 3
     assert "lines (`jq" in shown.stdout or "line (`jq" in shown.stdout
