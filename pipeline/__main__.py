@@ -3,12 +3,17 @@
 Snakemake's rules and DVC's stages both use it. Exit codes: see `pipeline.core.errors`.
 """
 
+import os
+import sys
+
+if sys.path and os.path.isfile(os.path.join(sys.path[0], ".quench/code/version")):  # noqa: PTH113, PTH118
+    # `python -m pipeline` in a project: the user's own yaml.py there would hide a package that is needed.
+    sys.path.append(sys.path.pop(0))
+
 import argparse
 import importlib
 import io
-import os
 import signal
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path

@@ -8,8 +8,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+
+from pipeline.core.places import PROJECT
 
 OF_EXTRA = re.compile(r"(.+?) *; *extra == ['\"](.+)['\"]")  # as the metadata has a requirement
 
@@ -18,7 +20,11 @@ def install_command(*extras: str, packages: Iterable[str] = ()) -> str:
     """Return the shell command that installs what the named extras need, and `packages`:
     `pip install textual==8.2.8`.
     """
-    found = [OF_EXTRA.fullmatch(line) for line in requires("quench") or []]
+    try:
+        found = [OF_EXTRA.fullmatch(line) for line in requires("quench") or []]
+    except PackageNotFoundError:  # a checkout that was not installed
+        named = f"{PROJECT}[{','.join(extras)}]"
+        return f"{_installer()} -e {shlex.quote(named)}"
     needed = [match[1] for match in found if match and match[2] in extras]
     return f"{_installer()} {shlex.join([*needed, *packages])}"
 
