@@ -17,6 +17,15 @@ CONTACT = re.compile(
     re.IGNORECASE,
 )
 CODE = re.compile(r"[;{}=]|^--", re.MULTILINE)
+# A notice of confidentiality, which may be a paragraph in one line.
+OF_MAIL = r"\b(?:e-?mails?|mails?|messages?|communication|nachricht|courriel|mensaje|messaggio|bericht)\b"
+CONFIDENTIAL = r"\b(?:confiden[tcz]\w+|vertraulich\w*|vertrouwelijk\w*|privileged|riservat\w+)\b"
+NOTICE = re.compile(
+    rf"{OF_MAIL}[\s\S]{{0,160}}?{CONFIDENTIAL}|{CONFIDENTIAL}[\s\S]{{0,160}}?{OF_MAIL}"
+    r"|\b(?:confidentiality notice|intended recipient|(?:richtige|vorgesehene|bestimmungsgemäße)r? "
+    r"(?:adressat|empfänger)|before printing this)\b",
+    re.IGNORECASE,
+)
 WROTE = r"(?:wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef)"
 # A line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:".
 INTRODUCES = re.compile(rf"{WROTE}\b.*:\s*$", re.IGNORECASE)
@@ -43,8 +52,8 @@ CLOSING = re.compile(
     r"[^\n.?]{0,60}$",
     re.MULTILINE | re.IGNORECASE,
 )
-CLOSING_END = 1200  # characters at a text's end in which a closing is looked for
-CLOSING_LINES = 8  # lines after it: a name, an address
+CLOSING_END = 2400  # characters at a text's end in which a closing is looked for
+CLOSING_LINES = 8  # lines between it and a notice or the end: a name, an address
 LINE = 120  # characters of such a line
 PLACEHOLDER = re.compile(r"\[[^\]\n]*(?:name|title|unterschrift)[^\]\n]*\]", re.IGNORECASE)
 GREETING = re.compile(
@@ -166,9 +175,12 @@ def _drop_introduction(kept: list[str]) -> None:
         kept.pop()
 
 
-def without_end(text: str, notes: Notes) -> str:
-    """Return the text without the signature that gives a contact, and without its closing."""
-    signature = _signature(text)
+def without_end(text: str, notes: Notes, *, every: bool) -> str:
+    """Return a mail's text without its signature and its closing.
+
+    Not `every` signature is one if the text may hold code below two hyphens.
+    """
+    signature = SIGNATURE.search(text) if every else _signature(text, is_sure=True)
     if signature:
         notes["signatures"] += 1
         text = text[: signature.start()].rstrip()
@@ -179,31 +191,48 @@ def without_end(text: str, notes: Notes) -> str:
     return text
 
 
-def _signature(text: str) -> re.Match[str] | None:
+def _signature(text: str, *, is_sure: bool) -> re.Match[str] | None:
+    """Return the line above the signature; None if there is none.
+
+    In what is not surely a mail, a signature gives a contact or a notice.
+    """
     signature = SIGNATURE.search(text)
-    if not signature or text.count("\n", signature.end()) > SIGNATURE_LINES:
+    if not signature or len(text) - signature.end() > CLOSING_END:
         return None
-    is_code = CODE.search(text, signature.end())
-    return signature if CONTACT.search(text, signature.end()) and not is_code else None
+    below = text[signature.end() :]
+    contact = _before_notice(below)
+    if contact.count("\n") > SIGNATURE_LINES:
+        return None
+    if contact != below:
+        return signature
+    # The space that mail programs write is what Markdown and lists of options have not.
+    is_signature = CONTACT.search(below) or (is_sure and signature[0] == "-- ")
+    return signature if is_signature and not CODE.search(below) else None
 
 
 def closing_of(text: str) -> re.Match[str] | None:
-    """Return the closing that a text ends with, before a name or an address; None if it has none.
+    """Return the closing that a text ends with, before a name, an address or a notice; None if it has none.
 
     A closing with a place to fill in belongs to a letter that somebody is to send.
     """
     for match in CLOSING.finditer(text, max(0, len(text) - CLOSING_END)):
-        after = text[match.end() :].strip().splitlines()
+        after = _before_notice(text[match.end() :]).strip().splitlines()
         is_end = len(after) <= CLOSING_LINES and all(len(line) <= LINE for line in after)
         if is_end and not any(line.upper().startswith(("PS", "P.S")) for line in after):
             return None if PLACEHOLDER.search(text, match.start()) else match
     return None
 
 
+def _before_notice(text: str) -> str:
+    """Return the lines before the one in which a notice begins, or all."""
+    notice = NOTICE.search(text)
+    return text[: text.rfind("\n", 0, notice.start()) + 1] if notice else text
+
+
 def is_mail(text: str) -> bool:
     """Return True for a text that has what only mails have: a head or a dated introduction below own words, a
-    signature with a contact, or both a greeting and a closing.
+    signature with a contact or a notice, or both a greeting and a closing.
     """
     if _before_quoted(text) and not _announced(text):
         return True
-    return bool(_signature(text)) or bool(GREETING.match(text) and closing_of(text))
+    return bool(_signature(text, is_sure=False)) or bool(GREETING.match(text) and closing_of(text))

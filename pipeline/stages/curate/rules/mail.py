@@ -76,8 +76,9 @@ class Mail:
         counts = Counter[str]()
         words = _without_html(text)
         counts["mail_html"] += words != text
-        words = without_quotes(words, counts, every=self.mode == "always")
-        words = without_end(words, counts)
+        every = self.mode == "always"
+        words = without_quotes(words, counts, every=every)
+        words = without_end(words, counts, every=every)
         if not words or not counts.total():
             return turn
         self.counts.update(+counts)
