@@ -2,20 +2,24 @@
 edits: `quench config use RECIPE`.
 
 Reads `recipes/` (the changes of each recipe to the schema's defaults) and `graphs/`. Writes `params.yaml`
-(the differences from the defaults), `params.lock.yaml` (all settings) and `dvc.yaml`. An edited file is one
-that differs from these in any byte.
+(the differences from the defaults), `params.lock.yaml` (all settings) and `dvc.yaml`. What the project set of
+its own data (`OF_DATA`) stays. An edited file is one that differs from these in any other byte.
 """
 
 import difflib
 import re
 import unicodedata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from pipeline.config.overrides import Given, override, put
 from pipeline.config.params import Params, load_params
+from pipeline.config.params_text import value_at
 from pipeline.config.products import PRODUCTS
 from pipeline.core.errors import ConfigError, MachineError, QuenchError
 from pipeline.core.places import resource
 from pipeline.core.publish import publishing
+from pipeline.core.text import listed
 from pipeline.workflow.dvc_yaml import put_graph
 from pipeline.workflow.project import is_project
 from pipeline.workflow.state.settings import starting_text, write_lock
@@ -23,6 +27,8 @@ from pipeline.workflow.state.settings import starting_text, write_lock
 RECIPES = resource("recipes")
 MOST_LETTERS = 40  # characters of a project's name in the names of its models
 TITLE = "Recipe"  # beginning of the line that names a written file's recipe
+# Settings that say how the files in data/raw are read, whatever the base.
+OF_DATA = tuple(("curate", key) for key in ("formats", "documents", "fields", "transform", "source_weights"))
 
 
 def recipe_names() -> list[str]:
@@ -71,9 +77,37 @@ def recipe_text(recipe: str, name: str | None = None) -> str:
     )
 
 
+def settings_of_data(file: Path) -> Given:
+    """Return what a params.yaml sets of its project's own data: the keys in `OF_DATA` with a value that no
+    recipe has. Returns nothing if the file is missing or damaged.
+    """
+    try:
+        values = load_params(file).model_dump(mode="json")
+    except QuenchError:
+        return {}
+    of_recipes = [recipe_params(recipe).model_dump(mode="json") for recipe in recipe_names()]
+    return {
+        place: value_at(values, place)
+        for place in OF_DATA
+        if all(value_at(values, place) != value_at(recipe, place) for recipe in of_recipes)
+    }
+
+
+def _text_with(recipe: str, name: str | None, data: Given) -> bytes:
+    """Return the `recipe_text` with these settings of data, as `quench data check --write` adds them."""
+    text = recipe_text(recipe, name).encode()
+    if not data:
+        return text
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "params.yaml")
+        file.write_bytes(text)
+        override(file, data)
+        return file.read_bytes()
+
+
 def use(recipe: str, root: Path, force: bool = False) -> str:
-    """Install `recipe` as `root`/params.yaml. Print the changes as a unified diff and return that diff ("" if
-    nothing changes).
+    """Install `recipe` as `root`/params.yaml, with the `settings_of_data` that are there. Print the changes
+    as a unified diff and return that diff ("" if nothing changes).
 
     Raises `ConfigError` for an unknown recipe and, unless `force` is set, for a params.yaml with edits (the
     message contains the diff).
@@ -81,7 +115,8 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     recipe_file(recipe)
     target = root / "params.yaml"
     name = name_in(root)
-    new = recipe_text(recipe, name).encode()
+    data = settings_of_data(target)
+    new = _text_with(recipe, name, data)
     try:
         old = target.read_bytes()
     except FileNotFoundError:
@@ -91,14 +126,18 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
             "Q-COMMANDS-004", f"{target} can't be read ({error.strerror}): correct its rights or move it away"
         ) from error
     changes = unified_diff(old or b"", new, str(target), f"recipe {recipe}")
-    recipes = (recipe_text(other, name).encode() for other in recipe_names())
+    recipes = (_text_with(other, name, data) for other in recipe_names())
+    stays = f" but {listed(['.'.join(place) for place in data])}" if data else ""
     if old is not None and not force and old not in recipes:
         raise ConfigError(
             "Q-COMMANDS-003",
             f"{target} has edits that are in no recipe: keep a copy, then `quench config use {recipe} "
-            f"--force` replaces it:\n{changes}",
+            f"--force` replaces all of it{stays}:\n{changes}",
         )
-    params = recipe_params(recipe, name)
+    values = recipe_params(recipe, name).model_dump(mode="json")
+    for place, value in data.items():
+        put(values, place, value)
+    params = Params.model_validate(values)
     changed = (root / "dvc.yaml").is_file() and put_graph(root, params)
     if old != new:
         with publishing(target) as aside:

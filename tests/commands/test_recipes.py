@@ -6,6 +6,7 @@ import re
 import pytest
 from make import quench
 
+from pipeline.config.overrides import override
 from pipeline.config.params import Params, load_params, read_params
 from pipeline.config.params_text import as_yaml, left_out
 from pipeline.config.sections.values import group_of, keys_of
@@ -153,6 +154,24 @@ def test_use_keeps_edits_unless_forced(tmp_path, edit):
     assert target.read_bytes() == mine
     use("qwen2.5-0.5b", tmp_path, "--force")
     assert use("qwen2.5-0.5b", tmp_path).count("\n") == 1  # nothing differs
+
+
+def test_use_keeps_what_the_project_set_of_its_data(tmp_path):
+    use("demo-distill", tmp_path)
+    file = tmp_path / "params.yaml"
+    fields = {"tickets.csv": {"user": "Question", "assistant": "Answer"}}
+    override(file, {("curate", "fields"): fields})
+    use("qwen2.5-0.5b", tmp_path)  # A mapping alone is no edit.
+    params = load_params(file)
+    assert (params.curate.fields, params.base.model) == (fields, "Qwen/Qwen2.5-0.5B-Instruct")
+    assert params.curate.source_weights == {}  # the other recipe's
+    override(file, {("curate", "source_weights"): {"notes.txt": 0}, ("train", "r"): 8})
+    assert "Q-COMMANDS-003" in refused("demo", tmp_path, ConfigError)
+    use("demo", tmp_path, "--force")
+    params = load_params(file)
+    assert (params.curate.fields, params.curate.source_weights) == (fields, {"notes.txt": 0})
+    assert params.train.r != 8
+    assert use("demo", tmp_path).count("\n") == 1
 
 
 @pytest.mark.parametrize(
