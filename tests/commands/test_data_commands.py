@@ -630,6 +630,11 @@ def test_check_counts_rows_with_tools_that_the_base_does_not_show(raw: Path, bas
     assert shown.exit_code == 3
     assert "3 rows have tools" in shown.stdout and "demo" in shown.stdout
     assert "every row can be used" not in shown.stdout
+    # A recipe was chosen since, and its base is not made yet.
+    (models / "base.json").write_text('{"added_tokens": [], "model": "other", "revision": null}')
+    shutil.copy(PROJECT / "params.yaml", raw.parent)
+    shown = data(raw.parent, "check", str(raw))
+    assert (shown.exit_code, "quench run base" in shown.stdout, "demo" in shown.stdout) == (3, True, False)
 
 
 def test_show_renders_with_the_bases_template_and_marks_what_is_trained(

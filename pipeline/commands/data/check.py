@@ -135,6 +135,7 @@ class Outcome:
     columns: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)  # files that give no row, each with the reason
     faults: list[str] = field(default_factory=list)  # faults of mappings
+    untrainable: str = ""  # sentence on the rows that can be used, but not with this base
     proposed: list[Proposed] = field(default_factory=list)
 
     @property
@@ -142,7 +143,7 @@ class Outcome:
         """Return the exit code: 3 if there is a row that can't be used, or not with this base, or a mapping
         that does nothing.
         """
-        return 3 if self.reasons or self.faults or self.tally["tools_not_shown"] else 0
+        return 3 if self.reasons or self.faults or self.untrainable else 0
 
 
 def main(params: Path | None, root: Path, paths: Sequence[Path], options: Options) -> int:
@@ -187,8 +188,25 @@ def _check(
     for path, name in files(paths, root / "data/raw"):
         outcome.names.append(name)
         _check_one(FileCheck(path, name), cleaner, options, outcome)
+    untrainable = outcome.tally["tools_not_shown"]
+    if untrainable:
+        outcome.untrainable = _untrainable(untrainable, params or root / "params.yaml", root)
     _print_summary(outcome, options)
     return outcome, cleaner
+
+
+def _untrainable(rows: int, params: Path, root: Path) -> str:
+    """Return a sentence on rows with tools that the template in models/base does not show, and what to do."""
+    from pipeline.planning.model.base import is_here
+
+    remedy = f"choose a base whose template does ({SHOWING_TOOLS})"
+    is_made = params.exists() and (root / "models/base.json").exists()
+    if is_made and not is_here(load_params(params).base, root):
+        remedy = f"it is not yet the base that {safe(str(params))} names, which `quench run base` makes"
+    return (
+        f"{plural(rows, 'row has', 'rows have')} tools that the template in models/base does not show "
+        f"(template_drops): {remedy}"
+    )
 
 
 def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: Outcome) -> None:
@@ -242,15 +260,11 @@ def _print_summary(outcome: Outcome, options: Options) -> None:
         *held_out_sentences(outcome.names),
         *_stats(outcome),
     ]
-    untrainable = outcome.tally["tools_not_shown"]
-    if untrainable:
-        lines.append(
-            f"{plural(untrainable, 'row has', 'rows have')} tools that the template in models/base does not "
-            f"show (template_drops): choose a base whose template does ({SHOWING_TOOLS})"
-        )
+    if outcome.untrainable:
+        lines.append(outcome.untrainable)
     print(*(f"check: {sentence}" for sentence in lines), sep="\n", file=out)
     rejected = outcome.reasons.total()
-    if not rejected and not outcome.faults and not untrainable:
+    if not rejected and not outcome.faults and not outcome.untrainable:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
     if not rejected:
         return
