@@ -152,7 +152,7 @@ class CurationReport:
     sources: dict[str, dict[str, Any]] | None = None  # origin of fetched data; None if none was fetched
     files_without_row: dict[str, str] | None = None  # name → reason; None if there are none
     answers: list[dict[str, Any]] | None = None  # different answers and their rows; None if they are not few
-    calls: dict[str, Any] | None = None  # rows that call tools, and tools that they lack; None if none does
+    calls: dict[str, Any] | None = None  # rows that call tools, tools that they lack, tools not shown
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report's keys and values in order, without pairs and sources if there are none."""

@@ -15,6 +15,7 @@ MANY = ""  # key for the rows once their answers are more, or longer, than that
 FEWEST_ROWS = 2  # rows for each different answer, on average
 CALLING = "rows"  # keys of the counted calls
 WITHOUT_TOOLS = "without_tools"
+NOT_SHOWN = "tools_not_shown"  # rows with tools, calls or results that the base's template does not show
 
 
 def count_answer(row: Row, answers: Counter[str]) -> None:

@@ -15,7 +15,14 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.core.text import one_line
-from pipeline.stages.curate.answers import CALLING, WITHOUT_TOOLS, bound, count_answer, unoffered_calls
+from pipeline.stages.curate.answers import (
+    CALLING,
+    NOT_SHOWN,
+    WITHOUT_TOOLS,
+    bound,
+    count_answer,
+    unoffered_calls,
+)
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.authors import with_authors
@@ -80,7 +87,8 @@ class CleaningStats:
     left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
     verdicts: Counter[str] = field(default_factory=Counter)  # keys and words that call a row bad → rows
     answers: Counter[str] = field(default_factory=Counter)  # answer → rows, as long as they are few
-    calls: Counter[str] = field(default_factory=Counter)  # rows with calls, and those of them without tools
+    # Rows with calls, those of them without tools, and rows whose tools the template does not show.
+    calls: Counter[str] = field(default_factory=Counter)
     not_offered: Counter[str] = field(default_factory=Counter)  # called tool that the row lacks → rows
     notes: Counter[str] = field(default_factory=Counter)  # what was taken out of mails → texts
 
@@ -317,7 +325,11 @@ class Cleaner:
         rows[name if is_named else OTHER_COLUMNS] += 1
 
     def count_calls(self, row: Row, cleaning_stats: CleaningStats) -> None:
-        """Count a row that calls tools, and the tools among them that it does not offer."""
+        """Count a row that calls tools, the tools among them that it does not offer, and a row whose tools
+        the base's template does not show.
+        """
+        if not self.shows_tools_of(row):
+            cleaning_stats.calls[NOT_SHOWN] += 1
         is_calling, names = unoffered_calls(row)
         if is_calling:
             cleaning_stats.calls[CALLING] += 1

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.chat.template_probe import SHOWING_TOOLS
 from pipeline.core.text import count, listed, most, percent, plural, words
 from pipeline.stages.curate.account import CurationReport
-from pipeline.stages.curate.answers import WITHOUT_TOOLS, near_equals, several_answers
+from pipeline.stages.curate.answers import NOT_SHOWN, WITHOUT_TOOLS, near_equals, several_answers
 from pipeline.stages.curate.comparing.decide import SPLITS
 
 # Text that is trained more often than this teaches hardly anything more (arXiv:2305.16264).
@@ -100,7 +101,7 @@ def warnings(stats: CurationReport) -> list[str]:
         )
     if stats.pairs and not stats.pairs["made"]:
         sentences.append(pairs_sentence(stats.pairs))
-    sentences += answers_sentences(stats) + calls_sentences(stats)
+    sentences += not_shown_sentences(stats) + answers_sentences(stats) + calls_sentences(stats)
     sentences += map(_repeats, filter(_is_often_repeated, stats.balance.items()))
     if stats.length["split"] and stats.length["exchanges_left_out"]:
         sentences.append(
@@ -187,6 +188,20 @@ def answers_sentences(stats: CurationReport) -> list[str]:
             "curate.transform."
         )
     return sentences
+
+
+def not_shown_sentences(stats: CurationReport) -> list[str]:
+    """Return a sentence on the rows that can't be trained, since the base's template does not show their
+    tools.
+    """
+    rows = (stats.calls or {}).get(NOT_SHOWN, 0)
+    if not rows:
+        return []
+    return [
+        f"{plural(rows, 'row has', 'rows have')} tools or calls that the base's chat template does not show, "
+        "so this base can't learn from them, and stage preprocess leaves them out (template_drops): choose a "
+        f"base whose template shows tools ({SHOWING_TOOLS})."
+    ]
 
 
 def calls_sentences(stats: CurationReport) -> list[str]:

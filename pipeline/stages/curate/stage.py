@@ -28,6 +28,7 @@ from pipeline.stages.curate.page_words import (
     answers_sentences,
     calls_sentences,
     length_sentences,
+    not_shown_sentences,
     pairs_sentence,
 )
 from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder
@@ -161,6 +162,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *length_sentences(report.length),
+        *(f"warning: {sentence}" for sentence in not_shown_sentences(report)),
         *answers_sentences(report),
         *calls_sentences(report),
         *([DIVIDED] if "documents_divided" in report.groups else []),

@@ -1,14 +1,18 @@
 """Few different answers and calls of tools that a row does not offer, in the report and on the data page."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from curating import Project, chat, lines, sentence
 from html_page import lines_of
+from tokenizer_folders import smollm_folder
 
+from pipeline.config.params import Params
 from pipeline.stages.curate.answers import LONGEST, MOST_ANSWERS, few_answers
 from pipeline.stages.curate.clean import CleaningStats
+from pipeline.stages.curate.stage import main
 
 Rows = list[dict[str, Any]]
 KEPT = {"drop_duplicates": "none", "val_fraction": 0.0, "test_fraction": 0.0}
@@ -82,3 +86,17 @@ def test_calls_of_tools_that_the_row_lacks_are_named_with_counts(tmp_path: Path)
     assert report["calls"] == {"rows": 4, "without_tools": 1, "not_offered": {"getOrder": 2, "refund": 1}}
     page = lines_of((tmp_path / "reports/data.html").read_text())
     assert "getOrder (2 rows) and refund (1 row)" in page and "1 row calls tools and has no tools" in page
+
+
+def test_rows_whose_tools_the_base_does_not_show_are_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [calling("get_order", offers=("get_order",)), chat("Name the pier.", "The north pier.")]
+    rows.append(chat("Name the ferry.", "The white ferry.") | {"tools": rows[0]["tools"]})
+    Project(tmp_path, {"a.jsonl": lines(*rows)})
+    smollm_folder(tmp_path / "models/base")
+    main(Params.model_validate({"curate": KEPT}), tmp_path)
+    report = json.loads((tmp_path / "reports/data.json").read_text())
+    assert (report["rows_kept"], report["calls"]["tools_not_shown"]) == (3, 2)
+    assert capsys.readouterr().out.count("warning: 2 rows have tools") == 1
+    assert "Beware: 2 rows have tools" in lines_of((tmp_path / "reports/data.html").read_text())
