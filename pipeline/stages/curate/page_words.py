@@ -25,7 +25,11 @@ RULES = {
     "mail": ("Mail", "row of mails", "rows of mails"),
     "reasoning": ("Reasoning", "row with reasoning inside", "rows with reasoning inside"),
     "normalize": ("Normalize", "row that can't be normalized", "rows that can't be normalized"),
-    "turns": ("Turns", "row with turns out of order", "rows with turns out of order"),
+    "turns": (
+        "Turns",
+        "row whose turns can't be used (empty, out of order)",
+        "rows whose turns can't be used (empty, out of order)",
+    ),
     "tags": ("Tags", "answer with half a pair of tags", "answers with half a pair of tags"),
     "refusals": ("Refusals", "boilerplate refusal", "boilerplate refusals"),
     "languages": ("Languages", "row in another language", "rows in other languages"),
