@@ -52,6 +52,19 @@ CLOSING = re.compile(
     r"[^\n.?]{0,60}$",
     re.MULTILINE | re.IGNORECASE,
 )
+NAME = r"[A-ZÀ-ÞĀ-Ž][\w'’-]*(?:\.? [A-ZÀ-ÞĀ-Ž][\w'’-]*){0,3}"
+# At a mail's end, before a name or nothing. Chats end so too: they are no sign of a mail.
+SHORT_CLOSING = re.compile(
+    r"^[ \t]*(?i:(?:[lvb]g|cheers|thanks|many thanks|thank you|danke|(?:vielen|besten) dank"
+    r"|(?:(?:danke|dank) und |(?:mit )?(?:freundliche|beste|liebe)[mrn] |viele |liebe )*gr(?:uß|uss|üße|üsse)"
+    rf"|best(?=,|\s*\n))[,!.]?)[ \t]*(?:\n\s*{NAME}[ \t]*)?\s*\Z",
+    re.MULTILINE,
+)
+DEVICE = re.compile(
+    r"^[ \t]*(?:sent from (?:my \S.{0,30}|outlook for \S+)|get outlook for \S+"
+    r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})|envoyé de mon .{1,30})\s*\Z",
+    re.MULTILINE | re.IGNORECASE,
+)
 CLOSING_END = 2400  # characters at a text's end in which a closing is looked for
 CLOSING_LINES = 8  # lines between it and a notice or the end: a name, an address
 LINE = 120  # characters of such a line
@@ -176,15 +189,19 @@ def _drop_introduction(kept: list[str]) -> None:
 
 
 def without_end(text: str, notes: Notes, *, every: bool) -> str:
-    """Return a mail's text without its signature and its closing.
+    """Return a mail's text without the line that a telephone adds, its signature and its closing.
 
     Not `every` signature is one if the text may hold code below two hyphens.
     """
+    device = DEVICE.search(text)
+    if device:
+        notes["signatures"] += 1
+        text = text[: device.start()].rstrip()
     signature = SIGNATURE.search(text) if every else _signature(text, is_sure=True)
     if signature:
         notes["signatures"] += 1
         text = text[: signature.start()].rstrip()
-    closing = closing_of(text)
+    closing = closing_of(text) or SHORT_CLOSING.search(text)
     if closing:
         notes["closings"] += 1
         text = text[: closing.start()].rstrip()
