@@ -57,7 +57,7 @@ NAME = r"[A-ZÀ-ÞĀ-Ž][\w'’-]*(?:\.? [A-ZÀ-ÞĀ-Ž][\w'’-]*){0,3}"
 SHORT_CLOSING = re.compile(
     r"^[ \t]*(?i:(?:[lvb]g|cheers|thanks|many thanks|thank you|danke|(?:vielen|besten) dank"
     r"|(?:(?:danke|dank) und |(?:mit )?(?:freundliche|beste|liebe)[mrn] |viele |liebe )*gr(?:uß|uss|üße|üsse)"
-    rf"|best(?=,|\s*\n))[,!.]?)[ \t]*(?:\n\s*{NAME}[ \t]*)?\s*\Z",
+    rf"|best(?=,|\s*\n))[,!.]?)[ \t]*(?:\n\s*(?P<name>{NAME})[ \t]*)?\s*\Z",
     re.MULTILINE,
 )
 DEVICE = re.compile(
@@ -73,6 +73,8 @@ GREETING = re.compile(
     r"\s*(?:hallo|hi|hello|dear|moin|liebe[rs]?|guten (?:tag|morgen|abend)|sehr geehrte[rs]?|bonjour|hola)\b",
     re.IGNORECASE,
 )
+# A greeting that is a line of its own, above other words.
+GREETING_LINE = re.compile(rf"{GREETING.pattern}[^\n.?]{{0,60}}[,!][ \t]*\n", re.IGNORECASE)
 
 
 # In small letters. A text with none of these has nothing that the expressions above find.
@@ -253,3 +255,9 @@ def is_mail(text: str) -> bool:
     if _before_quoted(text) and not _announced(text):
         return True
     return bool(_signature(text, is_sure=False)) or bool(GREETING.match(text) and closing_of(text))
+
+
+def has_form_of_mail(text: str) -> bool:
+    """Return True if a text begins with a greeting, or ends with a closing; a short one needs a name."""
+    short = SHORT_CLOSING.search(text)
+    return bool(GREETING_LINE.match(text) or closing_of(text) or (short and short["name"]))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pipeline.chat.rows import TURN_LISTS, Row
 from pipeline.stages.curate.exports.mail_text import (
     closing_of,
+    has_form_of_mail,
     is_mail,
     may_be_mail,
     without_end,
@@ -24,7 +25,9 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 WRITERS = ("user", "assistant")
 # Text that is all HTML, in which nothing but prose is marked up.
 HTML = re.compile(r"\s*<(?:!doctype|html|body|div|p|span|table|ul|ol|br|blockquote|font)\b", re.IGNORECASE)
-NO_PROSE = re.compile(r"<(?:pre|code|script|form|input|button|svg|canvas)\b|&lt;", re.IGNORECASE)
+NO_PROSE = re.compile(r"<(?:pre|code|script|form|input|button|svg|canvas)\b", re.IGNORECASE)
+# What mail programs write between angle brackets; all other words in them are markup that is spoken of.
+ADDRESS = re.compile(r"<(?:[^<>\s]+@[^<>\s]+|\[EMAIL[^<>]*|(?:https?|mailto):[^<>\s]*)>")
 OF_MARKUP = re.compile(r"\b(?:(?i:html|css|xml|markup|markdown)|tags?|divs?|spans?)\b")  # not Guten Tag
 ASKS_FOR_TEXT = re.compile(
     r"\b(?:write|draft|compose|rewrite|rephrase|translate|proofread|summari[sz]e"
@@ -34,6 +37,10 @@ ASKS_FOR_TEXT = re.compile(
 NAMES_LETTERS = re.compile(
     r"\b(?:letters?|speech|essay|template|vorlage|anschreiben|an e-?mail|a (?:mail|message|note|reply)"
     r"|briefe?|eine (?:e-?mail|mail|nachricht))\b",
+    re.IGNORECASE,
+)
+NAMES_PAGES = re.compile(
+    r"\b(?:web ?(?:site|page)|page|site|banner|newsletter|(?:web)?seite)[sn]?\b",
     re.IGNORECASE,
 )
 Turn = dict[str, Any]
@@ -47,7 +54,9 @@ class Mail:
         self.counts = Counter[str]()
 
     def take_counts(self) -> Counter[str]:
-        """Return counts of texts since the last call: `mail_html`, `quotes`, `signatures`, `closings`."""
+        """Return counts of texts since the last call: `mail_html`, `quotes`, `signatures`, `closings`, and
+        `mail_html_left`, texts that begin with HTML and stay.
+        """
         counts = self.counts
         self.counts = Counter()
         return counts
@@ -60,6 +69,7 @@ class Mail:
             return row
         asked = "\n".join(turn["content"] for turn in row["messages"] if turn["role"] in ("system", "user"))
         if self.mode == "auto" and not (_is_html_prose(turns, asked) or _are_mails(turns)):
+            self._count_html(turns)
             return row
         edited = dict(row)
         for field in filter(row.__contains__, TURN_LISTS):
@@ -67,7 +77,13 @@ class Mail:
                 self._edited(turn, f"{field} {number}", changes)
                 for number, turn in enumerate(row[field], start=1)
             ]
+        self._count_html([turn for field in filter(row.__contains__, TURN_LISTS) for turn in edited[field]])
         return row if edited == row else edited
+
+    def _count_html(self, turns: list[Turn]) -> None:
+        left = sum(1 for turn in turns if turn["role"] in WRITERS and HTML.match(turn["content"]))
+        if left:
+            self.counts["mail_html_left"] += left
 
     def _edited(self, turn: Turn, place: str, changes: Changes) -> Turn:
         text = turn["content"]
@@ -99,11 +115,15 @@ def _are_mails(turns: list[Turn]) -> bool:
 
 
 def _is_html_prose(turns: list[Turn], asked: str) -> bool:
-    """Return True if all turns are HTML, and neither they nor what is `asked` are about it."""
+    """Return True if all turns are HTML, or one is a mail in HTML, and no text is about markup."""
     if ASKS_FOR_TEXT.search(asked) or OF_MARKUP.search(asked.partition("<")[0]):
         return False
     texts = [turn["content"] for turn in turns if turn["content"]]
-    return bool(texts) and all(_without_html(text) != text for text in texts)
+    converted = [words for text, words in zip(texts, map(_without_html, texts), strict=True) if words != text]
+    if texts and len(converted) == len(texts):
+        return True
+    is_wanted = NAMES_LETTERS.search(asked) or NAMES_PAGES.search(asked)
+    return not is_wanted and any(map(has_form_of_mail, converted))
 
 
 def _without_html(text: str) -> str:
@@ -111,4 +131,4 @@ def _without_html(text: str) -> str:
     if not HTML.match(text) or not text.rstrip().endswith(">") or NO_PROSE.search(text):
         return text
     words = markdown_of(text)
-    return text if "<" in words or OF_MARKUP.search(words) else words
+    return text if "<" in ADDRESS.sub("", words) or OF_MARKUP.search(words) else words
