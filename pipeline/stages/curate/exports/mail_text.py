@@ -203,7 +203,7 @@ def without_end(text: str, notes: Notes, *, every: bool) -> str:
     if signature:
         notes["signatures"] += 1
         text = text[: signature.start()].rstrip()
-    closing = closing_of(text) or SHORT_CLOSING.search(text)
+    closing = closing_of(text) or _short_closing(text)
     if closing:
         notes["closings"] += 1
         text = text[: closing.start()].rstrip()
@@ -240,6 +240,13 @@ def closing_of(text: str) -> re.Match[str] | None:
         if is_end and not any(line.upper().startswith(("PS", "P.S")) for line in after):
             return None if PLACEHOLDER.search(text, match.start()) else match
     return None
+
+
+def _short_closing(text: str) -> re.Match[str] | None:
+    """Return the short closing that a mail ends with, or None; above a notice it needs a name."""
+    begin = max(0, len(text) - CLOSING_END)
+    above = SHORT_CLOSING.search(text[:begin] + _before_notice(text[begin:]))
+    return above if above and above["name"] else SHORT_CLOSING.search(text)
 
 
 def _before_notice(text: str) -> str:
