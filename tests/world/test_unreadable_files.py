@@ -45,7 +45,16 @@ def test_a_file_of_which_no_row_can_be_read_stops_the_stage(tmp_path: Path, name
     assert str(project.raw / name) in said and "good.jsonl" not in said and "\n" not in said
     for word in (*words, f"curate.source_weights: {{{name}: 0}}"):
         assert word in said
+    assert ("quench data check" in said) == ("unknown_format" in said)  # Only keys can be mapped.
     assert project.outputs() == {}
+
+
+def test_a_messengers_chat_is_a_file_that_is_not_read(tmp_path: Path) -> None:
+    messages = b"12/03/2024, 10:15 - Ann: Is it here?\n12/03/2024, 10:16 - Bob: At pier two.\n"
+    project = Project(tmp_path, {"good.jsonl": GOOD, "chat.txt": messages})
+    report = project.run()
+    assert (report["rows_kept"], [*report["files_unread"]]) == (2, ["chat.txt"])
+    assert [entry["line"] for entry in project.rejects()] == [None]
 
 
 def test_a_share_of_nothing_leaves_the_file_out(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ class Outcome:
     # columns of texts that are not read, lists of answers, and columns that call rows bad
     columns: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)  # files that give no row, each with the reason
+    stops: list[FileCheck] = field(default_factory=list)  # files at which stage curate would stop
     faults: list[str] = field(default_factory=list)  # faults of mappings
     untrainable: str = ""  # sentence on the rows that can be used, but not with this base
     proposed: list[Proposed] = field(default_factory=list)
@@ -238,6 +239,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
     why = file.no_row()
     if why:
         outcome.empty.append(f"{file.shown}: no row: {why}")
+    if file.would_stop(cleaner.settings.source_weights):
+        outcome.stops.append(file)
     stated = by_glob(file.name, cleaner.settings.fields, None)
     if stated:
         targets = lacking(stated, file.mapped)
@@ -256,6 +259,7 @@ def _print_summary(outcome: Outcome, options: Options) -> None:
         *_first(outcome.readings),
         *_first(outcome.columns),
         *_first(outcome.empty),
+        *_stop_sentences(outcome.stops),
         *outcome.faults,
         *held_out_sentences(outcome.names),
         *_stats(outcome),
@@ -278,6 +282,17 @@ def _print_summary(outcome: Outcome, options: Options) -> None:
     commonest = outcome.reasons.most_common(1)[0][0]
     advice = f"check: `quench doctor explain {commonest}` says what a reason means and what to do"
     print(advice, file=sys.stderr)  # The counts stay the last line of piped output.
+
+
+def _stop_sentences(files: Sequence[FileCheck]) -> list[str]:
+    """Return a sentence on the files at which stage curate would stop, if there are any."""
+    if not files:
+        return []
+    more = f" and {plural(len(files) - 1, 'more file')}" if len(files) > 1 else ""
+    return [
+        f"stage curate would stop at {files[0].shown}{more}, of which no row can be read: mend, convert or "
+        f"move away such a file, or set curate.source_weights: {{{files[0].name}: 0}}"
+    ]
 
 
 def _first(sentences: list[str]) -> list[str]:

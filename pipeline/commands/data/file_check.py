@@ -14,6 +14,7 @@ from pipeline.commands.data.columns import are_values, columns_of, repeat_names
 from pipeline.commands.data.doubts import doubt
 from pipeline.commands.data.proposal import Proposal, propose, propose_labels
 from pipeline.core.text import listed, most, one_line, plural, safe
+from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import document_style, refusal
 from pipeline.stages.curate.reading.formats import OF_CHOICES
@@ -57,6 +58,7 @@ class FileCheck:
     name: str
     lines: int = 0
     usable: int = 0
+    readable: int = 0  # rows that have a format; a later rule may have rejected them
     kinds: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
     mapped: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
@@ -122,6 +124,7 @@ class FileCheck:
             self.several += any(change.rule == "format" for change in outcome.changes)
             tally["scored"] += sum("reward" in row for row in outcome.rows)
             tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
+            self.readable += outcome.rejected is None or outcome.rejected.rule not in ("read", "format")
             if outcome.rejected is None:
                 if outcome.stated and outcome.rows[0]["kind"] == "text" and len(outcome.stated.value) > 1:
                     self.texts.add(with_known_keys(outcome.stated.value), len(line.raw))
@@ -174,6 +177,14 @@ class FileCheck:
         if self.lines or self.reasons:
             return ""
         return why_no_row(not self.path.stat().st_size, self.notes)
+
+    def would_stop(self, weights: Mapping[str, float]) -> bool:
+        """Return True if stage curate would stop at this file, of which no row can be read. `weights` is
+        `curate.source_weights`. A proposed mapping may change it, so the answer is False then.
+        """
+        are_rows = bool(self.lines) and self.reasons.total() > self.reasons["blank"]
+        is_unreadable = are_rows and not self.readable
+        return is_unreadable and self.proposal is None and bool(by_glob(self.name, weights, 1.0))
 
     def reading(self) -> str:
         """Return a sentence on the formats and kinds of the usable rows. Returns "" if there are none."""

@@ -13,7 +13,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader, BytesIO, RawIOBase
@@ -38,6 +38,7 @@ from pipeline.stages.curate.reading.documents import (
     style_of,
 )
 from pipeline.stages.curate.reading.encodings import HEAD, marked, no_mark, unmarked, utf8_pieces
+from pipeline.stages.curate.reading.misnamed import REFUSED, kind_inside, refuse
 from pipeline.stages.curate.reading.saved_folders import refusal_beside_state
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -163,6 +164,8 @@ def refusal(path: Path, style: Style | None = None) -> BadLine | None:
     kind, _ = suffixes(path.name)
     if kind in ARROW:
         return refusal_beside_state(path)
+    if kind in DOCUMENTS and not style:
+        return _refusal_inside(path)
     if kind or style:
         return None
     if path.name.lower().partition(".")[0] in ABOUT:
@@ -176,6 +179,15 @@ def refusal(path: Path, style: Style | None = None) -> BadLine | None:
             f"it seems to hold rows: take the ending {path.suffix} off, or name it in curate.documents",
         )
     return BadLine("unknown_container", _remedy(path) or f"only files {READ} are read")
+
+
+def _refusal_inside(path: Path) -> BadLine | None:
+    """Return the reason why a file that is named as a document isn't read: it holds a chat or a table."""
+    # A file that can't be unpacked is said to be broken when its rows are read.
+    with suppress(BadLine, OSError), content_of(path, path.name).opened() as file:
+        kind = kind_inside(file)
+        return refuse(kind) if kind in REFUSED else None
+    return None
 
 
 def _remedy(path: Path) -> str:
