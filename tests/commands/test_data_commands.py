@@ -369,6 +369,17 @@ def test_check_of_a_whole_file_that_is_not_read(raw: Path) -> None:
     assert shown.stdout.startswith(f"{raw / 'letter.doc'}: unknown_container: ")
 
 
+def test_check_names_a_scorer_for_labels_unless_one_is_chosen(raw: Path) -> None:
+    (raw / "bad.jsonl").unlink()
+    rows = [{"prompt": f"Ticket {number}", "completion": ("lost", "late")[number % 2]} for number in range(9)]
+    (raw / "labels.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for scorers, is_named in (("[rouge_l]", True), ("[exact_match]", False)):
+        (raw.parent / "params.yaml").write_text(f"evaluate: {{scorers: {scorers}}}\n")
+        shown = data(raw.parent, "check", str(raw / "labels.jsonl"))
+        assert shown.exit_code == 0, shown.output
+        assert ("exact_match" in shown.stdout) == is_named
+
+
 CHAT = "12/03/2024, 10:15 - Ann: Is it here?\n12/03/2024, 10:16 - Bob: At pier two.\n"
 
 

@@ -18,12 +18,12 @@ from pipeline.commands.data.file_check import UNMAPPED, FileCheck, place_of
 from pipeline.commands.data.mapping import Proposed, sentences, write
 from pipeline.commands.own_code import untracked_sentences
 from pipeline.config.methods import kinds_sentences
-from pipeline.config.params import load_params
+from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
-from pipeline.stages.curate.answers import several_answers
+from pipeline.stages.curate.answers import bound, few_answers, several_answers
 from pipeline.stages.curate.inputs import by_glob, held_out_sentences
 from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts
 from pipeline.stages.curate.reading.files import files_below
@@ -136,6 +136,8 @@ class Outcome:
     empty: list[str] = field(default_factory=list)  # files that give no row, each with the reason
     stops: list[FileCheck] = field(default_factory=list)  # files at which stage curate would stop
     faults: list[str] = field(default_factory=list)  # faults of mappings
+    answers: Counter[str] = field(default_factory=Counter)  # rows by answer, as long as they are few
+    scorer: str = ""  # sentence on how few answers are scored, if that is not chosen
     untrainable: str = ""  # sentence on the rows that can be used, but not with this base
     proposed: list[Proposed] = field(default_factory=list)
 
@@ -189,11 +191,23 @@ def _check(
     for path, name in files(paths, root / "data/raw"):
         outcome.names.append(name)
         _check_one(FileCheck(path, name), cleaner, options, outcome)
+    outcome.scorer = _scorer(outcome.answers, params or root / "params.yaml")
     untrainable = outcome.tally["tools_not_shown"]
     if untrainable:
         outcome.untrainable = _untrainable(untrainable, params or root / "params.yaml", root)
     _print_summary(outcome, options)
     return outcome, cleaner
+
+
+def _scorer(answers: Counter[str], params: Path) -> str:
+    """Return a sentence on the scorer for few different answers, which are labels. Returns "" if they are not
+    few, or if the settings name a scorer.
+    """
+    few = len(few_answers(answers) or ())
+    if few < 2 or not params.exists() or load_params(params).evaluate.scorers != Params().evaluate.scorers:
+        return ""
+    rows = plural(answers.total(), "row has", "rows have")
+    return f"{rows} {few} different answers: if they are labels, set evaluate.scorers: [exact_match]"
 
 
 def _untrainable(rows: int, params: Path, root: Path) -> str:
@@ -223,6 +237,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
             is_unmapped = not options.everything and entry["reason"] == UNMAPPED
             print(file.unmapped_line(entry, cleaner) if is_unmapped else _line(entry, rows))
     outcome.reasons.update(file.reasons)
+    outcome.answers.update(file.answers)
+    bound(outcome.answers)
     outcome.notes.update(without_names(file.notes))
     outcome.archives[file.shown] = unread_members(file.notes)
     reading = file.reading()
@@ -263,6 +279,7 @@ def _print_summary(outcome: Outcome, options: Options) -> None:
         *outcome.faults,
         *held_out_sentences(outcome.names),
         *_stats(outcome),
+        *filter(None, [outcome.scorer]),
     ]
     if outcome.untrainable:
         lines.append(outcome.untrainable)

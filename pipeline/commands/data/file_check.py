@@ -14,6 +14,7 @@ from pipeline.commands.data.columns import are_values, columns_of, repeat_names
 from pipeline.commands.data.doubts import doubt
 from pipeline.commands.data.proposal import Proposal, propose, propose_labels
 from pipeline.core.text import listed, most, one_line, plural, safe
+from pipeline.stages.curate.answers import count_answer
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import document_style, refusal
@@ -65,6 +66,7 @@ class FileCheck:
     left_out: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     verdicts: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     several: int = 0  # rows with a list of answers, of which reading chooses one
+    answers: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     reasons: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)  # counted by `raw_lines`
     unread: Sample = field(default_factory=Sample)  # first rows that fit no format
@@ -122,6 +124,8 @@ class FileCheck:
         for outcome in cleaner.outcomes(self.name, line, stats):
             self.kinds.update(row["kind"] for row in outcome.rows)
             self.several += any(change.rule == "format" for change in outcome.changes)
+            for row in outcome.rows:
+                count_answer(row, self.answers)
             tally["scored"] += sum("reward" in row for row in outcome.rows)
             tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
             self.readable += outcome.rejected is None or outcome.rejected.rule not in ("read", "format")

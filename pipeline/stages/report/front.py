@@ -16,6 +16,7 @@ from pipeline.stages.report.calls_section import answer_with_calls
 LONGEST = 400  # letters of a text that is shown; the section of all answers has the rest
 UNSCORED = 3  # rows that are shown if none has a score
 BY_GAIN = ("Gained most", "In the middle", "Gained least")
+NO_GAIN = "No row gained"  # title of the first row then
 BY_SCORE = ("Best", "In the middle", "Worst")
 
 
@@ -67,6 +68,8 @@ def examples(inputs: Inputs, level: str) -> list[Example]:
     scored = {number: gain for number, gain in enumerate(gains) if gain is not None}
     order = sorted(scored, key=lambda number: (-scored[number], number))
     first, middle, last = BY_GAIN if base else BY_SCORE
+    if base and order and scored[order[0]] <= 0:
+        first = NO_GAIN
     # The outermost are named last: of one or two rows none is in the middle.
     titles = {len(order) // 2: middle, len(order) - 1: last, 0: first}
     if not order:

@@ -43,6 +43,10 @@ def shown(level: str, **answers: list[float | None]) -> list[tuple[str, str]]:
         ),
         ({"Q4": [None, None], "F16": [None, None]}, [("Row 1", "r0"), ("Row 2", "r1")]),
         ({"Q4": [1.0], "F16": [1.0]}, [("Best", "r0")]),
+        (
+            {"base_Q4": [0.0, 0.5], "Q4": [0.0, 0.0], "F16": [1.0] * 2},
+            [("No row gained", "r0"), ("Gained least", "r1")],
+        ),
         ({"F16": [1.0]}, []),
     ],
 )
