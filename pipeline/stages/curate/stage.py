@@ -50,6 +50,7 @@ DIVIDED = (
 FILES_NAMED = 5  # files that the terminal names for one reason why they are not read
 REASONS_NAMED = 5
 LOUD = 0.2  # Share of the rows; a reason that takes more is said in a sentence of its own.
+SHARED = 0.02  # Share of the rows; if more are contaminated, the text that most of them share is said.
 
 
 def curate(root: Path, settings: Curate, processes: int | None = None) -> CurationReport:
@@ -118,7 +119,7 @@ def _first(names: Sequence[str]) -> str:
 
 def loud_sentences(report: CurationReport) -> list[str]:
     """Return a warning for each reason that took more than a fifth of the rows, and the text that most
-    contaminated rows share.
+    contaminated rows share, if these are more than a few.
     """
     read = report.rows_read + report.parts_added
     sentences = [
@@ -127,7 +128,8 @@ def loud_sentences(report: CurationReport) -> list[str]:
         for reason, rows in report.rejected.items()
         if rows > LOUD * read and reason != "blank"
     ]
-    spans = report.contamination.get("spans", [])
+    is_common = report.contamination["rows"] > SHARED * read
+    spans = report.contamination.get("spans", []) if is_common else []
     return sentences + [
         f"contaminated: {plural(span['rows'], 'row shares', 'rows share')} {shortened(span['text'])!r}"
         for span in spans
