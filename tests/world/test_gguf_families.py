@@ -74,7 +74,9 @@ def test_what_is_trained_on_a_file_is_what_is_served(name: str, tools: Toolchain
     assert unlike_passed(checks) == {}
     assert {"weights_file", "outputs_bare", "outputs_served"} <= checks.keys()
 
-    params["train"] |= {"tuner": "scales", "learning_rate": 1.0e-2, "weight_decay": 0.0}
+    # At twice that rate an LFM2's convolutions end where a CPU with AVX2 alone chooses other tokens.
+    rate = 5.0e-3 if name == "lfm2" else 1.0e-2
+    params["train"] |= {"tuner": "scales", "learning_rate": rate, "weight_decay": 0.0}
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
     checks = checks_of(scaled, params, ("train", "tuned", "parity"))
     assert unlike_passed(checks) == {}
