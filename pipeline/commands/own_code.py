@@ -1,11 +1,12 @@
-"""Files of functions that settings name (`python:FILE.py:FUNCTION`): are they in a clone of the project?"""
+"""Name the files of functions in the settings (`python:FILE.py:FUNCTION`) that a clone would not have."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.scorers import NAME
+from pipeline.core.errors import ToolError
+from pipeline.core.git import ask_git
 
 
 def untracked_sentences(params: Params, root: Path) -> list[str]:
@@ -18,13 +19,12 @@ def untracked_sentences(params: Params, root: Path) -> list[str]:
     if not files:
         return []
     try:
-        command = ["git", "ls-files", "-z", "--", *files]
-        listed = subprocess.run(command, cwd=root, capture_output=True, check=False)
-    except OSError:
+        listed = ask_git(root, "ls-files", "-z", "--", *files)
+    except ToolError:
         return []
-    if listed.returncode:
+    if listed is None:
         return []
-    tracked = listed.stdout.decode("utf-8", "replace").split("\0")
+    tracked = listed.decode("utf-8", "replace").split("\0")
     return [
         f"{file} is code that the settings name, and Git does not track it, so a clone lacks it: "
         f"`git add -f {file}`"

@@ -16,7 +16,7 @@ TENSORBOARD = "tensorboard"
 
 
 class Needed(NamedTuple):
-    """What a tracker needs: the module that is imported, and the extra or the package that has it."""
+    """Module that a tracker imports, and the extra or the package that has it."""
 
     module: str
     extra: str = ""

@@ -1,4 +1,4 @@
-"""How the packages of an extra are added to this installation.
+"""Name the command that adds the packages of an extra to this installation.
 
 The name `quench` on the registry is another project's, so no command names it: it names the packages.
 """
@@ -24,7 +24,7 @@ def install_command(*extras: str, packages: Iterable[str] = ()) -> str:
         found = [OF_EXTRA.fullmatch(line) for line in requires("quench") or []]
     except PackageNotFoundError:  # a checkout that was not installed
         named = f"{PROJECT}[{','.join(extras)}]"
-        return f"{_installer()} -e {shlex.quote(named)}"
+        return f"{_installer()} {shlex.join([*packages, '-e', named])}"
     needed = [match[1] for match in found if match and match[2] in extras]
     return f"{_installer()} {shlex.join([*needed, *packages])}"
 

@@ -82,11 +82,9 @@ def need_plain_files(*folders: Path, recorded: bool) -> None:
             paths = [Path(folder, name) for name in sorted(names)]
             faults += [(path, why) for path in paths if (why := trouble(path))]
             if recorded:
-                faults += [
-                    (path, why)
-                    for path in (*paths, *(Path(folder, name) for name in inner))
-                    if (why := _trouble_of_name(path.name))
-                ]
+                named = (*paths, *(Path(folder, name) for name in inner))
+                troubles = ((path, _trouble_of_name(path.name)) for path in named)
+                faults += [(path, why) for path, why in troubles if why]
     if faults:
         path, why = faults[0]
         more = f", nor can {plural(len(faults) - 1, 'other')}" if len(faults) > 1 else ""

@@ -81,11 +81,6 @@ class Case:
                 refusing.setdefault(key, []).append(model)
         return refusing
 
-    @property
-    def passes(self) -> float | None:
-        """Passes over the training rows; None if no step says it."""
-        return self.inputs.passes
-
     @cached_property
     def step_seconds(self) -> float:
         """The median time of an optimizer step; 0 if no step says it."""
@@ -137,7 +132,7 @@ def _memory(case: Case) -> NextStep | None:
 
 
 def _barely_trained(case: Case) -> NextStep | None:
-    passes = case.passes
+    passes = case.inputs.passes
     if passes is None or passes >= ONE_PASS or not case.falls_short:
         return None
     steps = f"{case.inputs.train.steps:,} step{'s' if case.inputs.train.steps != 1 else ''}"
@@ -151,7 +146,8 @@ def _barely_trained(case: Case) -> NextStep | None:
 def _without_max_steps(case: Case, reason: str) -> NextStep:
     """Return the step to all epochs, or to as many steps as an hour has if they take longer here."""
     epochs = f"{case.params.train.num_train_epochs:g}"
-    steps = math.ceil(case.inputs.train.steps / (case.passes or 1) * case.params.train.num_train_epochs)
+    steps_per_epoch = case.inputs.train.steps / (case.inputs.passes or 1)
+    steps = math.ceil(steps_per_epoch * case.params.train.num_train_epochs)
     hours = steps * case.step_seconds / HOUR
     if hours <= 1:
         time = f", {max(60 * hours, 1):.0f} min here" if hours else ""
@@ -183,7 +179,7 @@ def _cut_answers(case: Case) -> NextStep | None:
 
 def _endless_answers(case: Case) -> NextStep | None:
     unended = _unended(case)
-    passes = case.passes
+    passes = case.inputs.passes
     if not unended or unended[0] or passes is None or passes < ONE_PASS:
         return None
     model = case.refusing["stopped"][0]
@@ -269,7 +265,7 @@ def _rounding(case: Case) -> NextStep | None:
 
 def _no_gain(case: Case) -> NextStep | None:
     gain = next((one for one in case.advice.gains if one.model == case.level and one.beats is False), None)
-    passes = case.passes
+    passes = case.inputs.passes
     if gain is None or gain.points is None or passes is None or passes < ONE_PASS:
         return None
     if case.trained_rows < FEW_ROWS:

@@ -71,7 +71,7 @@ class SystemPrompt(Shape):
 
 
 class LabelsSplit(Shape):
-    """What became of a split's rows: `rows_read`, of these `rows` are trained, as `packed_rows`."""
+    """Counts of a split: of `rows_read` these `rows` are trained, as `packed_rows`."""
 
     rows_read: Count = 0
     rows: Count = 0

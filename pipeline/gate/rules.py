@@ -5,7 +5,7 @@ describes what applies to all of them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import AUTO
@@ -15,6 +15,9 @@ from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import TOLERANCE, Evidence
 from pipeline.pages.formats import p_value
+
+if TYPE_CHECKING:
+    from pipeline.metrics.statistics import Difference
 
 # Share of the reference's scored answers that a level may lack, because a judge or a time limit may miss one.
 UNSCORED = 0.05
@@ -166,10 +169,7 @@ def above_commonest(model: str, evidence: Evidence) -> Check | None:
     own, line = scores
     difference = compare_scores(line, own)
     places = f"{100 * fmean(own):.1f} points, {always} {100 * fmean(line):.1f}"
-    noise = (
-        f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}, {p_value(difference.p_value)}, "
-        f"{len(own)} questions"
-    )
+    noise = _noise(difference, len(own))
     if min(line) == 1.0:
         sentence = f"All {len(line)} held-out rows are right by {always}, so they can't tell what is learned."
         return rule.check("not decided", sentence, difference.points)
@@ -265,15 +265,19 @@ def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[flo
     drop = -difference.points
     certain = -difference.high > limit and difference.p_value < CHANCE
     direction = "below" if drop > 0 else "above"
-    interval = f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}"
-    noise = f"{interval}, {p_value(difference.p_value)}, {len(before)} questions"
-    figures = f"{subject} {abs(drop):.1f} points {direction} {against} ({noise})"
+    figures = f"{subject} {abs(drop):.1f} points {direction} {against} ({_noise(difference, len(before))})"
     bound = f"at most {limit:g} below are allowed"
     if drop > limit + TOLERANCE and not certain:
         return rule.check(
             "not decided", f"{figures}; it may be within the limit, more questions would tell; {bound}.", drop
         )
     return rule.check(not certain, f"{figures}; {bound}.", drop)
+
+
+def _noise(difference: "Difference", questions: int) -> str:
+    """Return the interval of a paired comparison, its p and the number of questions."""
+    interval = f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}"
+    return f"{interval}, {p_value(difference.p_value)}, {questions} questions"
 
 
 def preferences(train: Train | None, limit: float | None) -> Check | None:

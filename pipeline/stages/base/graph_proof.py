@@ -41,9 +41,8 @@ LIMIT = 0.02
 
 
 class Proof(NamedTuple):
-    """What the small model showed: the largest difference of a logit in standard deviations (None and a
-    reason if it could not be measured), and the model's window if the difference is without it, because
-    llama.cpp has none.
+    """Largest difference of a small model's logit in standard deviations (None and a reason if it could not
+    be measured), and the model's window if the difference is without it, because llama.cpp has none.
     """
 
     difference: float | None

@@ -109,7 +109,7 @@ def _need_all_layers(tensors: Iterable[str], config: Any, source: str) -> None:
     """Raise `DataError` if there are tensors of fewer layers than config.json states. An absurd number of
     layers is found here, because a model of that many can't be built, even without numbers.
     """
-    numbers = {number for name in tensors if (number := layer_of(name)) is not None}
+    numbers = set(map(layer_of, tensors)) - {None}
     if numbers and len(numbers) < config.num_hidden_layers:
         raise DataError(
             "Q-BASE-015",

@@ -63,7 +63,7 @@ def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def left_out_of_texts(columns: Mapping[str, int]) -> str:
     """Return a sentence on the columns next to a text that are not trained, and on how to train them."""
     return (
-        f"the texts are read without {_counted(columns)}; a template in curate.fields puts columns into "
+        f"the texts are read without {counted(columns)}; a template in curate.fields puts columns into "
         "them, "
         'text: "{title}\\n\\n{text}"'
     )
@@ -72,13 +72,13 @@ def left_out_of_texts(columns: Mapping[str, int]) -> str:
 def called_bad(verdicts: Mapping[str, int]) -> str:
     """Return a sentence on the verdicts beside rows, and on how to train these rows."""
     return (
-        f"a key beside the row calls it bad: {_counted(verdicts)}; curate.marked_bad rejects or keeps such "
+        f"a key beside the row calls it bad: {counted(verdicts)}; curate.marked_bad rejects or keeps such "
         "rows, and a key that is null in curate.fields is no verdict"
     )
 
 
-def _counted(columns: Mapping[str, int]) -> str:
-    """Return the first names with their rows."""
+def counted(columns: Mapping[str, int]) -> str:
+    """Return the commonest names with their rows, and the number of the others."""
     shown = [f"{name} ({plural(rows, 'row')})" for name, rows in most(columns)[:KEYS_SHOWN]]
     if len(columns) > KEYS_SHOWN:
         shown.append(f"{len(columns) - KEYS_SHOWN} more")

@@ -9,6 +9,7 @@ from pipeline.core.text import count, listed, most, percent, plural, words
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.answers import NOT_SHOWN, WITHOUT_TOOLS, near_equals, several_answers
 from pipeline.stages.curate.comparing.decide import SPLITS
+from pipeline.stages.curate.mapped import counted
 
 # Text that is trained more often than this teaches hardly anything more (arXiv:2305.16264).
 MOST_COPIES = 4
@@ -219,10 +220,8 @@ def calls_sentences(stats: CurationReport) -> list[str]:
             "tools: the model learns to call what it is not offered. Write tools into them."
         )
     if calls.get("not_offered"):
-        names = [f"{name} ({plural(rows, 'row')})" for name, rows in most(calls["not_offered"])]
-        more = [f"{len(names) - COLUMNS_SHOWN} more"] if len(names) > COLUMNS_SHOWN else []
         sentences.append(
-            f"tools are called that their row does not offer: {listed([*names[:COLUMNS_SHOWN], *more])}. "
+            f"tools are called that their row does not offer: {counted(calls['not_offered'])}. "
             "Correct the name, or offer the tool."
         )
     return sentences

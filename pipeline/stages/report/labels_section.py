@@ -26,8 +26,8 @@ class Label:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often a model gave each answer: a line for each expected one, a column for each label, then one for
-    any other text.
+    """Counts of a model's answers: a line for each expected one, a column for each label, then one for any
+    other text.
     """
 
     model: str

@@ -222,10 +222,8 @@ def show(
     elif across:
         reference = evaluations[across[0]].reference
         output.print(f"* {', '.join(across)} against the tuned {reference}: what fine-tuning changed.")
-    passed, undecided = (
-        [model for model, judgment in verdicts.items() if judgment.verdict == verdict]
-        for verdict in ("pass", "not decided")
-    )
+    passed = [model for model, verdict in verdicts.items() if verdict.verdict == "pass"]
+    undecided = [model for model, verdict in verdicts.items() if verdict.verdict == "not decided"]
     spoilt = (
         f"Other load disturbed the speeds of {', '.join(disturbed)}: once it has ended, run "
         f"`{measure_again(disturbed)}`."

@@ -39,7 +39,8 @@ _KINDS_ABOVE = {
 _FACTOR = 0x9E3779B97F4A7C15  # an odd number, so it has an inverse modulo 2^64
 NGRAM = 13  # consecutive words that a training row may not share
 WINDOW = 5  # successive n-grams of which winnowing keeps the smallest
-ONE, _TOP = np.uint64(1), np.uint64(63)
+ONE = np.uint64(1)
+_TOP = np.uint64(63)
 
 
 class Tokens(NamedTuple):

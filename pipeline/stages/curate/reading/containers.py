@@ -56,6 +56,7 @@ from pipeline.stages.curate.reading.files import (
     growth_limit,
     is_json,
     is_page,
+    kind_in,
     layout_of,
     opened,
     suffixes,
@@ -64,7 +65,7 @@ from pipeline.stages.curate.reading.files import (
 )
 from pipeline.stages.curate.reading.mailboxes import mails
 from pipeline.stages.curate.reading.members import READ_INSIDE, Member, note_member, unread_members
-from pipeline.stages.curate.reading.misnamed import NOTE, REFUSED, kind_inside, refuse
+from pipeline.stages.curate.reading.misnamed import NOTE, REFUSED, refuse
 from pipeline.stages.curate.reading.own_rows import Recognizer, export_in
 from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
 from pipeline.stages.curate.reading.tables import Row, csv_rows
@@ -289,7 +290,7 @@ def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[
         return mbox.MAILBOX, mbox.EXPORT
     kind = content.kind
     if kind in DOCUMENTS:
-        kind = _kind_inside(content) or kind
+        kind = kind_in(content) or kind
         notes[NOTE] += kind != content.kind and kind not in REFUSED
     if kind != ".json":
         return kind, None
@@ -301,13 +302,6 @@ def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[
     large = layout_of(content, MAX_RECORD_BYTES, Counter())
     export = export_in(_head(content, large, MAX_RECORD_BYTES))
     return (large, export) if export else (layout, None)
-
-
-def _kind_inside(content: Content) -> str:
-    """Return the `kind_inside` of a text file; "" if it can't be read."""
-    with suppress(BadLine, OSError), content.opened() as file:
-        return kind_inside(file)
-    return ""
 
 
 def _beginning(content: Content) -> bytes:

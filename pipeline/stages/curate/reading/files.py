@@ -183,11 +183,15 @@ def refusal(path: Path, style: Style | None = None) -> BadLine | None:
 
 def _refusal_inside(path: Path) -> BadLine | None:
     """Return the reason why a file that is named as a document isn't read: it holds a chat or a table."""
-    # A file that can't be unpacked is said to be broken when its rows are read.
-    with suppress(BadLine, OSError), content_of(path, path.name).opened() as file:
-        kind = kind_inside(file)
-        return refuse(kind) if kind in REFUSED else None
-    return None
+    kind = kind_in(content_of(path, path.name))
+    return refuse(kind) if kind in REFUSED else None
+
+
+def kind_in(content: "Content") -> str:
+    """Return the `kind_inside` of a text file; "" if it can't be read, which is said when its rows are."""
+    with suppress(BadLine, OSError), content.opened() as file:
+        return kind_inside(file)
+    return ""
 
 
 def _remedy(path: Path) -> str:
