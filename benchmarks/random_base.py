@@ -161,7 +161,7 @@ def write_rows(folder: Path, base: Path, tokens: int, method: str = "sft") -> Pa
     for split, some in (("train", rows), ("val", {key: values[:1] for key, values in rows.items()})):
         parquet.write_table(pyarrow.table(some, schema=PACKED), folder / f"{split}.parquet")
     counts = {
-        split: dict.fromkeys(("rows", "sequences"), 2 * n)
+        split: dict.fromkeys(("rows_read", "rows", "sequences"), 2 * n)
         | {"packed_rows": n}
         | dict.fromkeys(("tokens", "trained_tokens"), n * tokens)
         for split, n in (("train", ROW_COUNT), ("val", 1))
