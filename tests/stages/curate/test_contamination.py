@@ -1,5 +1,5 @@
-"""Text that training rows share with the test split or a guarded file: found for certain, shown exactly, and
-no template mistaken for it.
+"""Text that rows share with each other or with a guarded file: found for certain, shown exactly, kept on one
+side of the split where that can be, and no template mistaken for it.
 """
 
 import gzip
@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,14 @@ def grams(run: tuple[str, ...]) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, tmp_path: Path) -> None:
     """Rows that share runs of 5 words less than `N` to 5 more with one, three or thirty others: of the
-    last the shorter runs are boilerplate, and count for nothing.
+    last the shorter runs are boilerplate, and count for nothing. Chains of few rows are not divided.
     """
     dice = random.Random(seed)  # noqa: S311
     rows = [[words(n, 40), words(n + 1000, 60)] for n in range(200)]
-    for phrase in range(40):
-        text = " ".join(words(phrase + 5000, dice.randint(N - 5, N + 5)).split())
-        for number in dice.sample(range(200), dice.choice([2, 4]) if phrase > 2 else 30):
+    for phrase in range(100):
+        is_rare = phrase > 2
+        text = words(phrase + 5000, dice.randint(N - 5, N + 5) if is_rare else N + 5)
+        for number in dice.sample(range(200), dice.choice([2, 4]) if is_rare else 30):
             own = rows[number][side := dice.randrange(2)].split()
             place = dice.randrange(len(own))
             rows[number][side] = " ".join([*own[:place], dice.choice([text, text.upper()]), *own[place:]])
@@ -157,7 +159,16 @@ def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, tmp_path: Path) 
     counted = {run for run in tested if not common.issuperset(grams(run))}
     trained = set(range(1, 201)) - set(project.lines("test"))
     assert set(found) == {line for line in trained if every[line - 1] & counted}
+    chains = {line: {line} for line in range(1, 201)}
+    for a, b in combinations(range(1, 201), 2):
+        shared = {run for run in every[a - 1] & every[b - 1] if not common.issuperset(grams(run))}
+        if shared:
+            chains[a] |= chains[b]
+            for line in chains[a]:
+                chains[line] = chains[a]
+    assert not {line for line in found if len(chains[line]) <= 20}
     assert found and common and set(project.lines("train")) == trained - set(found)
+    assert not {line for line in found if len(chains[line]) <= 20}
     for reject in found.values():
         source = int(reject["detail"].rpartition(":")[2])
         assert source in project.lines("test") and every[source - 1] & every[reject["line"] - 1]
@@ -165,8 +176,10 @@ def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_what_many_rows_say_is_a_leak_of_a_named_file_only(tmp_path: Path) -> None:
-    """A run counts against the test split unless it is a phrase: five rows say it."""
-    for saying, others, counts in ((4, 96, True), (25, 575, False), (25, 5, False)):
+    """A run counts against the test split unless it is a phrase: five rows say it. Four of ten rows are too
+    many to stay together.
+    """
+    for saying, others, counts in ((4, 6, True), (25, 575, False), (25, 5, False)):
         rows = [chat(words(i), f"{words(i + 5000)} {LEAKED}") for i in range(saying)]
         rows += [chat(words(i), words(i + 5000)) for i in range(saying, saying + others)]
         project = of_rows(tmp_path / str(others), rows, guard={"exam.txt": LEAKED, "other.txt": words(9999)})
@@ -192,7 +205,7 @@ def reply(dice: random.Random, answer: str) -> str:
     return "\n".join(["Hello,", macros[0], answer, macros[1], end])
 
 
-def test_a_support_desks_phrases_are_no_leaks_and_its_copied_answers_are(tmp_path: Path) -> None:
+def test_a_support_desk_loses_no_row_and_copied_answers_stay_together(tmp_path: Path) -> None:
     dice = random.Random(5)  # noqa: S311
     rows = [chat(words(n, 15), reply(dice, words(n + 1000))) for n in range(300)]
     for copied in range(20):  # The same answer but for a word, to another question, between other phrases.
@@ -200,13 +213,23 @@ def test_a_support_desks_phrases_are_no_leaks_and_its_copied_answers_are(tmp_pat
         answer[3] = "other"
         rows.append(chat(words(copied + 2000, 15), reply(dice, " ".join(answer))))
     project = of_rows(tmp_path, rows)
-    found = leaks(project, test_fraction=0.3, seed=2)
+    assert leaks(project, test_fraction=0.3, seed=2) == {}
     tested = set(project.lines("test"))
     pairs = [{number, number + 300} for number in range(1, 21)]
-    apart = set().union(*(pair - tested for pair in pairs if len(pair & tested) == 1))
-    assert apart and set(found) == apart
-    spans = json.loads(project.outputs()["reports/data.json"])["contamination"]["spans"]
-    assert all("w10" in span["text"] and span["rows"] == 1 for span in spans)
+    assert {len(pair & tested) for pair in pairs} == {0, 2}
+
+
+def test_a_chain_of_more_than_a_tenth_of_the_rows_is_divided(tmp_path: Path) -> None:
+    """A group of so many rows would leave the split little to choose from."""
+    spans = [words(number + 500, N) for number in range(20)]
+    chained = [chat(words(n), f"{spans[n]} {words(n + 100)} {spans[(n + 1) % 20]}") for n in range(20)]
+    others = [chat(words(n), words(n + 500)) for n in range(20, 60)]
+    project = of_rows(tmp_path, chained + others)
+    found = leaks(project, test_fraction=0.3)
+    tested = set(project.lines("test"))
+    neighbors = {line: {line % 20 + 1, (line - 2) % 20 + 1} for line in range(1, 21)}
+    trained = neighbors.keys() - tested
+    assert found and set(found) == {line for line in trained if neighbors[line] & tested}
 
 
 def test_a_reason_that_takes_more_than_a_fifth_of_the_rows_is_said(tmp_path: Path) -> None:
@@ -221,14 +244,12 @@ def test_a_reason_that_takes_more_than_a_fifth_of_the_rows_is_said(tmp_path: Pat
 def test_a_phrase_is_no_boilerplate_for_being_repeated_in_one_row(tmp_path: Path) -> None:
     rows = [chat(words(1), f"{words(2)} {LEAKED} " * 25), chat(words(3), f"{words(4)} {LEAKED}")]
     rows += [chat(words(n), words(n + 500)) for n in range(10, 70)]
-    apart = set()
+    sides = set()
     for seed in range(8):
         project = of_rows(tmp_path / str(seed), rows)
-        leaked = {1, 2} & set(leaks(project, test_fraction=0.5, seed=seed))
-        tested = len({1, 2} & set(project.lines("test"))) == 1
-        assert bool(leaked) == tested
-        apart.add(tested)
-    assert apart == {True, False}
+        assert leaks(project, test_fraction=0.5, seed=seed) == {}
+        sides.add(len({1, 2} & set(project.lines("test"))))
+    assert sides == {0, 2}
 
 
 def test_a_common_phrase_is_no_leak_beside_a_short_run(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Training rows that share text with the data that the model is evaluated on: the test split, and files that
-the user names.
+"""Rows that share text: they stay on one side of the split where they can, and training rows leave that still
+share some with the data that the model is evaluated on: the test split, and files that the user names.
 
 Two texts share text if they have a run of n words in common (n = 13 as in GPT-3, arXiv:2005.14165, appendix
 C; case and punctuation are ignored). Runs in system turns don't count. Neither do runs of boilerplate in a
@@ -43,6 +43,7 @@ from pipeline.stages.curate.comparing.shingles import (
     tokenize,
     word_ngrams,
 )
+from pipeline.stages.curate.comparing.sketched import labels, unite, unjoined
 from pipeline.stages.curate.comparing.spill import (
     Keys,
     Rows,
@@ -60,6 +61,7 @@ from pipeline.stages.curate.spool import batches
 PARTNERS = 4  # candidates of one training row for one key
 CHECKED = 32  # candidates checked for one training row: so many texts of files, and so many test rows
 SPANS = 3  # shared spans reported for one training row
+GROUPED = 0.1  # Largest share of the rows that one group may have because of spans that its rows share.
 PHRASE = NGRAM - WINDOW + 1  # words
 PHRASE_GROUPS = 5  # groups of related rows
 PHRASE_ROWS = 100_000  # rows in the sample that is searched for phrases
@@ -186,10 +188,7 @@ class Overlaps:
             row = row_at(number)
             for other in sorted(set(of_row["other"].tolist()), key=lambda other: (other < DOCUMENT, other)):
                 keys = of_row["key"][of_row["other"] == other]
-                # A named file's text counts, however many rows have it.
-                ignored = self.phrases if other < DOCUMENT else NO_PHRASES
-                match = Match(self._texts_of(other, row_at), keys, self.boilerplate, ignored)
-                spans = shared_spans(row, match)
+                spans = self._spans(row, other, keys, row_at)
                 if spans:
                     if other >= DOCUMENT:
                         file, line, _, _ = self.places[other - DOCUMENT]
@@ -197,6 +196,35 @@ class Overlaps:
                     else:
                         yield Leak(number, other, None, None, spans)
                     break
+
+    def related(
+        self, used: NDArray[np.bool_], group: NDArray[np.int32], row_at: Callable[[int], Row]
+    ) -> NDArray[np.int32]:
+        """Return the `group` of every row (the smallest row of it) after groups are united that share text.
+
+        Only `used` rows unite groups. Groups that would have more than `GROUPED` of them together stay apart:
+        the split would have too little left to choose from.
+        """
+        united = group.copy()
+        candidates = self.candidates(used, used)
+        candidates = candidates[candidates["other"] < candidates["row"]]  # Each pair once, and no documents.
+        for of_pair in pieces(candidates, candidates["row"].astype(np.int64) << 32 | candidates["other"]):
+            number, other = int(of_pair["row"][0]), int(of_pair["other"][0])
+            a, b = unjoined(united, np.array([number], np.int32), np.array([other], np.int32))
+            if len(a) and self._spans(row_at(number), other, of_pair["key"], row_at):
+                unite(united, a, b)
+        labels(united)
+        rows_of = np.bincount(united[used], minlength=len(united))
+        fits = rows_of[united] <= GROUPED * used.sum()
+        return np.where(fits, united, group)
+
+    def _spans(
+        self, row: Row, other: int, keys: NDArray[np.uint64], row_at: Callable[[int], Row]
+    ) -> list[Span]:
+        """Return the text that `row` shares with row or document `other`, given the keys that both have."""
+        # A named file's text counts, however many rows have it.
+        ignored = self.phrases if other < DOCUMENT else NO_PHRASES
+        return shared_spans(row, Match(self._texts_of(other, row_at), keys, self.boilerplate, ignored))
 
     def _texts_of(self, other: int, row_at: Callable[[int], Row]) -> list[str]:
         if other < DOCUMENT:
@@ -208,18 +236,20 @@ class Overlaps:
 
 
 def _joined(keys: Keys, rows: Rows, is_train: NDArray[np.bool_], is_other: NDArray[np.bool_]) -> Candidates:
-    """Return pairs with one key: a training row (`is_train`) and another (`is_other`).
+    """Return pairs with one key: a training row (`is_train`) and another (`is_other`). A row may be both.
 
     Records are grouped by key.
     """
-    used = (is_train | is_other) & differs(keys, rows)  # A row may have a key twice.
-    keys, rows, is_train = keys[used], rows[used], is_train[used]
-    left, right = np.flatnonzero(is_train), np.flatnonzero(~is_train)
+    once = differs(keys, rows)  # A row may have a key twice.
+    left = np.flatnonzero(is_train & once)
+    right = np.flatnonzero(is_other & once)
     # The range of other records with the same key, for each training record.
     first = np.searchsorted(keys[right], keys[left], "left")
     last = np.searchsorted(keys[right], keys[left], "right")
     partners = np.minimum(last - first, PARTNERS)
     left, right = np.repeat(left, partners), right[spread(first, partners)]
+    in_two_rows = rows[left] != rows[right]
+    left, right = left[in_two_rows], right[in_two_rows]
     return np.rec.fromarrays([rows[left], rows[right], keys[left]], CANDIDATE)
 
 

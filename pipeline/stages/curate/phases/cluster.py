@@ -6,6 +6,7 @@ Split, leaks, balance and pairs depend on each other, and each looks at all rows
 
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from pipeline.core.jsonl import dump_line
 from pipeline.stages.curate.account import CurationStats
 from pipeline.stages.curate.comparing.contamination import (
     PHRASE_ROWS,
-    Leak,
     Overlaps,
     commonest,
     describe,
@@ -30,7 +30,6 @@ from pipeline.stages.curate.comparing.decide import (
     CONTAMINATED,
     KEPT,
     TEST,
-    Decisions,
     decide_balance,
     decide_duplicates,
     decide_splits,
@@ -77,10 +76,14 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
     clusters = _clusters(work, rows, settings)
     decisions = decide_duplicates(clusters, settings.drop_duplicates)
+    used = (decisions.outcome == KEPT) | near_duplicates(decisions, table, settings)
+    overlaps = _overlaps(work, rows, used, clusters.group)
+    clusters = replace(clusters, group=overlaps.related(used, clusters.group, rows.row))
     split_by = decide_splits(decisions, table, clusters, settings)
     divided = {} if split_by is clusters else {"documents_divided": 1}
     prevented = leaks_prevented(decisions, table, split_by, settings)
-    leaks = _leaks(work, rows, decisions, near_duplicates(decisions, table, settings), clusters.group)
+    tested = decisions.split == TEST
+    leaks = {leak.row: leak for leak in overlaps.leaks(used & ~tested, used & tested, rows.row)}
     decisions.outcome[list(leaks)] = CONTAMINATED
     weights = [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
     decide_balance(decisions, table, settings, weights)
@@ -132,23 +135,18 @@ def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
     return clusters(sketched, np.load(work.filled("sample") / FIRST), edges, settings.near_threshold)
 
 
-def _leaks(
-    work: Work, rows: Rows, decisions: Decisions, paired: NDArray[np.bool_], group: NDArray[np.int32]
-) -> dict[int, Leak]:
-    """Return the training rows that share text with the test rows or with data/guard.
+def _overlaps(work: Work, rows: Rows, used: NDArray[np.bool_], group: NDArray[np.int32]) -> Overlaps:
+    """Return the search for rows that share text with each other or with data/guard, phrases left out.
 
-    `paired` are rows that are used besides those that are kept, `group` is the group of every row.
+    `group` is the group of every row. Phrases are those of the `used` rows.
     """
-    tested = decisions.split == TEST
-    used = (decisions.outcome == KEPT) | paired
     sampled = np.array(spread_evenly(np.flatnonzero(used), PHRASE_ROWS), np.int64)
     sampled = sampled[np.argsort(group[sampled], kind="stable")].tolist()
     with work.making("phrases") as scratch:
         known_phrases = phrases(((int(group[row]), rows.row(row)) for row in sampled), scratch)
     folder = work.filled("sample")
     prints = [Spill(joined, PRINTS) for joined in work.each("join")]
-    overlaps = Overlaps(prints, folder, read_boilerplate(folder).grams, known_phrases)
-    return {leak.row: leak for leak in overlaps.leaks(used & ~tested, used & tested, rows.row)}
+    return Overlaps(prints, folder, read_boilerplate(folder).grams, known_phrases)
 
 
 def _answers(work: Work, rows: Rows) -> tuple[int, list[dict[str, Any]]]:
