@@ -33,9 +33,14 @@ TRL = "trl"
 
 
 def best_rate(rows: int, inputs: int, outputs: int) -> float:
-    """Return the best rate of a bfloat16 product (rows, inputs) · (inputs, outputs), in FLOP/s."""
-    left = torch.randn(rows, inputs, dtype=torch.bfloat16)
-    right = torch.randn(outputs, inputs, dtype=torch.bfloat16)
+    """Return the best rate of a product (rows, inputs) · (inputs, outputs), in FLOP/s: of bfloat16, or of
+    float32 if this CPU has no other.
+    """
+    from pipeline.core.cpu import multiplied_in
+
+    dtype = getattr(torch, multiplied_in())
+    left = torch.randn(rows, inputs, dtype=dtype)
+    right = torch.randn(outputs, inputs, dtype=dtype)
     torch.nn.functional.linear(left, right)
     fastest = min(seconds(lambda: torch.nn.functional.linear(left, right)) for _ in range(REPEATS))
     return 2 * rows * inputs * outputs / fastest

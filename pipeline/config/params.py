@@ -17,7 +17,7 @@ from pipeline.config.methods import METHODS
 from pipeline.config.products import PRODUCTS, ModelFiles, Product
 from pipeline.config.sections.values import group, keys_of
 from pipeline.config.training_problems import training_problems
-from pipeline.core.cpu import Device, fast_dtype, training_device
+from pipeline.core.cpu import Device, training_device
 from pipeline.core.errors import ConfigError
 from pipeline.core.yaml_readers import Place, read_strict
 
@@ -81,7 +81,7 @@ class Params(sections.Section):
 
         Type and optimizer become those for `device` if they are auto.
         """
-        fit = {"bnb_4bit_compute_dtype": fast_dtype(device), "optim": OPTIMIZER[device]}
+        fit = {"bnb_4bit_compute_dtype": "bfloat16", "optim": OPTIMIZER[device]}
         decided = {key: value for key, value in fit.items() if getattr(self.train, key) == "auto"}
         return sections.Training(
             **(self.train.model_dump() | decided),

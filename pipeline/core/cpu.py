@@ -1,9 +1,4 @@
-"""The data type that training computes in if `train.bnb_4bit_compute_dtype` leaves it to the machine.
-
-bfloat16 halves the memory of float32, and is as fast or faster if the hardware multiplies it. Most CPUs of
-desktops and laptops don't. On those it is ten times slower than float32, or more, because torch has only a
-plain loop as its kernel.
-"""
+"""The device that training computes on, and what its CPU multiplies."""
 
 import os
 from pathlib import Path
@@ -40,13 +35,16 @@ def training_device(wanted: Literal["auto", "cpu", "gpu"] = "auto") -> Device:
     return "cpu"
 
 
-def fast_dtype(device: Device) -> ComputeDtype:
-    """Return bfloat16 for a GPU and for a CPU that multiplies it, otherwise float32."""
-    return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
+def multiplied_in() -> Literal["bfloat16", "float32"]:
+    """Return the type in which this CPU multiplies numbers of bfloat16."""
+    return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return True if the CPU has instructions for products of bfloat16; False if unknown (not Linux)."""
+    """Return True if the CPU has instructions for products of bfloat16; False if unknown (not Linux).
+
+    Most CPUs of desktops and laptops have none: see `pipeline.models.wide_products`.
+    """
     return not INSTRUCTIONS.isdisjoint(instructions(cpuinfo))
 
 

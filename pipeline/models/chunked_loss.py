@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.core.errors import GateError, ToolError
 from pipeline.models.loss_parts import LossWithGradient, gradient_type, logit_rule, to_logits, trained_states
-from pipeline.models.quantized_head import QuantizedHeadLoss, has_quantized_head, losses_and_gradient
+from pipeline.models.quantized_head import QuantizedHeadLoss, goes_by_blocks, losses_and_gradient
 
 CHUNK_LOGITS = 5 << 20  # Logits alive at once: 34 rows of 151,936. A chunk takes 12 bytes a logit.
 
@@ -33,7 +33,7 @@ def head_loss(states: Any, targets: Any, model: Any, divisor: Any) -> Any:
     """
     if head_trains(model):
         return recomputed_losses(states, targets, model).sum() / divisor
-    loss = QuantizedHeadLoss if has_quantized_head(model) else ChunkedLoss
+    loss = QuantizedHeadLoss if goes_by_blocks(model) else ChunkedLoss
     return loss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
 
 
@@ -141,7 +141,7 @@ class TokenLogps(LossWithGradient):
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, with_gradient: bool) -> Any:
         """Return the log-probabilities (N,); `states` (N, H), `targets` (N,)."""
-        if has_quantized_head(model):
+        if goes_by_blocks(model):
             with torch.autocast(states.device.type, enabled=False):
                 losses, gradient = losses_and_gradient(
                     states, targets, model.lm_head, *logit_rule(model.config), with_gradient

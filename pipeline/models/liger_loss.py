@@ -133,9 +133,9 @@ def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
 
     from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.loss_parts import logit_rule, trained_states
-    from pipeline.models.quantized_head import has_quantized_head
+    from pipeline.models.quantized_head import goes_by_blocks
 
-    if has_quantized_head(model):
+    if goes_by_blocks(model):
         return chunked_loss(model, inputs, tokens)
     states, targets = trained_states(model, inputs)
     factor, softcap = logit_rule(model.config)

@@ -31,8 +31,11 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
     """
     import torch
 
+    from pipeline.models.wide_products import widen_products
+
     dtype = getattr(torch, train.bnb_4bit_compute_dtype)
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    widen_products()
     if train.quantization == "gguf":
         from pipeline.models.quantized_model import load_gguf
 

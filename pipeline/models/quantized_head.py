@@ -1,5 +1,5 @@
-"""The loss of a quantized head. Blocks of the vocabulary are dequantized once each, so that neither the head
-nor the logits are ever in memory entirely.
+"""The loss of a quantized head, and of a dense one that products widen. Blocks of the vocabulary are
+dequantized or widened once each, so that neither that head nor the logits are ever in memory entirely.
 
 The softmax is summed up block by block, with the largest logit so far subtracted, and so are the gradients
 (as for attention in arXiv:2112.05682; over a vocabulary: Cut Cross-Entropy, arXiv:2411.09009).
@@ -13,6 +13,7 @@ import torch
 from pipeline.gguf.dequantize import dequantize
 from pipeline.models.loss_parts import LossWithGradient, logit_rule
 from pipeline.models.quantized_linear import QuantizedLinear
+from pipeline.models.wide_products import are_widened
 
 # Logits alive at once, of all trained positions and a block of the vocabulary. A block takes 12 bytes a
 # logit.
@@ -23,13 +24,16 @@ LOWEST = -1e38
 TINY = 1e-38
 
 
-def has_quantized_head(model: Any) -> bool:
-    """Return True if `QuantizedHeadLoss` is the loss for this causal model (below PEFT)."""
-    return isinstance(model.lm_head, QuantizedLinear)
+def goes_by_blocks(model: Any) -> bool:
+    """Return True if `QuantizedHeadLoss` is the loss for this causal model (below PEFT). Other losses would
+    widen a dense head whole for every few rows of logits.
+    """
+    is_widened = are_widened() and model.lm_head.weight.dtype == torch.bfloat16
+    return isinstance(model.lm_head, QuantizedLinear) or is_widened
 
 
 class QuantizedHeadLoss(LossWithGradient):
-    """`ChunkedLoss` for a head that is a `QuantizedLinear`: the same number and the same gradients. They are
+    """`ChunkedLoss` by blocks of the vocabulary: the same number and the same gradients. They are
     computed with the loss, so that no logit is computed and no row dequantized twice.
     """
 
@@ -49,7 +53,7 @@ def losses_and_gradient(
     states: Any, targets: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool
 ) -> tuple[Any, Any]:
     """Return the cross entropies (N,), float32, and the gradient (N, H) of each by its state (None without).
-    `head` is a `QuantizedLinear`.
+    `head` is a `QuantizedLinear` or dense.
 
     The target is kept out of the sums: if the model is sure of a token, softmax − 1 would be lost in the
     head's 16 bits.

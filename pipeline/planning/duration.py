@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
 from pipeline.config.targets import rank_of
-from pipeline.core.cpu import multiplies_bfloat16
+from pipeline.core.cpu import multiplied_in
 from pipeline.core.errors import DataError
 from pipeline.core.hardware import Card, usable_cores
 from pipeline.core.jsonl import BadLine, parse_record
@@ -32,9 +32,9 @@ PEAK = {
     "3090": 71.0,
 }
 UTILIZATION = 0.4  # assumed share of that peak
-# TFLOP/s of a core's bfloat16 products (AVX512-BF16), if this machine was not measured: between those of two
-# hosts with a CPU of the same name, 0.19 and about 0.33.
-CORE_TFLOPS = 0.25
+# TFLOP/s of a core's products, if this machine was not measured. In bfloat16 (AVX512-BF16): between those of
+# two hosts with a CPU of the same name, 0.19 and about 0.33. In float32: those of a host with AVX2.
+CORE_TFLOPS = {"bfloat16": 0.25, "float32": 0.06}
 # Time of a training step on a CPU, as a multiple of its operations' at the rate of the products alone.
 STEP_FACTOR = 1.4
 # Assumed bytes a second from pinned memory to the GPU, over PCIe 3.0 × 16 or 4.0 × 8 (15.8 GB/s by the
@@ -175,24 +175,20 @@ def work_in(root: Path, train: Train) -> Work | None:
     return None
 
 
-def product_tflops(rate: Rate | None) -> float | None:
-    """Return the TFLOP/s of this CPU's bfloat16 products: as measured, else assumed by its cores.
-
-    Return None for a CPU that doesn't multiply bfloat16.
-    """
-    if not multiplies_bfloat16():
-        return None
-    return rate.tflops if rate and rate.tflops else CORE_TFLOPS * (usable_cores() or 1)
+def product_tflops(rate: Rate | None) -> float:
+    """Return the TFLOP/s of this CPU's products: as measured, else assumed by its cores."""
+    if rate and rate.tflops:
+        return rate.tflops
+    return CORE_TFLOPS[multiplied_in()] * (usable_cores() or 1)
 
 
 def reached_tflops(card: Card, rate: Rate | None) -> float | None:
     """Return the TFLOP/s that training reaches on this card by its name, or on the CPU by the products' rate.
 
-    Return None for an unknown card, and for a CPU that doesn't multiply bfloat16.
+    Return None for an unknown card.
     """
     if card.device == "cpu":
-        products = product_tflops(rate)
-        return products / STEP_FACTOR if products else None
+        return product_tflops(rate) / STEP_FACTOR
     peaks = (peak for name, peak in PEAK.items() if re.search(rf"\b{re.escape(name)}\b", card.name))
     return next((peak * UTILIZATION for peak in peaks), None)
 

@@ -1,4 +1,4 @@
-"""The rates of this machine: products of bfloat16 matrices, and its disk.
+"""The rates of this machine: products of bfloat16 matrices, widened if its CPU has no others, and its disk.
 
 `quench config plan` measures them and keeps them in the project, in `.quench/machine-rate.json`. What must
 not import torch (status, the report) reads them there. A measurement of another machine is not used.
@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from pipeline.core.cpu import multiplies_bfloat16
+from pipeline.core.cpu import multiplied_in
 from pipeline.core.errors import QuenchError
 from pipeline.core.hardware import machine, usable_cores
 from pipeline.core.hashing import json_hash
@@ -42,8 +42,8 @@ PIECE = 16 << 20  # bytes that are written at a time
 class Rate:
     """The rates that this machine reached with all usable cores.
 
-    `tflops` is that of bfloat16 products of the base's own linears; None if the CPU has no such products.
-    `written` and `read` are bytes a second in the project's folder, past the page cache.
+    `tflops` is that of products of the base's own linears in the type `multiplied_in`; None if there was no
+    memory for them. `written` and `read` are bytes a second in the project's folder, past the page cache.
     """
 
     tflops: float | None
@@ -55,6 +55,7 @@ class Rate:
     torch: str | None
     date: str
     core_share: float | None = None  # share of the cores' time that the products had
+    multiplied_in: Literal["bfloat16", "float32"] = "bfloat16"
 
     @property
     def is_disturbed(self) -> bool:
@@ -64,9 +65,9 @@ class Rate:
     @property
     def sentence(self) -> str:
         """The rates in words."""
-        products = "bfloat16 products not measured (this CPU has none)"
+        products = "products not measured (too little memory)"
         if self.tflops is not None:
-            products = f"{self.tflops:.2f} TFLOP/s in bfloat16 products of {self.tokens} tokens"
+            products = f"{self.tflops:.2f} TFLOP/s in {self.multiplied_in} products of {self.tokens} tokens"
         if self.core_share is not None and self.is_disturbed:
             products += f", with {self.core_share:.0%} of the cores: plan again when nothing else runs"
         disk = "disk not measured"
@@ -81,24 +82,30 @@ RECORD = TypeAdapter(Rate)
 def measure_rate(root: Path, shape: Shape, tokens: int) -> Rate:
     """Measure this machine for a base of this shape and forwards of `tokens` tokens, in about two seconds.
 
-    It imports torch if the CPU multiplies bfloat16.
+    It imports torch.
     """
+    import torch
+
     tokens = min(tokens, MOST_TOKENS)
     tflops = None
-    version = None
-    core_share = None
-    if multiplies_bfloat16():
-        import torch
-
-        version = str(torch.__version__)
-        begin = time.perf_counter()
-        computed = time.process_time()
-        with suppress(RuntimeError):  # PyTorch has no memory for the matrices: not measured.
-            tflops = product_rate(linears_of(shape), tokens) / 1e12
-        core_share = (time.process_time() - computed) / (time.perf_counter() - begin) / (usable_cores() or 1)
+    begin = time.perf_counter()
+    computed = time.process_time()
+    with suppress(RuntimeError):  # PyTorch has no memory for the matrices: not measured.
+        tflops = product_rate(linears_of(shape), tokens) / 1e12
+    core_share = (time.process_time() - computed) / (time.perf_counter() - begin) / (usable_cores() or 1)
     written, read = disk_rates(root)
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Rate(tflops, hash_of_linears(shape), tokens, written, read, machine(), version, date, core_share)
+    return Rate(
+        tflops=tflops,
+        linears=hash_of_linears(shape),
+        tokens=tokens,
+        written=written,
+        read=read,
+        machine=machine(),
+        torch=str(torch.__version__),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        core_share=core_share,
+        multiplied_in=multiplied_in(),
+    )
 
 
 def linears_of(shape: Shape) -> Mapping[tuple[int, int], int]:
@@ -125,6 +132,7 @@ def product_rate(linears: Mapping[tuple[int, int], int], tokens: int) -> float:
     from pipeline.models.runtime import use_all_cores
 
     use_all_cores()
+    dtype = getattr(torch, multiplied_in())
     counts = Counter[tuple[int, int]]()
     for (inputs, outputs), count in linears.items():
         counts[inputs, outputs] += count
@@ -136,7 +144,7 @@ def product_rate(linears: Mapping[tuple[int, int], int], tokens: int) -> float:
 
     def filled(*size: int) -> Any:
         # The time doesn't depend on the values, and random ones would take longer than the products.
-        return torch.full(size, 0.5, dtype=torch.bfloat16)
+        return torch.full(size, 0.5, dtype=dtype)
 
     products = {
         (inputs, outputs): partial(

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.sections import Quantization, Train, Training
-from pipeline.core.cpu import Device
+from pipeline.core.cpu import Device, multiplies_bfloat16
 from pipeline.core.errors import ConfigError
 from pipeline.core.hardware import Card
 from pipeline.planning.model.gguf_base import QuantizedBase
@@ -38,6 +38,7 @@ LOGITS: Mapping[Loss, str] = {
     "chunked": "one chunk of logits",
     "plain": "all logits",
 }
+BY_BLOCKS = "a block of the vocabulary"
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,12 @@ class Setup:
         """
         plain = not self.train.use_dora and not self.train.compiled
         return self.device == "cpu" and self.train.bnb_4bit_compute_dtype == "bfloat16" and plain
+
+    @property
+    def is_widened(self) -> bool:
+        """True if products of bfloat16 are computed in float32 (`pipeline.models.wide_products`)."""
+        narrow = self.train.bnb_4bit_compute_dtype == "bfloat16"
+        return self.device == "cpu" and narrow and not multiplies_bfloat16()
 
     @property
     def parts(self) -> int:
@@ -198,6 +205,9 @@ def unquantized(setup: Setup) -> BaseKind:
     element = setup.element
     kind = setup.train.bnb_4bit_compute_dtype
     layers = [sum(linear.weights * linear.copies for linear in linears) for linears in shape.by_layer]
+    logits = logits_bytes(setup), LOGITS[setup.loss]
+    if setup.is_widened:
+        logits = quantized_head_bytes(setup), BY_BLOCKS
     return BaseKind(
         "linears",
         kind,
@@ -205,7 +215,7 @@ def unquantized(setup: Setup) -> BaseKind:
         [element * weights for weights in layers],
         (shape.table_weights * (1 if shape.tied else 2) * element, kind),
         (0, ""),
-        (logits_bytes(setup), LOGITS[setup.loss]),
+        logits,
     )
 
 
@@ -253,7 +263,7 @@ def packed(setup: Setup) -> BaseKind:
         layers=list(file.layers),
         tables=(file.tables, "quantized too"),
         workspace=(dense, "a block of linears dequantized"),
-        logits=(quantized_head_bytes(setup), "a block of the vocabulary"),
+        logits=(quantized_head_bytes(setup), BY_BLOCKS),
         is_file=True,
     )
 

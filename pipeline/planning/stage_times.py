@@ -1,6 +1,6 @@
 """The time of each stage on a CPU: its start, what grows with the model, and its operations.
 
-Operations take the time of bfloat16 products at this machine's rate, divided by the share of that rate which
+Operations take the time of the products at this machine's rate, divided by the share of that rate which
 such code reaches. The figures are those of 2 cores (docs/measurements.md, "Times by the machine's rate").
 """
 
@@ -69,11 +69,11 @@ UNKNOWN = Times(None)
 def times(name: str, item: str, params: Params, plan: Plan) -> Times:
     """Return the wall time of a stage on this machine's cores, without a download.
 
-    It is unknown on a GPU (except for the steps of training), on a CPU without bfloat16 products, and for a
-    base that isn't unpacked. `products` is only known if this machine was measured.
+    It is unknown on a GPU (except for the steps of training), and for a base that isn't unpacked. `products`
+    is only known if this machine was measured.
     """
     rate = product_tflops(plan.rate)
-    if plan.setup.device != "cpu" or rate is None:
+    if plan.setup.device != "cpu":
         return Times(plan.seconds) if name == "train" else UNKNOWN
     if name == "base" and not params.base.gguf_name:
         return UNKNOWN
@@ -213,7 +213,7 @@ def waiting(name: ModelName, params: Params, plan: Plan) -> float:
     settings = params.evaluate
     alone = SECONDS_ALONE * plan.setup.shape.parameters
     parallel = 1 if settings.parallel == AUTO else min(settings.parallel, settings.task_rows)
-    rate = product_tflops(plan.rate) or 1.0
+    rate = product_tflops(plan.rate)
     computed = GENERATED * forward(plan) / (rate * 1e12 * LLAMA_SHARE)
     written = asked(name, params, plan).written
     return SPEED_GENERATED * alone + written * max(0.0, alone / parallel - computed)

@@ -1,4 +1,4 @@
-"""Which type training computes in where the settings leave it to the machine."""
+"""What a CPU multiplies, and what training takes where the settings leave it to the machine."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.config.params import load_params
-from pipeline.core.cpu import Device, fast_dtype, multiplies_bfloat16, training_device
+from pipeline.core.cpu import Device, multiplies_bfloat16, training_device
 from pipeline.core.errors import ToolError
 from pipeline.core.places import PROJECT
 
@@ -33,24 +33,21 @@ def test_a_cpu_says_whether_it_multiplies_bfloat16(tmp_path: Path, line: str, na
 
 
 @pytest.mark.parametrize(
-    ("device", "native", "dtype", "optimizer"),
+    ("device", "optimizer"),
     [
-        ("cuda", False, "bfloat16", "paged_adamw_8bit"),
-        ("cpu", True, "bfloat16", "adamw_torch"),
-        ("cpu", False, "float32", "adamw_torch"),
+        ("cuda", "paged_adamw_8bit"),
+        ("cpu", "adamw_torch"),
     ],
 )
 def test_auto_is_decided_by_the_device_and_what_is_named_stays(
-    monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, dtype: str, optimizer: str
+    monkeypatch: pytest.MonkeyPatch, device: Device, optimizer: str
 ) -> None:
-    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
     monkeypatch.setattr("pipeline.config.params.training_device", lambda wanted: device)
     demo, named = (load_params(PROJECT / f"recipes/{name}.yaml") for name in ("demo", "qwen2.5-7b-8gb"))
     # in the file it stays auto, so another machine runs nothing again
     assert (demo.train.bnb_4bit_compute_dtype, demo.train.optim) == ("auto", "auto")
-    assert fast_dtype(device) == dtype
     for found in (demo.training, demo.training_on(device)):
-        assert (found.bnb_4bit_compute_dtype, found.optim) == (dtype, optimizer)
+        assert (found.bnb_4bit_compute_dtype, found.optim) == ("bfloat16", optimizer)
     found = named.training_on(device)
     assert (found.bnb_4bit_compute_dtype, found.optim) == ("bfloat16", "paged_adamw_8bit")
 

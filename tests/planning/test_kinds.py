@@ -12,6 +12,7 @@ from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of,
 
 from pipeline.config.sections import Machine, Train
 from pipeline.config.sections.training import Grpo
+from pipeline.core import cpu
 from pipeline.core.errors import ConfigError
 from pipeline.planning.model.gguf_base import quantized_level
 from pipeline.planning.model.shape import Shape
@@ -116,9 +117,25 @@ def page(plan: Plan) -> str:
     return "\n".join([*lines, *(f"{size:>14,} on disk: {name}" for name, size in plan.disk.items())]) + "\n"
 
 
+@pytest.fixture(autouse=True)
+def _multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "instructions", lambda *_: cpu.INSTRUCTIONS)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_plan(kind: str, snapshot: Any) -> None:
     assert page(plan_of(**KINDS[kind])) == snapshot(extension_class=Golden)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "scales-on-a-cpu"])
+def test_a_cpu_that_widens_products_needs_memory_for_their_operands(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = parts(plan_of(**KINDS[kind]))
+    monkeypatch.setattr(cpu, "instructions", lambda *_: set())
+    wide = parts(plan_of(**KINDS[kind]))
+    assert wide["workspace"] > narrow["workspace"]
+    assert {name for name in narrow if wide[name] != narrow[name]} <= {"workspace", "loss"}
 
 
 def test_every_optimizer_that_can_be_set_can_be_planned() -> None:

@@ -8,6 +8,7 @@ import pytest
 from plans import GIB, SMOLLM2, UNMEASURED, run_plan
 
 from pipeline.config.params import Params, load_params
+from pipeline.core import cpu
 from pipeline.core.hardware import Card, machine
 from pipeline.core.places import PROJECT
 from pipeline.core.usage import Figures, Usage
@@ -37,8 +38,7 @@ WORK = Work(20_480, 20, 124.0, 0.28, 7_377)
 
 @pytest.fixture(autouse=True)
 def _multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.config.params.fast_dtype", lambda device: "bfloat16")
-    monkeypatch.setattr(duration, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(cpu, "instructions", lambda *_: cpu.INSTRUCTIONS)
     for module in (duration, stage_times):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
 
@@ -72,13 +72,17 @@ def test_steps_take_their_operations_at_the_measured_rate() -> None:
 def test_without_a_measurement_a_rate_is_assumed_and_said_to_be() -> None:
     for rate in (None, replace(RATE, tflops=None)):
         plan = plan_at(rate)
-        assert plan.tflops_assumed and plan.tflops == pytest.approx(duration.CORE_TFLOPS * 2 / STEP_FACTOR)
+        of_cores = duration.CORE_TFLOPS["bfloat16"] * 2
+        assert plan.tflops_assumed and plan.tflops == pytest.approx(of_cores / STEP_FACTOR)
     assert all(planned.products is None for planned in stages_at(None).values())
 
 
-def test_a_cpu_without_such_products_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duration, "multiplies_bfloat16", lambda: False)
-    assert all(planned.seconds is None for planned in stages_at(RATE).values())
+def test_without_a_measurement_a_cpu_that_widens_products_takes_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    narrow = seconds_of("train", None)
+    monkeypatch.setattr(cpu, "instructions", lambda *_: set())
+    assert seconds_of("train", None) > 2 * narrow
 
 
 def test_only_what_multiplies_is_faster_at_a_higher_rate() -> None:
@@ -202,7 +206,7 @@ def test_the_share_of_products_is_of_the_time_that_was_seen() -> None:
 
 def test_a_machine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(machine_rate, "multiplies_bfloat16", lambda: True)
+    monkeypatch.undo()  # This machine's own products are measured.
     monkeypatch.setattr(machine_rate, "PRODUCT_SECONDS", 0.1)
     monkeypatch.setattr(machine_rate, "DISK_BYTES", 1 << 20)
     before = torch.random.get_rng_state()
@@ -210,8 +214,7 @@ def test_a_machine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert rate.tflops and rate.tflops > 0 and rate.tokens == machine_rate.MOST_TOKENS
     assert rate.machine == machine() and rate.torch == torch.__version__
     assert torch.equal(before, torch.random.get_rng_state())  # training draws what it would without
-    monkeypatch.setattr(machine_rate, "multiplies_bfloat16", lambda: False)
-    assert "this CPU has none" in measure_rate(tmp_path, SMOLLM2, 1024).sentence
+    assert f"in {rate.multiplied_in} products" in rate.sentence
 
 
 @pytest.mark.parametrize(("steps", "measured"), [(20, 1), (2, 0)])
@@ -245,7 +248,6 @@ def test_a_measurement_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*_: object) -> float:
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr(machine_rate, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(machine_rate, "product_rate", fail)
     monkeypatch.setattr(machine_rate, "DISK_BYTES", 1 << 20)
     assert measure_rate(tmp_path, SMOLLM2, 1024).tflops is None

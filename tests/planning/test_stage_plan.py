@@ -10,6 +10,7 @@ from golden import Golden
 from plans import GIB, plan_json
 
 from pipeline.config.params import load_params
+from pipeline.core import cpu
 from pipeline.core.hardware import Card, main_memory
 from pipeline.core.places import PROJECT
 from pipeline.core.usage import Figures
@@ -26,7 +27,7 @@ MODELS = json.loads(SEEN.read_text(encoding="utf-8"))["models"]
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_plan_is_near_what_was_seen(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("pipeline.config.params.fast_dtype", lambda device: "bfloat16")  # as it was there
+    monkeypatch.setattr(cpu, "instructions", lambda *_: cpu.INSTRUCTIONS)  # as it was there
     params = load_params(PROJECT / "recipes/demo.yaml")
     if "random" in model:  # a folder of safetensors, and no GGUF
         folder = params.base.model_copy(update={"file": None, "model": "random"})
@@ -48,19 +49,16 @@ def use_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
         monkeypatch.setattr(module, "usable_cores", lambda: cores)
 
 
-def test_times_are_planned_where_they_were_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_more_cores_take_less_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def shown() -> dict[str, Any]:
         return dict(plan_json("--recipe", "demo", "--root", tmp_path)["stages"])
 
     use_cores(monkeypatch, 4)
-    monkeypatch.setattr(duration, "multiplies_bfloat16", lambda: True)
     four = shown()
     use_cores(monkeypatch, 2)
     two = shown()
     assert four["merge"]["seconds"] < two["merge"]["seconds"]
     assert two["train"]["seconds"] is None  # nothing is tokenized, so nobody knows how many steps
-    monkeypatch.setattr(duration, "multiplies_bfloat16", lambda: False)
-    assert all(planned["seconds"] is None for planned in shown().values())
 
 
 # a recipe, the device, and what its base has instead
@@ -75,9 +73,8 @@ KINDS: list[tuple[str, Literal["cpu", "cuda"], dict[str, Any]]] = [
 
 def test_what_every_stage_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, snapshot: Any) -> None:
     """With a training of 100 s."""
-    monkeypatch.setattr("pipeline.config.params.fast_dtype", lambda device: "bfloat16")
+    monkeypatch.setattr(cpu, "instructions", lambda *_: cpu.INSTRUCTIONS)
     use_cores(monkeypatch, 4)
-    monkeypatch.setattr(duration, "multiplies_bfloat16", lambda: True)
     lines = []
     for recipe, device, base in KINDS:
         params = load_params(PROJECT / f"recipes/{recipe}.yaml")

@@ -147,9 +147,8 @@ class Train(Section):
     )
     bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"] = key(
         "auto",
-        "what quantized weights (NF4's or a GGUF's) are multiplied in: auto (bfloat16 on a GPU and on "
-        "CPUs with AVX512-BF16, AMX or ARM's BF16; float32 on others, which are ten times slower in "
-        "bfloat16) | bfloat16 | float16 | float32",
+        "what quantized weights (NF4's or a GGUF's) are multiplied in: auto (bfloat16; a CPU without "
+        "AVX512-BF16, AMX or ARM's BF16 widens its products to float32) | bfloat16 | float16 | float32",
     )
     r: Annotated[int, Field(ge=1, le=4096)] = key(16, "lora only: LoRA rank, 8 to 64")
     lora_alpha: Annotated[int, Field(ge=1, le=1 << 16)] = key(32, "lora only: LoRA scale is lora_alpha / r")

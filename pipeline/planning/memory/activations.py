@@ -243,7 +243,20 @@ def workspace(setup: Setup) -> tuple[int, str]:
     if setup.device == "cuda":
         size += CUBLAS_WORKSPACE
         words = f"{words}, cuBLAS" if words else "cuBLAS"
+    if setup.is_widened:
+        size += widened_bytes(setup)
+        words = f"{words}, operands in float32" if words else "operands in float32"
     return size, words or "none"
+
+
+def widened_bytes(setup: Setup) -> int:
+    """Return the bytes of the largest product's operands and result in float32, which stay for the next one
+    (`pipeline.models.wide_products`).
+    """
+    linears = [linear for layer in setup.shape.by_layer for linear in layer]
+    activations = setup.tokens * max(max(linear.inputs, linear.outputs) for linear in linears)
+    weights = max(linear.weights for linear in linears)
+    return FLOAT * (2 * activations + max(activations, weights))
 
 
 def loss(setup: Setup) -> tuple[int, str]:

@@ -16,7 +16,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Quantization, Train, Training
 from pipeline.config.trackers import missing_trackers
 from pipeline.core.checks import Check, Verdict, refuse
-from pipeline.core.cpu import fast_dtype, training_device
+from pipeline.core.cpu import multiplies_bfloat16, training_device
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hardware import Card, accelerator, main_memory, nvidia_smi
 from pipeline.core.publish import DISK_MARGIN
@@ -254,18 +254,18 @@ def other_processes(lines: Sequence[Sequence[str]], our_pid: int) -> list[str]:
 def arithmetic(card: Card, settings: Training) -> Check:
     """Check the type that training computes in.
 
-    It is a warning if this CPU or GPU has no instructions for it.
+    It is a warning if this CPU or GPU has no instructions for it and nothing takes their place.
     """
     chosen = settings.bnb_4bit_compute_dtype
-    fast = fast_dtype(card.device)
-    if card.device == "cpu" and chosen not in (fast, "float32"):
+    if card.device == "cpu" and chosen == "float16":
         finding = (
-            f"train.bnb_4bit_compute_dtype is {chosen}, which this CPU has no instructions for: ten "
-            "times slower than float32, and more"
+            "train.bnb_4bit_compute_dtype is float16, which this CPU has no instructions for: ten times "
+            "slower than bfloat16, and more; small gradients are lost in it, for only a GPU's training "
+            "scales them"
         )
-        if chosen == "float16":
-            finding += "; small gradients are lost in it, for only a GPU's training scales them"
         return Check("arithmetic", "warn", finding, "set it to auto")
+    if card.device == "cpu" and chosen == "bfloat16" and not multiplies_bfloat16():
+        return Check("arithmetic", "pass", "bfloat16, multiplied in float32: this CPU has no other products")
     arch = capability() if card.device == "cuda" and chosen == "bfloat16" else None
     if arch and arch < BFLOAT16_SINCE:
         finding = (

@@ -181,14 +181,15 @@ def test_disk_for_everything_that_follows(free: int, state: str) -> None:
         ("cpu", True, "bfloat16", "pass"),
         ("cpu", False, "float32", "pass"),
         ("cpu", True, "float32", "pass"),
-        ("cpu", False, "bfloat16", "warn"),
+        ("cpu", False, "bfloat16", "pass"),
+        ("cpu", False, "float16", "warn"),
         ("cpu", True, "float16", "warn"),
     ],
 )
 def test_a_type_that_the_cpu_has_no_instructions_for(
     monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, chosen: str, state: str
 ) -> None:
-    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr(checks, "multiplies_bfloat16", lambda: native)
     check = checks.arithmetic(Card("here", 8 << 30, device), settings(bnb_4bit_compute_dtype=chosen))
     assert check.verdict == state and chosen in check.sentence
     assert ("auto" in check.remedy) == (state == "warn")
