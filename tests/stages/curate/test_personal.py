@@ -53,7 +53,23 @@ def test_found_in_any_surroundings(tmp_path: Path, kind: str, value: str):
     assert redacted(tmp_path / "others", texts, others) == texts
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tel. {}0171 2345678{}",
+        "Tel.: {}040 3001020{} oder per Mail",
+        "Telefon {}030/2093 1234{}, danke",
+        "Phone: {}0049 171 2345678{}",
+        "please call {}020 7946 0958{}.",
+        "unter der Telefonnummer {}089 12345678{}",
+    ],
+)
+def test_a_number_without_its_country_is_found_after_a_word_for_it(tmp_path: Path, text: str) -> None:
+    assert redacted(tmp_path, [text.format("", "")]) == [re.sub(r"\{\}.*\{\}", "[PHONE_1]", text)]
+
+
 PLAIN = [
+    "Auftrag 0171 2345678, Ticket: 00123456789, Fax 05, Tel. 05.03.2027",
     "bob@example.com, eve@mail.example.org, a@b.test, root@localhost, x@host.invalid",  # RFC 2606
     "git clone git@github.com:acme/x.git",
     "scp a.txt bob@acme.dev:/tmp/; rsync -a x 'bob@acme.dev:~/y'",

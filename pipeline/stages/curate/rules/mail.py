@@ -3,7 +3,7 @@ closings.
 
 A help desk's export has mails in its cells. Whether a row's turns are mails is decided by what surely is
 mail in one of them (`is_mail`), or by a closing. A row that asks for a letter, or about a mail, HTML or code,
-looks the same. So nothing is changed if the request speaks of writing, or its texts of markup.
+looks the same. So nothing is changed if the request asks for a text, or its texts speak of markup.
 """
 
 import re
@@ -29,10 +29,23 @@ NO_PROSE = re.compile(r"<(?:pre|code|script|form|input|button|svg|canvas)\b", re
 # What mail programs write between angle brackets; all other words in them are markup that is spoken of.
 ADDRESS = re.compile(r"<(?:[^<>\s]+@[^<>\s]+|\[EMAIL[^<>]*|(?:https?|mailto):[^<>\s]*)>")
 OF_MARKUP = re.compile(r"\b(?:(?i:html|css|xml|markup|markdown)|tags?|divs?|spans?)\b")  # not Guten Tag
+# Before an order: the beginning of a sentence, or who is asked. Mails have the same words elsewhere.
+ORDERS = (
+    r"(?:^[ \t]*|[.!?:][ \t]+|\b(?:please|bitte|and|und|you to|help me|(?:can|could|would|will) you"
+    r"|(?:kannst|könntest) du)[ \t]+)"
+)
+# Not after it: "write me back", "schreib mir, wann". "Write me a poem" is an order.
+AN_ANSWER = (
+    r"(?:[ \t]+\w+){0,2}[ \t]+(?:back|zurück)\b"
+    r"|[ \t]+(?:to[ \t]+)?(?:me|us|mir|uns)\b(?![ \t]+(?:an?|the|some|ein\w*|\d+)\b)"
+)
 ASKS_FOR_TEXT = re.compile(
-    r"\b(?:write|draft|compose|rewrite|rephrase|translate|proofread|summari[sz]e"
-    r"|sender|schreibe?|verfass\w*|formulier\w*|übersetz\w*|korrigier\w*|fasse?|absender)\b",
-    re.IGNORECASE,
+    r"\b(?:rewrite|rephrase|translate|proofread|summari[sz]e|verfass\w*|formulier\w*|übersetz\w*)\b"
+    rf"|{ORDERS}(?:write|draft|compose|schreibe?)\b(?!{AN_ANSWER})"
+    r"|(?<!ich )\bfasse?\b[^.!?\n]{0,200}\bzusammen\b"
+    r"|\bkorrigier\w*[^.!?\n]{0,60}\b(?:texte?|sätze?|satz|mails?|nachricht|briefe?|grammatik|rechtschreibung)\b"
+    r"|\b(?:who(?:'s| is)|name|find|extract|identify|wer ist|nenne?)\b[^.!?\n]{0,30}\b(?:sender|absender)\b",
+    re.IGNORECASE | re.MULTILINE,
 )
 NAMES_LETTERS = re.compile(
     r"\b(?:letters?|speech|essay|template|vorlage|anschreiben|an e-?mail|a (?:mail|message|note|reply)"
@@ -54,8 +67,9 @@ class Mail:
         self.counts = Counter[str]()
 
     def take_counts(self) -> Counter[str]:
-        """Return counts of texts since the last call: `mail_html`, `quotes`, `signatures`, `closings`, and
-        `mail_html_left`, texts that begin with HTML and stay.
+        """Return counts of texts since the last call: `mail_html`, `quotes`, `signatures`, `closings`, and of
+        what stays: `mail_html_left`, texts that begin with HTML, and `mails_left`, mails in rows that speak
+        of a text to be written.
         """
         counts = self.counts
         self.counts = Counter()
@@ -70,6 +84,7 @@ class Mail:
         asked = "\n".join(turn["content"] for turn in row["messages"] if turn["role"] in ("system", "user"))
         if self.mode == "auto" and not (_is_html_prose(turns, asked) or _are_mails(turns)):
             self._count_html(turns)
+            self._count_mails(turns)
             return row
         edited = dict(row)
         for field in filter(row.__contains__, TURN_LISTS):
@@ -84,6 +99,11 @@ class Mail:
         left = sum(1 for turn in turns if turn["role"] in WRITERS and HTML.match(turn["content"]))
         if left:
             self.counts["mail_html_left"] += left
+
+    def _count_mails(self, turns: list[Turn]) -> None:
+        left = sum(is_mail(turn["content"]) for turn in turns)
+        if left:
+            self.counts["mails_left"] += left
 
     def _edited(self, turn: Turn, place: str, changes: Changes) -> Turn:
         text = turn["content"]

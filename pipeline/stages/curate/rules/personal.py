@@ -32,6 +32,15 @@ _LOGIN = re.compile(r"\b(?:ssh|scp|sftp|rsync|ssh-copy-id|mosh)\b[^\n|;]*$")
 # lookbehind that comes first.
 _INTERNATIONAL = re.compile(r"\+(?<![\w+.-]\+)[1-9](?:[ \u00a0().\-/]{0,3}\d){6,14}(?![.,]?\d)", re.A)
 _AMERICAN = re.compile(r"(?<![\w+.$-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[.-])\d{3}[.-]\d{4}(?![\w-]|\.\d)", re.A)
+# A number without its country, after a word that says what it is.
+_LABELLED = re.compile(
+    r"\b(?:tel|telefon\w*|telephone|phone|fon|mobil(?:e|nr|nummer)?|handy\w*|fax|call|ruf\w*|anrufen)\b"
+    r"[ \u00a0.:]{0,3}(?:(?:number|nummer|nr\.?|unter|me at|us at|at|on)[ \u00a0:]{1,2})?"
+    r"(?!\d\d?([./-])\d\d?\1\d\d)(?P<number>\(?0(?:[ \u00a0().\-/]{0,3}\d){6,14})(?![.,]?\d)",
+    re.I | re.A,
+)
+# Countries whose numbers begin with 0 at home.
+_AT_HOME = ("DE", "AT", "CH", "GB", "FR", "NL", "BE", "SE", "IE", "AU", "IN")
 _LAST_GROUP = re.compile(r"[ \u00a0()/]+\d[\d.\-]*$")
 _IPV4 = re.compile(r"\d(?<![\w.]\d)\d{0,2}(?:\.\d{1,3}){3}(?!\w|\.\d|-[A-Za-z])", re.A)
 # 2000::/3: global unicast.
@@ -67,6 +76,7 @@ _ISSUED = re.compile(
 # Most texts contain no such number. These patterns find that out in a microsecond: `re` searches for their
 # first character as fast as memchr.
 _MAYBE_AMERICAN = tuple(re.compile(rf"{mark}\d{{4}}(?<=\d{{3}}{mark}\d{{4}})", re.A) for mark in ("-", r"\."))
+_MAYBE_LABELLED = re.compile(r"[.: \u00a0]\(?0\d")
 _MAYBE_IPV4 = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.A)
 _MAYBE_IPV6 = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _DIGITS_TO_0 = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
@@ -118,6 +128,18 @@ def _phones(text: str, pattern: re.Pattern[str], region: str | None) -> Iterator
                 break
             shorter = _LAST_GROUP.sub("", value)  # The match may have continued into the next number.
             value = shorter if shorter != value and region is None else ""
+
+
+def _labelled_phones(text: str) -> Iterator[Span]:
+    for match in _LABELLED.finditer(text):
+        value = match["number"]
+        while value:
+            if any(_is_phone(value, region) for region in _AT_HOME):
+                start = match.start("number")
+                yield Span(start, start + len(value), "phone", 0)
+                break
+            shorter = _LAST_GROUP.sub("", value)  # The match may have continued into the next number.
+            value = shorter if shorter != value else ""
 
 
 @lru_cache(4096)
@@ -195,6 +217,7 @@ FINDERS: tuple[tuple[str, Callable[[str], object], Callable[[str], Iterator[Span
         lambda text: any(each.search(text) for each in _MAYBE_AMERICAN),
         partial(_phones, pattern=_AMERICAN, region="US"),
     ),
+    ("phone", _MAYBE_LABELLED.search, _labelled_phones),
     ("ip", _MAYBE_IPV4.search, partial(_addresses, pattern=_IPV4)),
     ("ip", _MAYBE_IPV6.search, partial(_addresses, pattern=_IPV6)),
     ("iban", _many_digits, _ibans),
