@@ -26,6 +26,12 @@ NOTICE = re.compile(
     r"(?:adressat|empfänger)|before printing this)\b",
     re.IGNORECASE,
 )
+# What such a notice says besides, if it is a paragraph that a mail ends with and no question of its writer.
+OF_NOTICE = re.compile(
+    r"\b(?:intended|addressed|recipients?|disclos\w+|delete|empfängers?|adressat\w*|vernichten|löschen)\b",
+    re.IGNORECASE,
+)
+PARAGRAPH = re.compile(r"\n\s*\n(?:[-*_]{3,}\s*\n\s*)?")
 WROTE = r"(?:wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef)"
 # A line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:".
 INTRODUCES = re.compile(rf"{WROTE}\b.*:\s*$", re.IGNORECASE)
@@ -53,11 +59,13 @@ CLOSING = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 NAME = r"[A-ZÀ-ÞĀ-Ž][\w'’-]*(?:\.? [A-ZÀ-ÞĀ-Ž][\w'’-]*){0,3}"
-# At a mail's end, before a name or nothing. Chats end so too: they are no sign of a mail.
+REACHED = r"[^\n]{0,80}(?:@|\[(?:EMAIL|PHONE)_|\bwww\.|https?://|\+?\d[\d /()-]{6,})[^\n]{0,40}"
+# At a mail's end, before nothing, or a name and how it is reached. Chats end so too: it is no sign of a mail.
 SHORT_CLOSING = re.compile(
     r"^[ \t]*(?i:(?:[lvb]g|cheers|thanks|many thanks|thank you|danke|(?:vielen|besten) dank"
     r"|(?:(?:danke|dank) und |(?:mit )?(?:freundliche|beste|liebe)[mrn] |viele |liebe )*gr(?:uß|uss|üße|üsse)"
-    rf"|best(?=,|\s*\n))[,!.]?)[ \t]*(?:\n\s*(?P<name>{NAME})[ \t]*)?\s*\Z",
+    rf"|best(?=,|\s*\n))(?:,[ \t]+(?-i:{NAME})(?=\s*\Z)|[,!.]?))[ \t]*"
+    rf"(?:\n\s*(?P<name>{NAME})[ \t]*(?:\n[ \t]*{REACHED}){{0,4}})?\s*\Z",
     re.MULTILINE,
 )
 DEVICE = re.compile(
@@ -191,10 +199,31 @@ def _drop_introduction(kept: list[str]) -> None:
 
 
 def without_end(text: str, notes: Notes, *, every: bool) -> str:
-    """Return a mail's text without the line that a telephone adds, its signature and its closing.
+    """Return a mail's text without the line that a telephone adds, its signature, its closing, and a notice
+    of confidentiality below them.
 
     Not `every` signature is one if the text may hold code below two hyphens.
     """
+    text = _without_closing(text, notes, every=every)
+    paragraph = _last_paragraph(text)
+    if paragraph is None or not _is_notice(text[paragraph.end() :]):
+        return text
+    notes["signatures"] += 1
+    return _without_closing(text[: paragraph.start()].rstrip(), notes, every=every)
+
+
+def _last_paragraph(text: str) -> re.Match[str] | None:
+    """Return the blank lines before the last paragraph; None if there is only one."""
+    return max(PARAGRAPH.finditer(text), key=re.Match.start, default=None)
+
+
+def _is_notice(paragraph: str) -> bool:
+    """Return True for a notice of confidentiality that asks nothing."""
+    return bool(NOTICE.search(paragraph) and OF_NOTICE.search(paragraph)) and "?" not in paragraph
+
+
+def _without_closing(text: str, notes: Notes, *, every: bool) -> str:
+    """Return a mail's text without what `without_end` takes, except for a notice that stands alone."""
     device = DEVICE.search(text)
     if device:
         notes["signatures"] += 1
