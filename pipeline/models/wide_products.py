@@ -7,7 +7,8 @@ for as long as it takes. Its sums are float32 and are rounded once, as the instr
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ OPERATORS = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": (0, 1, 2),
 }
 IN_PLACE = "addmm_"
+# Operators of two matrices → the number of the first. PyTorch's own kernel multiplies one of few rows: a row
+# by the demo's head takes 41 ms so, and 413 with the head widened for it.
+MATRIX = {"mm": 0, "addmm": 1, IN_PLACE: 1}
+FEW = 8
 # Elements of an operand whose copy uses the same memory again, 64 MB: new pages cost more than the copy.
 KEPT = 16 << 20
 
@@ -49,9 +54,9 @@ def widen_products() -> None:
     with warnings.catch_warnings():
         # That a kernel is replaced is what is wanted here.
         warnings.filterwarnings("ignore", message="Warning only once", category=UserWarning)
-        for name, outputs in OPERATORS.items():
-            library.impl(name, _widened(_kernel(name), outputs), "CPU", with_keyset=True)
-        library.impl(IN_PLACE, _widened_in_place(_kernel(IN_PLACE)), "CPU", with_keyset=True)
+        for name in OPERATORS:
+            library.impl(name, _widened(name), "CPU", with_keyset=True)
+        library.impl(IN_PLACE, _widened_in_place(), "CPU", with_keyset=True)
     _libraries.append(library)
 
 
@@ -64,12 +69,16 @@ def _kernel(name: str) -> Any:
     return torch.library.get_kernel(f"aten::{name}", "CPU")
 
 
-def _widened(kernel: Any, outputs: tuple[int, ...]) -> Callable[..., Any]:
-    """Return `kernel` for operands of every type. Those of bfloat16 are widened, and `outputs` rounded."""
+def _widened(name: str) -> Callable[..., Any]:
+    """Return an operator for operands of every type. Those of bfloat16 are widened, its outputs rounded."""
+    kernel = _kernel(name)
+    outputs = OPERATORS[name]
 
     def product(keys: Any, *operands: Any, **more: Any) -> Any:
-        if not any(map(_is_bfloat16, operands)):
+        if _stays(name, operands):
             return kernel.call_boxed(keys, *operands, **more)
+        if name == "mm" and operands[1].numel() > KEPT:
+            return _in_pieces(partial(kernel.call_boxed, keys), *operands)
         result = kernel.call_boxed(
             keys,
             *(_wide(operand, number) for number, operand in enumerate(operands)),
@@ -85,18 +94,33 @@ def _widened(kernel: Any, outputs: tuple[int, ...]) -> Callable[..., Any]:
     return product
 
 
-def _widened_in_place(kernel: Any) -> Callable[..., Any]:
-    """Return `kernel`, which changes its first operand, for operands of every type, as `_widened` does."""
+def _widened_in_place() -> Callable[..., Any]:
+    """Return `addmm_`, which changes its first operand, for operands of every type, as `_widened` does."""
+    kernel = _kernel(IN_PLACE)
 
-    def product(keys: Any, changed: torch.Tensor, *operands: Any, **more: Any) -> Any:
-        if not _is_bfloat16(changed):
-            return kernel.call_boxed(keys, changed, *operands, **more)
-        result = _wide(changed, 0)
-        wide = (_wide(operand, number) for number, operand in enumerate(operands, start=1))
-        kernel.call_boxed(keys, result, *wide, **more)
-        return changed.copy_(result)
+    def product(keys: Any, *operands: Any, **more: Any) -> Any:
+        if _stays(IN_PLACE, operands):
+            return kernel.call_boxed(keys, *operands, **more)
+        result, *others = (_wide(operand, number) for number, operand in enumerate(operands))
+        kernel.call_boxed(keys, result, *others, **more)
+        return operands[0].copy_(result)
 
     return product
+
+
+def _stays(name: str, operands: Sequence[Any]) -> bool:
+    """Return True for a product that PyTorch's own kernel computes: of another type, or of a few rows."""
+    if not any(map(_is_bfloat16, operands)):
+        return True
+    return name in MATRIX and len(operands[MATRIX[name]]) <= FEW
+
+
+def _in_pieces(kernel: Callable[..., Any], left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return left · right, of which `right` is too large to be widened whole: by its columns."""
+    wide = _wide(left, 0)
+    columns = max(1, KEPT // len(right))
+    pieces = (right[:, start : start + columns] for start in range(0, right.shape[1], columns))
+    return torch.cat([kernel(wide, _wide(piece, 1)).bfloat16() for piece in pieces], dim=1)
 
 
 def _is_bfloat16(operand: Any) -> bool:

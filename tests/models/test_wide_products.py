@@ -31,10 +31,9 @@ def random(*size: int) -> Any:
 
 PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "linear": (F.linear, ((3, 5, 40), (30, 40))),
-    "linear with a bias": (F.linear, ((7, 40), (30, 40), (30,))),
-    "a transposed weight": (lambda x, weight: x @ weight.t().t(), ((7, 40), (40, 30))),
-    "a part of a matrix": (lambda x, weight: x[:, 3:9] @ weight, ((7, 40), (6, 30))),
-    "a vector": (lambda x, weight: x @ weight, ((1, 40), (40, 30))),
+    "linear with a bias": (F.linear, ((17, 40), (30, 40), (30,))),
+    "a transposed weight": (lambda x, weight: x @ weight.t().t(), ((17, 40), (40, 30))),
+    "a part of a matrix": (lambda x, weight: x[:, 3:9] @ weight, ((17, 40), (6, 30))),
     "batches": (torch.bmm, ((4, 7, 8), (4, 8, 9))),
     "batches with a sum": (torch.baddbmm, ((4, 7, 9), (4, 7, 8), (4, 8, 9))),
     "convolution": (
@@ -46,6 +45,22 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         ((1, 4, 20, 16), (1, 4, 20, 16), (1, 4, 20, 16)),
     ),
 }
+
+
+@pytest.mark.parametrize("rows", [1, wide_products.FEW, wide_products.FEW + 1])
+def test_a_product_of_few_rows_is_near_that_of_float32(rows: int) -> None:
+    x, weight = random(rows, 40).detach(), random(30, 40).detach()
+    expected = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(F.linear(x, weight).float(), expected, rtol=0.02, atol=0.1)
+
+
+def test_a_large_matrix_is_widened_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = random(12, 40).detach(), random(301, 40).detach()
+    whole = F.linear(x, weight)
+    monkeypatch.setattr(wide_products, "KEPT", 1000)
+    wide_products._rooms.by_number.clear()
+    assert torch.equal(F.linear(x, weight), whole)
+    assert all(len(room) <= 1000 for room in wide_products._rooms.by_number.values())
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -68,13 +83,13 @@ def test_a_product_is_that_of_float32_rounded_once(name: str) -> None:
 
 
 def test_a_sum_is_made_in_place() -> None:
-    output, low, high = (random(*size).detach() for size in ((7, 30), (7, 4), (4, 30)))
+    output, low, high = (random(*size).detach() for size in ((17, 30), (17, 4), (4, 30)))
     expected = torch.addmm(output.float(), low.float(), high.float()).bfloat16()
     assert output.addmm_(low, high) is output and torch.equal(output, expected)
 
 
 def test_a_result_stays_when_the_next_product_is_made() -> None:
-    x, weight = random(7, 40).detach(), random(40, 30).detach()
+    x, weight = random(17, 40).detach(), random(40, 30).detach()
     result = x @ weight
     before = result.clone()
     _ = random(50, 60) @ random(60, 70)

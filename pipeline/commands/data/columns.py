@@ -35,10 +35,12 @@ WORDS: Mapping[str, frozenset[str]] = {
     "question": _words(
         "q question query prompt instruction instructions input user human nl request ask asked problem task",
         "title source src utterance customer client intent description",
+        "frage anfrage kundenfrage nachricht anliegen eingabe aufgabe demande pregunta consulta",
     ),
     "answer": _words(
         "a answer ans response reply output completion assistant gpt bot chatgpt model ai command cmd bash",
         "code sql target tgt solution fix summary translation agent generation result",
+        "antwort erwiderung lösung ausgabe réponse respuesta solución",
     ),
     "system": _words("system persona"),
     "context": _words("context passage document background schema article body input"),
@@ -48,7 +50,7 @@ WORDS: Mapping[str, frozenset[str]] = {
     "no text": _words(
         "id ids uuid guid hash url uri link date time timestamp created updated ts lang language split type",
         "status version author score rating label category topic tags tag domain index role state",
-        "license dataset subset corpus",
+        "license dataset subset corpus email mail phone telefon telephone address adresse",
     ),
     "label": _words(
         "label labels class category categories intent sentiment emotion topic tag rating stars polarity",
