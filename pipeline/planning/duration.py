@@ -34,7 +34,7 @@ PEAK = {
 UTILIZATION = 0.4  # assumed share of that peak
 # TFLOP/s of a core's products, if this machine was not measured. In bfloat16 (AVX512-BF16): between those of
 # two hosts with a CPU of the same name, 0.19 and about 0.33. In float32: those of a host with AVX2.
-CORE_TFLOPS = {"bfloat16": 0.25, "float32": 0.06}
+CORE_TFLOPS = {"bfloat16": 0.25, "float32": 0.075}
 # Time of a training step on a CPU, as a multiple of its operations' at the rate of the products alone.
 STEP_FACTOR = 1.4
 # Assumed bytes a second from pinned memory to the GPU, over PCIe 3.0 × 16 or 4.0 × 8 (15.8 GB/s by the

@@ -12,6 +12,7 @@ from pipeline.config.levels import ModelName
 from pipeline.config.params import Params
 from pipeline.config.sections import AUTO
 from pipeline.config.sections.models import MERGE_ROWS
+from pipeline.core.cpu import multiplied_in
 from pipeline.core.hardware import usable_cores
 from pipeline.planning.duration import STEP_FACTOR, product_tflops
 from pipeline.planning.model.level_bytes import matrices
@@ -33,9 +34,10 @@ SEARCHES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K")
 # Bytes a second that the disk wrote there; only a slower disk is counted.
 WRITTEN_THERE = 400e6
 
-# Shares of the products' rate: of a training step, and of prompts in llama.cpp, which sums in float32.
+# Shares of the products' rate: of a training step, and of prompts in llama.cpp, whose products are of float32
+# on any CPU. The share of bfloat16's rate was seen; that of float32's follows from what they are.
 STEP_SHARE = 1 / STEP_FACTOR
-LLAMA_SHARE = 0.42
+LLAMA_SHARE = {"bfloat16": 0.42, "float32": 1.0}
 # How many times as long as F16's the products of a type take in llama.cpp; others take about as long. Seen in
 # Q4_K_M of 1.5 billion parameters, and in Q5_K_M of 0.5.
 SLOWNESS = {"Q4_K": 0.55, "Q5_1": 1.8, "Q5_K": 1.8}
@@ -88,7 +90,7 @@ def times(name: str, item: str, params: Params, plan: Plan) -> Times:
     else:
         operations = llama_tokens(name, item, params, plan, by_time=False) * forward(plan)
         timed = llama_tokens(name, item, params, plan, by_time=True) * forward(plan)
-        seconds = timed / (rate * 1e12 * LLAMA_SHARE)
+        seconds = timed / (rate * 1e12 * LLAMA_SHARE[multiplied_in()])
     products = None
     if plan.rate and plan.rate.tflops and operations:
         products = operations / (rate * 1e12)
@@ -214,7 +216,7 @@ def waiting(name: ModelName, params: Params, plan: Plan) -> float:
     alone = SECONDS_ALONE * plan.setup.shape.parameters
     parallel = 1 if settings.parallel == AUTO else min(settings.parallel, settings.task_rows)
     rate = product_tflops(plan.rate)
-    computed = GENERATED * forward(plan) / (rate * 1e12 * LLAMA_SHARE)
+    computed = GENERATED * forward(plan) / (rate * 1e12 * LLAMA_SHARE[multiplied_in()])
     written = asked(name, params, plan).written
     return SPEED_GENERATED * alone + written * max(0.0, alone / parallel - computed)
 
