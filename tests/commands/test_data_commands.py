@@ -357,9 +357,10 @@ def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> Non
 
 def test_check_counts_what_is_taken_out_of_mails(raw: Path) -> None:
     (raw / "bad.jsonl").unlink()
-    answered = chat("x", "When does the ferry leave?", "At noon.\n\nKind regards\nTove")["messages"]
+    asked = "Hello,\nwhen does the ferry leave?\n\nKind regards\nKim"
+    answered = chat("x", asked, "At noon.\n\nKind regards\nTove")["messages"]
     (raw / "good.jsonl").write_text(json.dumps({"messages": answered}) + "\n")
-    assert "1 closings" in data(raw.parent, "check", str(raw)).stdout
+    assert "2 closings" in data(raw.parent, "check", str(raw)).stdout
 
 
 def test_check_of_a_whole_file_that_is_not_read(raw: Path) -> None:

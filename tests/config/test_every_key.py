@@ -63,7 +63,7 @@ KEYS = {
     "curate.fields": Other({"a.jsonl": {"system": "Be brief."}}),
     "curate.transform": Other({"a.jsonl": "python:mine.py:shout"}),
     "curate.repair": Other([]),
-    "curate.mail": Other("never"),
+    "curate.mail": Other("always"),
     "curate.overlong": Other("truncate", {"preprocess.max_length": 64}),
     "curate.cut": Other("beginning", {"preprocess.max_length": 64, "curate.overlong": "truncate"}),
     "curate.reject": Other([]),

@@ -95,6 +95,7 @@ class FileCheck:
             yield file_entry(self.name, why) | {"file": self.shown}
             return
         stats = CleaningStats()
+        cleaner.paths[self.name] = self.path
         max_bytes = cleaner.settings.max_line_bytes
         for line in raw_lines(self.path, self.name, max_line_bytes=max_bytes, notes=self.notes, style=style):
             self.lines += 1

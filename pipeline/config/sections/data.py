@@ -86,8 +86,8 @@ class CurateKeys(Section):
     )
     mail: Literal["auto", "always", "never"] = key(
         "auto",
-        "HTML, quoted mails, signatures and closings in turns, as a help desk's tables have them: auto "
-        "(taken out where a row surely is mail) | always (of all rows) | never",
+        "HTML, quoted mails, signatures and closings in turns: auto (taken out of files whose first rows are "
+        "a help desk's) | always (of all rows) | never",
     )
     overlong: Literal["split", "truncate", "reject"] = key(
         "split",

@@ -5,6 +5,7 @@ Runs in worker processes, on blocks of lines. The result of a block depends only
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +27,9 @@ from pipeline.stages.curate.answers import (
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.authors import with_authors
-from pipeline.stages.curate.reading.containers import RawLine, parsed
+from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines
 from pipeline.stages.curate.reading.fields import RowMapper
+from pipeline.stages.curate.reading.files import document_style
 from pipeline.stages.curate.reading.formats import KEYS_READ, detect, left_out_of_text, to_row
 from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.reading.own_rows import export_with
@@ -38,7 +40,7 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
-from pipeline.stages.curate.rules.mail import Mail
+from pipeline.stages.curate.rules.mail import Mail, are_of_help_desk
 from pipeline.stages.curate.rules.nulls import drop_nulls
 from pipeline.stages.curate.rules.redaction import Redactor
 from pipeline.stages.curate.rules.rendered import Markup
@@ -66,6 +68,7 @@ class Block:
     """Neighboring lines of one file."""
 
     file: str  # path below data/raw
+    path: Path
     lines: list[RawLine]
 
 
@@ -173,7 +176,8 @@ class Cleaner:
         }
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
-        self.mail = None if settings.mail == "never" else Mail(settings.mail)
+        self.paths: dict[str, Path] = {}  # of the files that lines came from, by their names below data/raw
+        self.mail = None if settings.mail == "never" else Mail(settings.mail, self.has_mails)
         repair_mode: Literal["neutralize", "reject"] = "reject"
         if "control_tokens" in settings.repair:
             repair_mode = "neutralize"
@@ -231,6 +235,25 @@ class Cleaner:
         function = by_glob(file, self.settings.transform, None)
         transform = None if function is None else self.transforms[function]
         return FileSettings(domain_of(file), given_format, mapper, transform)
+
+    def has_mails(self, file: str) -> bool:
+        """Return True if the first rows of a file are a help desk's."""
+        return file in self.paths and are_of_help_desk(self.rows_of(file))
+
+    def rows_of(self, file: str) -> Iterator[Row]:
+        """Yield the rows of a file in the canonical form, before any rule."""
+        lines = raw_lines(
+            self.paths[file],
+            file,
+            max_line_bytes=self.settings.max_line_bytes,
+            notes=Counter(),
+            style=document_style(file, self.settings.documents),
+        )
+        for line in lines:
+            with suppress(BadLine, Rejected):
+                for row in self.stated(file, line):
+                    value, kind = self.keyed(row.value, file, CleaningStats())
+                    yield to_row(value, source=row.source, domain="", format=kind)
 
     def keyed(
         self, stated: dict[str, Any], file: str, cleaning_stats: CleaningStats
@@ -358,6 +381,7 @@ class Cleaner:
 
     def block(self, block: Block) -> Cleaned:
         """Return the results of all lines of a block. Every line is accounted for."""
+        self.paths[block.file] = block.path
         done = Cleaned(block.file, sum(len(line.raw) for line in block.lines), len(block.lines))
         for line in block.lines:
             done.added -= 1

@@ -10,9 +10,9 @@ Notes = MutableMapping[str, int]
 
 SIGNATURE = re.compile(r"^-- ?$", re.MULTILINE)
 SIGNATURE_LINES = 10
-# What a signature has and code below a line of two hyphens has not.
+# What a signature has, and code, figures or sources below a line of two hyphens have not.
 CONTACT = re.compile(
-    r"@|\[(?:EMAIL|PHONE)_|\bwww\.|https?://|\+?\d[\d /()-]{6,}"
+    r"@|\[(?:EMAIL|PHONE)_|\bwww\.|\+\d[\d /()-]{6,}"
     r"|\b(?:tel|phone|fon|hotline|mobil|gmbh|ltd|inc)\b",
     re.IGNORECASE,
 )
@@ -44,13 +44,13 @@ DATED = re.compile(r"\d:\d\d|\d[./-]\d{1,2}[./-]\d\d|<\S{1,100}@\S{1,100}>|<\[EM
 # The head of a mail below an answer, as Outlook writes it, with a line above it or not.
 FORWARDED = re.compile(
     r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original) ?-{2,}"
-    r"|_{20,}\s*\n(From|Von|De):.*"
-    r"|\W{0,2}(From|Von|De|Da|Van):.+\n(?:.+\n)?\W{0,2}(Sent|Gesendet|Envoyé|Enviado|Inviato|Verzonden):.*)$",
+    r"|_{20,}\s*\n(From|Von|De)\s?:.*"
+    r"|\W{0,2}(From|Von|De|Da|Van)\s?:.+\n(?:.+\n)?\W{0,2}(Sent|Gesendet|Envoyé|Enviado|Inviato|Verzonden)\s?:.*)$",
     re.MULTILINE | re.IGNORECASE,
 )
 CLOSING = re.compile(
     r"(?:^|(?<=[.!?])[ \t]+)[*_]{0,2}"
-    r"(?:(?:mit )?(?:freundlichen?|besten?|vielen?|lieben?|herzlichen?|schönen?) grü(?:ß|ss)en?|mfg\b"
+    r"(?:(?:mit )?(?:freundliche|beste|viele|liebe|herzliche|schöne)[mnr]? gr(?:ü(?:ß|ss)en?|uß|uss)|mfg\b"
     r"|(?:kind|best|warm|kindest|warmest|many thanks and kind) regards|regards,|best wishes"
     r"|yours (?:sincerely|faithfully|truly)|sincerely(?: yours)?,"
     r"|(?:bien )?cordialement|cordiali saluti|distinti saluti|saludos cordiales|atentamente"
@@ -59,7 +59,7 @@ CLOSING = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 NAME = r"[A-ZÀ-ÞĀ-Ž][\w'’-]*(?:\.? [A-ZÀ-ÞĀ-Ž][\w'’-]*){0,3}"
-REACHED = r"[^\n]{0,80}(?:@|\[(?:EMAIL|PHONE)_|\bwww\.|https?://|\+?\d[\d /()-]{6,})[^\n]{0,40}"
+REACHED = r"[^\n]{0,80}(?:@|\[(?:EMAIL|PHONE)_|\bwww\.|\+?\d[\d /()-]{6,})[^\n]{0,40}"
 # At a mail's end, before nothing, or a name and how it is reached. Chats end so too: it is no sign of a mail.
 SHORT_CLOSING = re.compile(
     r"^[ \t]*(?i:(?:[lvb]g|cheers|thanks|many thanks|thank you|danke|(?:vielen|besten) dank"
@@ -73,23 +73,31 @@ DEVICE = re.compile(
     r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})|envoyé de mon .{1,30})\s*\Z",
     re.MULTILINE | re.IGNORECASE,
 )
+SHORT_END = 400  # characters of a name and how it is reached
 CLOSING_END = 2400  # characters at a text's end in which a closing is looked for
 CLOSING_LINES = 8  # lines between it and a notice or the end: a name, an address
 LINE = 120  # characters of such a line
 PLACEHOLDER = re.compile(r"\[[^\]\n]*(?:name|title|unterschrift)[^\]\n]*\]", re.IGNORECASE)
+# Words above a quoted mail that are about it.
+SPEAKS_OF_QUOTED = re.compile(
+    r":\Z|\b(?:phishing|spam|scam)\b"
+    rf"|\b(?:this|that|following|dies\w*|folgend\w*|cet|este|questa)\b[^.!?\n]{{0,40}}{OF_MAIL}"
+    rf"|{OF_MAIL}[^.!?\n]{{0,20}}\b(?:below|unten|ci-dessous)\b",
+    re.IGNORECASE,
+)
 GREETING = re.compile(
     r"\s*(?:hallo|hi|hello|dear|moin|liebe[rs]?|guten (?:tag|morgen|abend)|sehr geehrte[rs]?|bonjour|hola)\b",
     re.IGNORECASE,
 )
-# A greeting that is a line of its own, above other words.
+# A greeting that is a line of its own.
 GREETING_LINE = re.compile(rf"{GREETING.pattern}[^\n.?]{{0,60}}[,!][ \t]*\n", re.IGNORECASE)
 
 
 # In small letters. A text with none of these has nothing that the expressions above find.
 SIGNS = (
-    *("\n--", "\n__", "from:", "von:", "de:", "da:", "van:"),
+    *("\n--", "\n__", "from:", "von:", "de:", "de :", "da:", "van:"),
     *("wrote", "writes", "schrieb", "schreibt", "a écrit", "escribió", "ha scritto", "skrev", "schreef"),
-    *("grüße", "grüsse", "mfg", "regards", "best wishes", "yours ", "sincerely"),
+    *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely"),
     *("cordial", "distinti saluti", "atentamente", "groet"),
 )
 
@@ -97,7 +105,7 @@ SIGNS = (
 def may_be_mail(text: str) -> bool:
     """Return False for a text that surely is no mail. It is quick, since most texts are none."""
     folded = text.lower()
-    return any(sign in folded for sign in SIGNS)
+    return any(sign in folded for sign in SIGNS) or bool(SHORT_CLOSING.search(text[-SHORT_END:]))
 
 
 def own_words(text: str, notes: Notes) -> str:
@@ -114,10 +122,10 @@ def without_quotes(text: str, notes: Notes, *, every: bool) -> str:
     """Return the text without quoted mails and what introduces them.
 
     Not `every` line with `>` is one if the text may hold prompts or Markdown: then only those are that an
-    introduction with a date precedes, and those at the text's end. What a text announces ("Which label has
-    this mail:") stays too.
+    introduction with a date precedes, and those at the text's end. A mail that the own words are about ("Is
+    this mail phishing?", "Which label has it:") stays too.
     """
-    if not every and _announced(text):
+    if not every and SPEAKS_OF_QUOTED.search(_before_quoted(text)):
         return text
     begin = _quoted_from(text)
     is_quoted = begin is not None
@@ -135,11 +143,6 @@ def without_quotes(text: str, notes: Notes, *, every: bool) -> str:
     return "\n".join(kept).strip()
 
 
-def _announced(text: str) -> bool:
-    """Return True if the own words before a quoted mail end in a colon."""
-    return _before_quoted(text).endswith(":")
-
-
 def _before_quoted(text: str) -> str:
     """Return the words before the first head or dated introduction of a mail; "" if there is none."""
     introduction = _introduction(text)
@@ -150,7 +153,7 @@ def _before_quoted(text: str) -> str:
 def _last_quotation(lines: list[str]) -> int:
     """Return the number of the first line of the quotation that ends a text; if none does, that of all lines.
 
-    Prompts of Python (`>>> `) are no quotation.
+    Prompts of Python (`>>> `) are no quotation, and one below a colon ("The rule says:") is the text's own.
     """
     first = len(lines)
     for number in range(len(lines) - 1, -1, -1):
@@ -158,7 +161,8 @@ def _last_quotation(lines: list[str]) -> int:
         if line.startswith(">") and not line.startswith(">>> "):
             first = number
         elif line.strip():
-            break
+            is_announced = line.rstrip().endswith(":") and not INTRODUCES.search(line)
+            return len(lines) if is_announced else first
     return first
 
 
@@ -265,7 +269,8 @@ def closing_of(text: str) -> re.Match[str] | None:
     """
     for match in CLOSING.finditer(text, max(0, len(text) - CLOSING_END)):
         after = _before_notice(text[match.end() :]).strip().splitlines()
-        is_end = len(after) <= CLOSING_LINES and all(len(line) <= LINE for line in after)
+        is_short = len(after) <= CLOSING_LINES and all(len(line) <= LINE for line in after)
+        is_end = is_short and not FORWARDED.search(text, match.end()) and not _is_announced(text, match)
         if is_end and not any(line.upper().startswith(("PS", "P.S")) for line in after):
             return None if PLACEHOLDER.search(text, match.start()) else match
     return None
@@ -275,7 +280,13 @@ def _short_closing(text: str) -> re.Match[str] | None:
     """Return the short closing that a mail ends with, or None; above a notice it needs a name."""
     begin = max(0, len(text) - CLOSING_END)
     above = SHORT_CLOSING.search(text[:begin] + _before_notice(text[begin:]))
-    return above if above and above["name"] else SHORT_CLOSING.search(text)
+    closing = above if above and above["name"] else SHORT_CLOSING.search(text)
+    return None if closing and _is_announced(text, closing) else closing
+
+
+def _is_announced(text: str, closing: re.Match[str]) -> bool:
+    """Return True for an example of a closing, or the first item of a list: a colon stands above it."""
+    return text[: closing.start()].rstrip().endswith(":")
 
 
 def _before_notice(text: str) -> str:
@@ -285,15 +296,21 @@ def _before_notice(text: str) -> str:
 
 
 def is_mail(text: str) -> bool:
-    """Return True for a text that has what only mails have: a head or a dated introduction below own words, a
-    signature with a contact or a notice, or both a greeting and a closing.
+    """Return True for a text that has what only mails have: a quoted mail below own words that greet or
+    close, a signature with a contact or a notice, or both a greeting and a closing.
     """
-    if _before_quoted(text) and not _announced(text):
+    own = _before_quoted(text)
+    if GREETING_LINE.match(own) or _ends_with_closing(own) or _signature(own, is_sure=False):
         return True
     return bool(_signature(text, is_sure=False)) or bool(GREETING.match(text) and closing_of(text))
 
 
-def has_form_of_mail(text: str) -> bool:
-    """Return True if a text begins with a greeting, or ends with a closing; a short one needs a name."""
-    short = SHORT_CLOSING.search(text)
-    return bool(GREETING_LINE.match(text) or closing_of(text) or (short and short["name"]))
+def ends_as_mail(text: str) -> bool:
+    """Return True if a text ends with a closing, or surely is a mail."""
+    return _ends_with_closing(text) or is_mail(text)
+
+
+def _ends_with_closing(text: str) -> bool:
+    """Return True if a text ends with a closing. Chats end with short ones too, but not with a name."""
+    short = _short_closing(text)
+    return bool(closing_of(text) or (short and short["name"]))

@@ -215,7 +215,7 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
                 style=document_style(name, settings.documents),
             )
             for batch in batches(lines, lambda line: len(line.raw), BLOCK_BYTES, BLOCK_LINES):
-                yield Block(name, batch)
+                yield Block(name, paths[name], batch)
 
     with (
         progress("curate: reading and cleaning", sum(bytes_left.values())) as advance,

@@ -10,6 +10,7 @@ from pipeline.stages.curate.reading.workbooks import sheets_sentences
 
 EXPORT = "export_"  # prefix of the export's name
 SHEETS = "sheets_not_read"
+MAILS_LEFT = "mails_left"
 BESIDE = {export.name for export in side_files.EXPORTS}  # names of files without conversations
 # Notes on the form of a file, which mean that nothing is left out.
 HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
@@ -44,13 +45,21 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
     others = {
         name: count
         for name, count in sorted(notes.items())
-        if count and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ) and not name.startswith(EXPORT)
+        if count
+        and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT)
+        and not name.startswith(EXPORT)
     }
     sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(archives)]
     if notes.get(IN_TEXT):
         number = plural(notes[IN_TEXT], "file is", "files are")
         sentences.append(
             f"{number} named as plain text and read as the rows inside: curate.documents reads text there"
+        )
+    if notes.get(MAILS_LEFT):
+        number = plural(notes[MAILS_LEFT], "text is a mail", "texts are mails")
+        sentences.append(
+            f"{number}, and whole, because few rows around look like a help desk's: if it is one, "
+            "curate.mail: always takes quotations, signatures and closings out"
         )
     if exports:
         names = ", ".join(f"{name} ({plural(count, 'file')})" for name, count in sorted(exports.items()))
