@@ -245,6 +245,32 @@ def test_rows_inside_an_only_row_are_told_to_be_lines(project: Path, value: Any)
     assert "as it would be read" not in shown.stdout
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_a_bad_row_among_others_and_a_table_of_one_row_are_no_single_object(project: Path, name: str) -> None:
+    table = Path("data/raw/a.csv")
+    table.write_text("Where is the anchor?,Who mends nets?\nAt the bow.,Emil.\n")
+    odd = {"Where is the anchor?": "At the bow.", "Who mends nets?": "Emil."}
+    rows = [{"question": f"Who is {number}?", "answer": "Emil."} for number in range(4)]
+    shown = (
+        check(name, [*rows, odd])
+        if name == "a.jsonl"
+        else CliRunner().invoke(app, ["data", "check", str(table)])
+    )
+    assert shown.exit_code == 3
+    assert "one object" not in shown.stdout
+
+
+def test_two_texts_below_their_names_are_not_two_rows(project: Path) -> None:
+    shown = check("a.json", {"frage": {"text": "Where is the anchor?"}, "antwort": {"text": "At the bow."}})
+    assert shown.exit_code == 3
+
+
+def test_a_chat_below_the_name_of_an_answer_is_proposed() -> None:
+    assert proposed([{"n": number, "response": TALK} for number in range(3)]).guesses[0].fields == {
+        "messages": "response"
+    }
+
+
 def test_nothing_is_proposed_from_inside_an_only_row_but_one_known_conversation(project: Path) -> None:
     answered = {
         "features": [{"name": "question", "type": {"dtype": "string"}}, {"name": "answer", "type": {}}],

@@ -15,10 +15,13 @@ KEYS_SHOWN = 4
 KEY_SHOWN = 40  # characters of a key
 
 
-def doubt(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
-    """Return the first reason, as the second half of a sentence; "" if there is none."""
+def doubt(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, is_one_object: bool) -> str:
+    """Return the first reason, as the second half of a sentence; "" if there is none.
+
+    `is_one_object` is True if the file is nothing but the only one of `rows`.
+    """
     return (
-        (_by_ids(rows[0]) if len(rows) == 1 else "")
+        (_by_ids(rows[0]) if is_one_object else "")
         or series.doubt(rows, columns)
         or message_doubt(rows, columns)
         or _several_answers(columns)
@@ -62,7 +65,9 @@ def _is_list_of_objects(value: Any) -> bool:
 def _several_answers(columns: Sequence[Column]) -> str:
     """Return the reason for lists of several objects in the place of an answer."""
     for column in columns:
-        if column.path in ANSWER_KEYS and column.lists and max(map(len, column.lists)) > 1:
+        if column.path not in ANSWER_KEYS or not column.lists or turn_keys(column.lists):
+            continue
+        if max(map(len, column.lists)) > 1:
             return (
                 f"{column.path} holds several objects, of which a mapping takes one: write the answer alone"
             )

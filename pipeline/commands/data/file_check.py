@@ -207,7 +207,7 @@ class FileCheck:
             for key, value in only.items()
             if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value)
         }
-        if not lists or doubt([only], ()):  # This tells of lists below ids.
+        if not lists or doubt([only], (), is_one_object=True):  # This tells of lists below ids.
             return ""
         held = [
             f"{cleaner.scrubbed(one_line(key, KEY_SHOWN))} holds {len(value):,} objects"
@@ -228,7 +228,8 @@ class FileCheck:
             why = f"they have the keys {self._named_keys(cleaner)}"
         unread = self.unread.rows
         if unread and self.proposal is None:
-            unsure = doubt(unread, columns_of(unread))
+            is_one_object = self.lines == 1 and not _is_table(self.name)
+            unsure = doubt(unread, columns_of(unread), is_one_object=is_one_object)
             if unsure:
                 why += f"; no mapping is guessed, since {cleaner.scrubbed(one_line(unsure, 300))}"
             elif self.lines == 1 and any(isinstance(value, dict) for value in unread[0].values()):
@@ -248,9 +249,12 @@ def place_of(entry: Mapping[str, Any]) -> str:
         return str(entry["file"])
     within = entry.get("source", "").rpartition(":")[2]  # LINE~NUMBER if a line gives several rows
     number = within or entry["line"]
-    is_table = TABLES.intersection(suffix.lower() for suffix in Path(entry["file"]).suffixes)
     # The names stand above the records of a table, and a cell may have several lines.
-    return f"{entry['file']}: record {number}" if is_table else f"{entry['file']}:{number}"
+    return f"{entry['file']}: record {number}" if _is_table(entry["file"]) else f"{entry['file']}:{number}"
+
+
+def _is_table(name: str) -> bool:
+    return not TABLES.isdisjoint(suffix.lower() for suffix in Path(name).suffixes)
 
 
 def _may_be_mapped(entry: Mapping[str, Any]) -> bool:

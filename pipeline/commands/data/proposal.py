@@ -104,7 +104,7 @@ def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
     would lose a part of what belongs together.
     """
     columns = columns_of(rows)
-    if doubt(rows, columns):
+    if doubt(rows, columns, is_one_object=len(rows) == 1):
         return None
     if len(rows) == 1:
         columns = _not_inside(rows[0], columns)

@@ -6,6 +6,7 @@ is a key of some format. In a file of rows by their ids all values are rows with
 turns.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,13 +39,19 @@ def table_rows(text: bytes) -> list[bytes] | None:
 
 
 def _are_rows_by_id(value: dict[str, Any]) -> bool:
-    """Return True if no key is one of a format, and the values are rows of one format, or lists of turns."""
+    """Return True if no key is one of a format, and the values are rows of one format, or lists of turns.
+
+    Two texts may be a question and its answer, unless their keys are numbered.
+    """
     first = next(iter(value.values()), None)
     if len(value) < 2 or not KNOWN.isdisjoint(known_names(list(value))):
         return False
     if isinstance(first, list):
         return all(map(_are_turns, value.values()))
-    if not isinstance(first, dict) or group_of(FORMAT_KEYS.intersection(known_names(list(first)))) is None:
+    group = group_of(FORMAT_KEYS.intersection(known_names(list(first)))) if isinstance(first, dict) else None
+    if group is None:
+        return False
+    if len(value) == 2 and group[1] == "text" and not all(re.search(r"\d", key) for key in value):
         return False
     return all(isinstance(row, dict) and row.keys() == first.keys() for row in value.values())
 

@@ -44,9 +44,10 @@ OF_ROWS = VERBS | _words(
     "test tests the unit",
 )
 # Numbers and yes or no below these words may count or answer something, unless a verb precedes them.
-OPEN = _words("accepted bad correct correctness good incorrect passed rejected use valid wrong")
+OPEN = _words("accepted bad correct correctness flag good incorrect passed rejected use valid wrong")
 YES = ("1", "1.0", "yes", "y")
 NO = ("0", "0.0", "no", "n")
+NOTHING = ("false", "n/a", "na", "nan", "nat", "never", "no", "none", "null")  # in the place of a time
 ABOUT_ROWS = ("annotation", "meta", "metadata", "moderation", "review")  # objects that may hold a verdict
 TURNS = ("messages", "conversations", "conversation")
 OTHER_ROLES = ("system", "developer", "tool", "function", "observation")
@@ -156,17 +157,11 @@ def _says(value: Any, words: Sequence[str], *, truth: bool) -> bool:
 
 
 def _is_filled(value: Any) -> bool:
-    """Return True for a time or a person."""
+    """Return True for a time or a person, and not for zeros such as 0000-00-00 and words for nothing."""
+    if isinstance(value, list | dict):
+        return False
     stated = str(value).strip().lower()
-    return not isinstance(value, list | dict) and stated not in (
-        "",
-        "0",
-        "0.0",
-        "false",
-        "nan",
-        "none",
-        "null",
-    )
+    return stated not in NOTHING and bool(stated.strip("0-/.: "))
 
 
 def _bad_state(value: Any, bad: frozenset[str]) -> str | None:
