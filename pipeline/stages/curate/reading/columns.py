@@ -48,7 +48,9 @@ def _are_rows_by_id(value: dict[str, Any]) -> bool:
         return False
     if isinstance(first, list):
         return all(map(_are_turns, value.values()))
-    group = group_of(FORMAT_KEYS.intersection(known_names(list(first)))) if isinstance(first, dict) else None
+    if not isinstance(first, dict):
+        return False
+    group = group_of(FORMAT_KEYS.intersection(known_names(list(first))))
     if group is None:
         return False
     if len(value) == 2 and group[1] == "text" and not all(re.search(r"\d", key) for key in value):
