@@ -106,6 +106,18 @@ def own_memory(pid: int) -> int | None:
     return _memory(pid, "RssAnon")
 
 
+def processor_seconds(pid: int) -> dict[int, float]:
+    """Return the time that each thread of a process has had a processor, in seconds; nothing if unknown."""
+    seconds: dict[int, float] = {}
+    with suppress(OSError):  # The process, or a thread, has ended; or the system has no such files.
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            stat = (thread / "stat").read_text(encoding="ascii", errors="replace")
+            # The name in parentheses may hold anything; user and system time are the 14th and 15th value.
+            fields = stat.rpartition(")")[2].split()
+            seconds[int(thread.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
 def _memory(pid: int, field: str) -> int | None:
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")

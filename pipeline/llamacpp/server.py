@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from pipeline.core.usage import own_memory, peak_of_children
 from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_log import LoggedProcess
+from pipeline.llamacpp.standstill import Standstill, watch
 from pipeline.llamacpp.tools import Llama
 
 HERE = "http://127.0.0.1:"
@@ -32,9 +34,15 @@ BARE = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 # In Linux's tables of sockets: a state, and the addresses that 127.0.0.1 reaches, the nearest first.
 LISTENS = "0A"
 REACHED = ("0100007F", "0000000000000000FFFF00000100007F", "00000000", "0" * 32)
-START_SECONDS = 300  # enough for a 15 GB file from a slow disk
+START_SECONDS = 300  # of the server's own clock: enough for a 15 GB file from a slow disk
 STOP_SECONDS = 10
-ASK_SECONDS = 600  # longest wait of a measurement's own client, and for its next byte
+# Seconds of the server's own clock in which its loop must go round; a batch of 512 tokens of a 32B takes some
+# 230 s on two slow cores.
+STALL_SECONDS = 300
+IDLE_SECONDS = 600  # after which the server closes a connection on which nothing is sent
+# Longest wait for an answer of a loop that goes round: 8,192 tokens on the slowest machine, and those before
+# it in the queue. It ends only a request that the server has forgotten.
+ANSWER_SECONDS = 6 * 3600
 # Bytes beyond the memory of the loaded model. A schema of 100,000 levels takes all memory (measured: 20 GB in
 # 3 minutes), and so does a chat template, which is tried before the server is ready.
 GROWTH_BYTES = 4 * MEMORY_GB
@@ -120,7 +128,7 @@ def serving(
         url = f"http://127.0.0.1:{settings.port}"
         log = Path(folder) / "log"
         key_file = write_key(Path(folder) / "key", key)
-        command = server_command(tools, served, settings, key_file, ASK_SECONDS)
+        command = server_command(tools, served, settings, key_file, IDLE_SECONDS)
         if saves_slots:
             slot_folder = Path(folder) / "slots"
             slot_folder.mkdir()
@@ -128,14 +136,31 @@ def serving(
         with start(command, log) as process:
             wait_for_health(process, url, log)
             with connect(url, key) as client:
+                guard = Guard(process, client)
+                guard.start()
                 server = Server(process, url, log, client, slots, layers)
                 try:
                     yield server
                 except httpx.TransportError as error:
-                    raise _unanswered(server, model, error) from error
+                    raise _unanswered(server, model, error, guard) from error
 
 
-def _unanswered(server: Server, model: Path, error: httpx.TransportError) -> QuenchError:
+class Guard(threading.Thread):
+    """Thread that ends a server that stands still. `why` says so then. It ends with the server."""
+
+    def __init__(self, process: subprocess.Popen[bytes], client: httpx.Client) -> None:
+        super().__init__(name="server-guard", daemon=True)
+        self.process = process
+        self.client = client
+        self.why = ""
+
+    def run(self) -> None:
+        """Watch the server (called by `threading`)."""
+        with suppress(RuntimeError):  # The client is closed, so nobody waits for answers.
+            self.why = watch(self.process, self.client, STALL_SECONDS)
+
+
+def _unanswered(server: Server, model: Path, error: httpx.TransportError, guard: Guard) -> QuenchError:
     """Return the error for a server that broke a request off, or never answered it."""
     if not server.ended(STOP_SECONDS if not isinstance(error, httpx.TimeoutException) else 0):
         return ToolError(
@@ -144,6 +169,13 @@ def _unanswered(server: Server, model: Path, error: httpx.TransportError) -> Que
             f"{model.name}: run the same command again\n{log_end(server.log)}",
         )
     status = server.process.wait()
+    guard.join(STOP_SECONDS)  # It notes the reason when the server is gone.
+    if guard.why:
+        return ToolError(
+            "Q-LLAMACPP-027",
+            f"{guard.why} while it answered for {model.name}: run the same command again\n"
+            f"{log_end(server.log)}",
+        )
     memory = peak_of_children()
     if status < 0:
         ended = f"was ended by {signal.Signals(-status).name}"
@@ -173,9 +205,10 @@ def connect(url: str, key: str) -> httpx.Client:
             "serve.port in params.yaml",
         )
     headers = {"Authorization": f"Bearer {key}"}
+    timeout = httpx.Timeout(ANSWER_SECONDS, connect=IDLE_SECONDS)
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(
-        base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False, verify=BARE
+        base_url=url, headers=headers, limits=limits, timeout=timeout, trust_env=False, verify=BARE
     )
 
 
@@ -218,11 +251,12 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 def wait_for_health(process: LoggedProcess, url: str, log: Path) -> None:
     """Wait until `/health` reports that the server is ready. Raises `ToolError` with the log's last lines if
-    it dies, takes too long, or uses `GROWTH_BYTES` of memory beyond its loaded model (then it is stopped).
+    it dies, takes more than `START_SECONDS` of its own clock, or uses `GROWTH_BYTES` of memory beyond its
+    loaded model (then it is stopped).
     """
-    end = time.monotonic() + START_SECONDS
+    standstill = Standstill(process.pid)
     most = None
-    while time.monotonic() < end:
+    while standstill.seconds() < START_SECONDS:
         memory = own_memory(process.pid) or 0
         if most is None and process.pump.loaded.is_set():
             most = memory + GROWTH_BYTES

@@ -6,17 +6,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-import httpx
-
 from pipeline.core.errors import MachineError, ToolError
-from pipeline.core.usage import own_memory
 from pipeline.llamacpp.server import GROWTH_BYTES, Server, log_end
+from pipeline.llamacpp.standstill import watch
 
 HOUR = 3600.0
 RESTARTS = 5  # most restarts within an hour
-LOOK_SECONDS = 1.0
-PROBE_SECONDS = 10.0
-# seconds without any answer; a batch of 512 tokens of a 7B takes some 50 s on two slow cores
+# Seconds of the server's own clock without any answer; a batch of 512 tokens of a 7B takes some 50 s on two
+# slow cores.
 STALL_SECONDS = 120.0
 
 
@@ -47,7 +44,8 @@ def keep_serving(
             with start() as server:
                 show("llama-server answers again" if running else greeting)
                 running = True
-                why = watch(server)
+                why = watch(server.process, server.client, STALL_SECONDS, GROWTH_BYTES)
+                why = why or f"llama-server {how_it_ended(server.process.wait())}"
             end = log_end(server.log)
         except (ToolError, MachineError) as error:  # The start failed, or the port is in use.
             if not running:
@@ -66,37 +64,6 @@ def keep_serving(
             "within an hour)"
         )
         time.sleep(pause)
-
-
-def watch(server: Server, stall_seconds: float = STALL_SECONDS, growth_bytes: int = GROWTH_BYTES) -> str:
-    """Wait until the server exits. Stop it if it answers nothing for `stall_seconds` or uses `growth_bytes`
-    more memory. Return what happened.
-
-    A request can keep llama-server's one loop busy without end (a grammar that grows exponentially does).
-    `/health` doesn't go through that loop, `/lora-adapters` does.
-    """
-    answered = probed = time.monotonic()
-    probe_seconds = min(PROBE_SECONDS, stall_seconds / 3)
-    most = (own_memory(server.process.pid) or 0) + growth_bytes
-    while not server.ended(min(LOOK_SECONDS, probe_seconds)):
-        if (own_memory(server.process.pid) or 0) > most:
-            return _end(server, f"llama-server took more than {most / 1e9:.1f} GB of memory and was ended")
-        if time.monotonic() - probed < probe_seconds:
-            continue
-        try:
-            server.client.get("/lora-adapters", timeout=probe_seconds)
-            answered = time.monotonic()
-        except httpx.TransportError:
-            if time.monotonic() - answered > stall_seconds:
-                return _end(server, f"llama-server answered nothing for {stall_seconds:.0f} s and was ended")
-        probed = time.monotonic()
-    return f"llama-server {how_it_ended(server.process.wait())}"
-
-
-def _end(server: Server, why: str) -> str:
-    server.process.kill()
-    server.process.wait()
-    return why
 
 
 def how_it_ended(status: int) -> str:

@@ -32,6 +32,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Serve
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
+from pipeline.core.usage import processor_seconds
 from pipeline.llamacpp import server as llamacpp_server
 from pipeline.llamacpp.server import (
     Server,
@@ -45,6 +46,7 @@ from pipeline.llamacpp.server import (
 )
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_process import guarded
+from pipeline.llamacpp.standstill import Standstill
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.serve.key import read_key
 from pipeline.ship.card import serve_script
@@ -689,3 +691,34 @@ def test_a_server_that_ends_under_a_stage_is_the_machines_error(
         running.process.send_signal(how)
         running.process.wait(10)
         running.post("/completion", {"prompt": "a", "n_predict": 4})
+
+
+def test_a_server_that_stands_still_under_a_stage_is_ended(
+    tools: Toolchain, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llamacpp_server, "STALL_SECONDS", 0.4)
+    with (
+        pytest.raises(ToolError, match="Q-LLAMACPP-027"),
+        serving(Llama(tools), ModelFiles(model), ctx_size=256) as running,
+    ):
+        running.process.send_signal(signal.SIGSTOP)
+        running.post("/completion", {"prompt": "a", "n_predict": 4})
+    assert running.process.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason=need("Linux, which tells how long a thread ran"))
+@pytest.mark.parametrize(
+    ("program", "share"), [("while True: pass", 1.0), ("import time; time.sleep(60)", 0.2)]
+)
+def test_the_clock_of_a_server_is_the_time_for_which_it_ran(program: str, share: float) -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", program]) as process:
+        until(lambda: bool(processor_seconds(process.pid)), 5)
+        standstill = Standstill(process.pid)
+        began = time.monotonic()
+        time.sleep(1.0)
+        wall = time.monotonic() - began
+        # A neighbour may take a processor away, which slows the clock and never hastens it.
+        assert 0.2 * wall <= standstill.seconds() <= share * wall + 0.1
+        if share == 1.0:
+            until(lambda: standstill.seconds() > 0.3 * (time.monotonic() - began), 30)
+        process.kill()

@@ -26,9 +26,11 @@ from pipeline.config.params import load_params
 from pipeline.config.products import ModelFiles
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
+from pipeline.core.usage import own_memory
 from pipeline.llamacpp.server import Server, free_port, serving
+from pipeline.llamacpp.standstill import watch
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.serve.restarts import RESTARTS, keep_serving, own_memory, pause_after, watch
+from pipeline.serve.restarts import RESTARTS, keep_serving, pause_after
 
 PORT = "the port is in use"
 # each rule is twice the next one or it once: 2^40 ways to go on
@@ -116,14 +118,14 @@ def test_a_server_that_hangs_is_ended(tools: Toolchain, model: Path) -> None:
         client.start()
         time.sleep(0.5)
         assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200  # says nothing
-        assert "2 s" in watch(server, stall_seconds=2)
+        assert "2 s" in watch(server.process, server.client, 2)
         client.join()
 
 
 def test_a_server_that_grows_is_ended(tools: Toolchain, model: Path) -> None:
     with serving(Llama(tools), ModelFiles(model), ctx_size=256) as server:
         assert (own_memory(server.process.pid) or 0) > 1_000_000
-        assert "memory" in watch(server, growth_bytes=-1)
+        assert "memory" in watch(server.process, server.client, 120, -1)
     assert own_memory(2**22 + 1) is None
 
 
