@@ -64,7 +64,7 @@ assert "nothing but a link" in Path("reports/data.html").read_text()
 """,  # noqa: E501
     "input format": """
 from pipeline.config.params import Params
-from pipeline.stages.curate.reading.formats import to_row
+from pipeline.intake.rows.formats import to_row
 row = to_row({"turns": ["2 + 2?", "4"]}, source="file", domain="all")
 assert [tuple(turn.values()) for turn in row["messages"]] == [("user", "2 + 2?"), ("assistant", "4")]
 Params.model_validate({"curate": {"formats": {"*.jsonl": "alternating"}}})

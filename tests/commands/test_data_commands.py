@@ -567,7 +567,7 @@ def test_export_never_replaces_what_is_no_file(project: Path, name: str, flags: 
 
 
 def test_export_as_messages_can_be_read_again(project: Path) -> None:
-    from pipeline.stages.curate.reading.formats import to_row
+    from pipeline.intake.rows.formats import to_row
 
     target = project / "out.jsonl"
     shown = data(project, "export", str(target), "--to", "messages")

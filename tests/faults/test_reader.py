@@ -31,9 +31,9 @@ import pytest
 import zstandard
 
 from pipeline.core.jsonl import BadLine, dump_line, parse_line
-from pipeline.stages.curate.reading.containers import raw_lines
-from pipeline.stages.curate.reading.files import content_of, layout_of
-from pipeline.stages.curate.reading.formats import to_row
+from pipeline.intake.files.containers import raw_lines
+from pipeline.intake.files.files import content_of, layout_of
+from pipeline.intake.rows.formats import to_row
 
 MAX_LINE_BYTES = 20_000  # small, so that damage reaches it
 CALL = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.jsonl import BadLine
-from pipeline.stages.curate.reading.containers import raw_lines
+from pipeline.intake.files.containers import raw_lines
 
 TEXT = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0123abcd' * 8}\nsize 271234567\n"
 

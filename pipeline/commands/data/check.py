@@ -23,12 +23,12 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
+from pipeline.intake.files.files import files_below
+from pipeline.intake.files.members import Unread, unread_members, without_names
+from pipeline.intake.files.notes import notes_sentences
 from pipeline.stages.curate.answers import bound, few_answers, several_answers
 from pipeline.stages.curate.inputs import by_glob, held_out_sentences
 from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts
-from pipeline.stages.curate.reading.files import files_below
-from pipeline.stages.curate.reading.members import Unread, unread_members, without_names
-from pipeline.stages.curate.reading.notes import notes_sentences
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.commands.data.columns import FEW_OF, MOST, Column, turn_keys
-from pipeline.stages.curate.reading.markup import is_rendered
-from pipeline.stages.curate.reading.turns import ROLES
+from pipeline.intake.rows.markup import is_rendered
+from pipeline.intake.rows.turns import ROLES
 
 TIMES_AS_MANY = 2  # a text has at least as many times the different values of a class
 FEW_SPEAKERS = 3

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.core.jsonl import BadLine, parse_value
-from pipeline.stages.curate.reading.letter_case import spelling
-from pipeline.stages.curate.reading.reasoning import WORDS as REASONING
-from pipeline.stages.curate.reading.values import NUMBER
+from pipeline.intake.rows.letter_case import spelling
+from pipeline.intake.rows.reasoning import WORDS as REASONING
+from pipeline.intake.rows.values import NUMBER
 
 DEPTH = 3  # levels of nested objects that are searched
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}.*")

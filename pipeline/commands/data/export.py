@@ -16,7 +16,7 @@ from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import read_rows, to_line, write_rows
 from pipeline.core.text import one_line, plural
-from pipeline.stages.curate.reading.turns import Turn
+from pipeline.intake.rows.turns import Turn
 
 NAMED = 20  # excluded rows that are listed one by one
 SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "observation"}

@@ -14,14 +14,14 @@ from pipeline.commands.data.columns import are_values, columns_of, repeat_names
 from pipeline.commands.data.doubts import doubt
 from pipeline.commands.data.proposal import Proposal, propose, propose_labels
 from pipeline.core.text import listed, most, one_line, plural, safe
+from pipeline.intake.files.containers import RawLine, raw_lines
+from pipeline.intake.files.files import document_style, refusal
+from pipeline.intake.files.notes import why_no_row
+from pipeline.intake.rows.formats import OF_CHOICES
+from pipeline.intake.rows.letter_case import with_known_keys
+from pipeline.intake.rows.verdicts import without_decision
 from pipeline.stages.curate.answers import count_answer
 from pipeline.stages.curate.inputs import by_glob
-from pipeline.stages.curate.reading.containers import RawLine, raw_lines
-from pipeline.stages.curate.reading.files import document_style, refusal
-from pipeline.stages.curate.reading.formats import OF_CHOICES
-from pipeline.stages.curate.reading.letter_case import with_known_keys
-from pipeline.stages.curate.reading.notes import why_no_row
-from pipeline.stages.curate.reading.verdicts import without_decision
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
@@ -162,7 +162,7 @@ class FileCheck:
     @cached_property
     def lacks_names(self) -> bool:
         """Return True for a table whose first line seems to be a row. No mapping is guessed then."""
-        is_table = bool(TABLES.intersection(suffix.lower() for suffix in self.path.suffixes))
+        is_table = _is_table(self.path.name)
         return is_table and (are_values(self._keys()) or repeat_names(self.unread.rows))
 
     def _keys(self) -> list[str]:

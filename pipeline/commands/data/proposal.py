@@ -26,17 +26,18 @@ from pipeline.commands.data.doubts import doubt
 from pipeline.commands.data.series import Choices, choices_of
 from pipeline.config.field_sources import LISTS_OF_TURNS, fields_of
 from pipeline.core.jsonl import BadLine
-from pipeline.stages.curate.reading.fields import RowMapper
-from pipeline.stages.curate.reading.formats import (
+from pipeline.intake.files.files import is_table
+from pipeline.intake.rows.fields import RowMapper
+from pipeline.intake.rows.formats import (
     FORMAT_KEYS,
     SAYING_KEYS,
     WITHOUT_TURNS,
     detect,
     to_row,
 )
-from pipeline.stages.curate.reading.letter_case import known_names, with_known_keys
-from pipeline.stages.curate.reading.markup import is_rendered, parse
-from pipeline.stages.curate.reading.turns import MEDIA, ROLES, Turn, is_list
+from pipeline.intake.rows.letter_case import known_names, with_known_keys
+from pipeline.intake.rows.markup import is_rendered, parse
+from pipeline.intake.rows.turns import MEDIA, ROLES, Turn, is_list
 from pipeline.stages.curate.rules.rendered import Markup
 
 Stated = dict[str, Any]  # mapping as in params.yaml
@@ -448,7 +449,7 @@ def _is_structure(value: Any) -> bool:
 
 def _read(fields: Stated, rows: Sequence[Mapping[str, Any]], file: str) -> list[Row]:
     """Return the rows of the sample that can be read with a mapping, as they are read."""
-    mapper = RowMapper(fields, file, "auto")
+    mapper = RowMapper(fields, "auto", is_table=is_table(file))
     read = []
     for row in rows:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.commands.data.columns import Column
-from pipeline.stages.curate.reading.choices import series_in
+from pipeline.intake.rows.choices import series_in
 
 Rows = Sequence[Mapping[str, Any]]
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

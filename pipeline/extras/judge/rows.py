@@ -14,10 +14,10 @@ from pipeline.chat.tokens import Row
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.text import plural
+from pipeline.intake.files.containers import RawLine, raw_lines
+from pipeline.intake.files.files import refusal
+from pipeline.intake.rows.turns import read_tools, read_turns
 from pipeline.stages.curate.clean import Cleaner, CleaningStats, Rejected
-from pipeline.stages.curate.reading.containers import RawLine, raw_lines
-from pipeline.stages.curate.reading.files import refusal
-from pipeline.stages.curate.reading.turns import read_tools, read_turns
 
 # settings that switch off the rules which would change, redact or drop a question
 NO_RULES: dict[str, Any] = {"repair": [], "reject": [], "languages": [], "secrets": "keep", "personal": []}

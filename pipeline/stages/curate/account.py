@@ -11,6 +11,9 @@ import numpy as np
 
 from pipeline.chat.rows import TRAINED
 from pipeline.config.sections import Curate
+from pipeline.intake.files.members import unread_members, without_names
+from pipeline.intake.files.notes import why_no_row
+from pipeline.intake.rows.fields import MAPPED
 from pipeline.stages.curate.answers import few_answers
 from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats
 from pipeline.stages.curate.comparing.decide import (
@@ -26,9 +29,6 @@ from pipeline.stages.curate.comparing.decide import (
 from pipeline.stages.curate.comparing.duplicates import Clusters, duplicate_counts
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import lacking
-from pipeline.stages.curate.reading.fields import MAPPED
-from pipeline.stages.curate.reading.members import unread_members, without_names
-from pipeline.stages.curate.reading.notes import why_no_row
 from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (

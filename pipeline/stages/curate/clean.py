@@ -16,6 +16,15 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.core.text import one_line
+from pipeline.intake.files.containers import RawLine, parsed, raw_lines
+from pipeline.intake.files.files import document_style, is_table
+from pipeline.intake.rows.authors import with_authors
+from pipeline.intake.rows.fields import RowMapper
+from pipeline.intake.rows.formats import KEYS_READ, detect, left_out_of_text, to_row
+from pipeline.intake.rows.letter_case import with_known_keys
+from pipeline.intake.rows.own_rows import export_with
+from pipeline.intake.rows.transform import Transform
+from pipeline.intake.rows.verdicts import decision_on, verdict_on, without_decision
 from pipeline.stages.curate.answers import (
     CALLING,
     NOT_SHOWN,
@@ -26,15 +35,6 @@ from pipeline.stages.curate.answers import (
 )
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
-from pipeline.stages.curate.reading.authors import with_authors
-from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines
-from pipeline.stages.curate.reading.fields import RowMapper
-from pipeline.stages.curate.reading.files import document_style
-from pipeline.stages.curate.reading.formats import KEYS_READ, detect, left_out_of_text, to_row
-from pipeline.stages.curate.reading.letter_case import with_known_keys
-from pipeline.stages.curate.reading.own_rows import export_with
-from pipeline.stages.curate.reading.transform import Transform
-from pipeline.stages.curate.reading.verdicts import decision_on, verdict_on, without_decision
 from pipeline.stages.curate.rules.calls import ReadCalls
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
@@ -231,7 +231,7 @@ class Cleaner:
         """Return the settings for the rows of a file. `of_file` caches them."""
         given_format = by_glob(file, self.settings.formats, "auto")
         mapping = by_glob(file, self.settings.fields, None)
-        mapper = None if mapping is None else RowMapper(mapping, file, given_format)
+        mapper = None if mapping is None else RowMapper(mapping, given_format, is_table=is_table(file))
         function = by_glob(file, self.settings.transform, None)
         transform = None if function is None else self.transforms[function]
         return FileSettings(domain_of(file), given_format, mapper, transform)

@@ -16,9 +16,9 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import BadLine, read_raw_lines
 from pipeline.core.text import quoted, safe
-from pipeline.stages.curate.reading.containers import parsed, raw_lines
-from pipeline.stages.curate.reading.documents import is_document
-from pipeline.stages.curate.reading.files import PACKED_SUFFIXES, READ, opened, refusal
+from pipeline.intake.files.containers import parsed, raw_lines
+from pipeline.intake.files.documents import is_document
+from pipeline.intake.files.files import PACKED_SUFFIXES, READ, opened, refusal
 
 Value = TypeVar("Value")
 PLAIN_SUFFIXES = (".txt", ".md")

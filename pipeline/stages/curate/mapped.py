@@ -12,9 +12,9 @@ from pipeline.config.field_sources import ROLES_KEY, Source, fields_of, paths_of
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import listed, most, one_line, plural
+from pipeline.intake.files.containers import parsed, raw_lines
+from pipeline.intake.rows.fields import EXCHANGE
 from pipeline.stages.curate.inputs import by_glob
-from pipeline.stages.curate.reading.containers import parsed, raw_lines
-from pipeline.stages.curate.reading.fields import EXCHANGE
 
 ROWS_SEEN = 50  # rows of a file whose keys are named
 KEYS_SHOWN = 8  # keys that are named

@@ -19,6 +19,8 @@ from pipeline.config.sections import Curate
 from pipeline.core.hardware import usable_cores
 from pipeline.core.publish import remove, scratch_folder
 from pipeline.core.text import plural, shortened
+from pipeline.intake.files.members import NOT_READ, Unread
+from pipeline.intake.files.notes import notes_sentences
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
@@ -36,8 +38,6 @@ from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.compare import join, sample, sketch
 from pipeline.stages.curate.phases.publish import publish, write
 from pipeline.stages.curate.phases.work import Work
-from pipeline.stages.curate.reading.members import NOT_READ, Unread
-from pipeline.stages.curate.reading.notes import notes_sentences
 from pipeline.stages.curate.shard import work_of
 from pipeline.stages.curate.workers import workers
 from pipeline.workflow.cluster.shards import FOLDER

@@ -92,8 +92,10 @@ def test_a_glob_matches_a_name_in_either_form_of_unicode(tmp_path: Path, form: L
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:
     listed = DOCS.read_text().partition("## What is rejected")[2].partition("\n## ")[0]
     documented = re.findall(r"^\| `(\w+)` \|", listed, flags=re.MULTILINE)
-    own = (path for path in (PROJECT / "pipeline/stages/curate").rglob("*.py") if path.name != "export.py")
-    code = "".join(path.read_text() for path in [PROJECT / "pipeline/core/jsonl.py", *own])
+    places = ("core/jsonl.py", "core/json_values.py", "intake", "stages/curate")
+    files = [file for place in places for file in (PROJECT / "pipeline").glob(f"{place}/**/*.py")]
+    files += [PROJECT / "pipeline" / place for place in places if place.endswith(".py")]
+    code = "".join(file.read_text() for file in files if file.name != "export.py")
     raised = re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)
     tables = re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE)
     assert sorted(documented) == sorted({*raised, *tables})

@@ -26,10 +26,10 @@ from tokenizer_folders import smollm_folder
 from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import BadLine
+from pipeline.intake.files.containers import raw_lines
 from pipeline.stages.curate import account, shard
 from pipeline.stages.curate.phases import cleaning, work
 from pipeline.stages.curate.phases.publish import publish
-from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.workflow.cluster.shards import FOLDER, PHASES, drop_stale, parse_item
 
 EXPORTS = Path(__file__).parents[2] / "world/rows"
@@ -258,7 +258,7 @@ def test_shards_read_every_line_once_under_its_number(
 ) -> None:
     names = {f"{i}.jsonl": data for i, data in enumerate(files)}
     root = make_project(tmp_path_factory.mktemp("cut"), names).root
-    with patch("pipeline.stages.curate.reading.files.SNIFFED", 64):
+    with patch("pipeline.intake.files.files.SNIFFED", 64):
         made = work.Work(root / "work", shards)
         cleaning.make_plan(root, settings_with(max_line_bytes=1024), made)
         planned = cleaning.read_plan(made)

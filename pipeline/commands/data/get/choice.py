@@ -12,9 +12,9 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.text import first_line, plural, safe
-from pipeline.stages.curate.reading.documents import DOCUMENTS
-from pipeline.stages.curate.reading.files import READ, suffixes
-from pipeline.stages.curate.reading.saved_folders import DESCRIPTIONS
+from pipeline.intake.files.documents import DOCUMENTS
+from pipeline.intake.files.files import READ, suffixes
+from pipeline.intake.files.saved_folders import DESCRIPTIONS
 
 ALL = "all"  # value of split that stands for every one
 NAMED = 12  # names in a sentence

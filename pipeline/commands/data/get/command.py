@@ -22,7 +22,7 @@ from pipeline.core.publish import publishing, remove, write_json
 from pipeline.core.sources import Source, read_source, record_path
 from pipeline.core.text import plural
 from pipeline.core.units import size_text
-from pipeline.stages.curate.reading.files import READ, suffixes
+from pipeline.intake.files.files import READ, suffixes
 
 SCRATCH = "data/.getting"  # folder for arriving files, below a name derived from the request
 TRAIN = "train"

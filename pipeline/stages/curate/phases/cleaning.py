@@ -20,13 +20,9 @@ from pipeline.core.jsonl import dump_line
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk
 from pipeline.core.special_files import need_plain_files, unreadable
-from pipeline.stages.curate.account import CurationStats
-from pipeline.stages.curate.clean import Block, Cleaner, file_entry
-from pipeline.stages.curate.comparing.decide import FACT, hash_of
-from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
-from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
-from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere, raw_lines
-from pipeline.stages.curate.reading.files import (
+from pipeline.intake.files.containers import is_cut_anywhere, raw_lines
+from pipeline.intake.files.contents import Part
+from pipeline.intake.files.files import (
     document_style,
     files_below,
     opened,
@@ -34,6 +30,11 @@ from pipeline.stages.curate.reading.files import (
     refusal,
     size,
 )
+from pipeline.stages.curate.account import CurationStats
+from pipeline.stages.curate.clean import Block, Cleaner, file_entry
+from pipeline.stages.curate.comparing.decide import FACT, hash_of
+from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
+from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.spool import Spool, batches
 from pipeline.stages.curate.workers import Workers
 

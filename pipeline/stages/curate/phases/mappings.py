@@ -8,12 +8,12 @@ from typing import Any
 from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import plural
+from pipeline.intake.rows.fields import MAPPED
 from pipeline.stages.curate.account import FileStats
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import file_problem, lacking
 from pipeline.stages.curate.phases.cleaning import raw_folder, read_plan, stats_of
 from pipeline.stages.curate.phases.work import Work
-from pipeline.stages.curate.reading.fields import MAPPED
 
 NAMED = 5  # files named in the sentence
 

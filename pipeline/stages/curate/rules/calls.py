@@ -1,6 +1,6 @@
 """The rule that parses tool calls, their results and the tools themselves if they are written as text.
 
-A text is a call if it parses as one (`pipeline.stages.curate.reading.text_calls`) and its row shows that it
+A text is a call if it parses as one (`pipeline.intake.rows.text_calls`) and its row shows that it
 is meant as one: it is the entire turn, a tool's result follows, or the row offers the called tool. So an
 answer that explains how calls are written stays as it is.
 """
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row
-from pipeline.stages.curate.reading.text_calls import (
+from pipeline.intake.rows.text_calls import (
     GLAIVE_RESULT,
     MARKS,
     THOUGHT,
@@ -25,7 +25,7 @@ from pipeline.stages.curate.reading.text_calls import (
     untagged_calls,
     value_of,
 )
-from pipeline.stages.curate.reading.turns import read_call, read_tools
+from pipeline.intake.rows.turns import read_call, read_tools
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.template import ChatTemplate
 

@@ -13,14 +13,14 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from pipeline.chat.rows import TURN_LISTS, Row
-from pipeline.stages.curate.exports.mail_text import (
+from pipeline.intake.exports.mail_text import (
     ends_as_mail,
     is_mail,
     may_be_mail,
     without_end,
     without_quotes,
 )
-from pipeline.stages.curate.exports.markdown import markdown_of
+from pipeline.intake.exports.markdown import markdown_of
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 WRITERS = ("user", "assistant")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from pipeline.chat.rows import SIDES, TURN_LISTS, BadRow, Row
-from pipeline.stages.curate.reading.markup import (
+from pipeline.intake.rows.markup import (
     ENDS,
     MAYBE,
     REMEDY,
@@ -19,7 +19,7 @@ from pipeline.stages.curate.reading.markup import (
     parse_part,
     without_ends,
 )
-from pipeline.stages.curate.reading.turns import Turn, shared_prompt
+from pipeline.intake.rows.turns import Turn, shared_prompt
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.references import edit_references
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.chat.rows import SIDES, BadRow, Row, completed
 from pipeline.core.text import plural
-from pipeline.stages.curate.reading.text_calls import MARKS
+from pipeline.intake.rows.text_calls import MARKS
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.exchanges import exchanges_of, weight_of
 from pipeline.stages.curate.rules.text_parts import (

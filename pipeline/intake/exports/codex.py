@@ -1,0 +1,169 @@
+"""Codex CLI's sessions: `~/.codex/sessions/YYYY/MM/DD/rollout-….jsonl`, and the older `rollout-….json`.
+
+After openai/codex `codex-rs/protocol/src/protocol.rs` (`RolloutLine`: `session_meta`, `turn_context`,
+`response_item`, `event_msg`, `compacted`) and `models.rs` (`ResponseItem`), as of 2025-09 to 2026-10. Before
+that a line was the bare item, after a first line with `id`, `timestamp` and `instructions`. The TypeScript
+version wrote one object with `session` and `items`.
+
+The items are the model's input and its answers. Events repeat them for the screen and are left out, except an
+aborted turn and turns that were rolled back.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.core.jsonl import BadLine
+from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.items import add_item
+from pipeline.intake.wire.draft import Draft, joined, settled
+
+LINES = ("session_meta", "turn_context", "response_item", "event_msg", "compacted")
+ITEMS = (
+    "message", "reasoning", "function_call", "function_call_output", "local_shell_call", "custom_tool_call"
+)  # fmt: skip
+ABORTED = "<turn_aborted>"
+
+
+@dataclass
+class Thread:
+    """A conversation while its lines are read."""
+
+    number: int
+    offset: int | None
+    draft: Draft = field(default_factory=Draft)
+    instructions: str = ""
+
+
+def is_head(head: Head) -> bool:
+    """Return True for a rollout of either age."""
+    values = head.objects()
+    if not values:
+        return False
+    first = values[0]
+    if isinstance(first.get("session"), dict) and isinstance(first.get("items"), list):
+        return True
+    if any(value.get("type") in LINES and isinstance(value.get("payload"), dict) for value in values):
+        return True
+    is_bare = any(value.get("type") in ITEMS for value in values[1:]) or "record_type" in values[-1]
+    return {"id", "timestamp"} <= first.keys() and "messages" not in first and is_bare
+
+
+def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
+    """Yield a row for each conversation, and one for the turns after each compaction."""
+    thread: Thread | None = None
+    for number, offset, value in records:
+        try:
+            lines = _lines_of(value)
+        except BadLine as why:
+            yield Conversation(number, offset, why)
+            continue
+        for kind, payload in lines:
+            begins = kind == "compacted" or (kind == "session_meta" and thread and thread.draft.turns)
+            if thread is None or begins:
+                if thread is not None:
+                    yield from _row(thread, notes)
+                instructions = thread.instructions if thread and kind == "compacted" else ""
+                thread = Thread(number, offset, instructions=instructions)
+            try:
+                _add(thread, kind, payload, notes)
+            except BadLine as why:
+                yield Conversation(number, offset, why)
+    if thread is not None:
+        yield from _row(thread, notes)
+
+
+def _lines_of(value: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return (type, payload) of a line, also of an older one. Raises `BadLine` for any other value."""
+    if isinstance(value, BadLine):
+        raise value
+    if not isinstance(value, dict):
+        raise BadLine("not_object", "not a JSON object, as the lines of a rollout are")
+    if isinstance(value.get("items"), list) and isinstance(value.get("session"), dict):
+        items = [("response_item", item) for item in value["items"] if isinstance(item, dict)]
+        return [("session_meta", value["session"]), *items]
+    kind = value.get("type")
+    payload = value.get("payload")
+    if isinstance(payload, dict) and isinstance(kind, str):
+        return [(kind, payload)]
+    if isinstance(kind, str) and payload is None:
+        return [("response_item", value)]
+    if "record_type" in value:
+        return [("state", value)]
+    if {"id", "timestamp"} <= value.keys():
+        return [("session_meta", value)]
+    raise BadLine(
+        "unknown_format", "not a line of Codex's rollout: it has neither type and payload nor is an item"
+    )
+
+
+def _add(thread: Thread, kind: str, payload: dict[str, Any], notes: Notes) -> None:
+    """Add the content of a line to the thread. Raises `BadLine` for a result that is nested too deep."""
+    draft = thread.draft
+    if kind == "session_meta":
+        stated = payload.get("base_instructions") or payload.get("instructions")
+        words = stated.get("text") if isinstance(stated, dict) else stated
+        thread.instructions = words if isinstance(words, str) else thread.instructions
+    elif kind == "response_item":
+        if not _is_abort(payload):  # The event repeats it.
+            add_item(draft, payload, notes)
+    elif kind == "compacted":
+        notes["compactions"] += 1
+        _compact(draft, payload, notes)
+    elif kind == "event_msg" and payload.get("type") == "turn_aborted":
+        notes["aborted"] += draft.interrupt()
+    elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
+        _roll_back(draft, payload.get("num_turns"), notes)
+    else:
+        notes[f"events_{kind}" if kind in (*LINES, "state") else "events_of_other_types"] += 1
+
+
+def _is_abort(item: dict[str, Any]) -> bool:
+    """Return True for the text that tells the model that the user interrupted its turn."""
+    parts = item.get("content")
+    if item.get("role") != "user" or not isinstance(parts, list) or len(parts) != 1:
+        return False
+    words = parts[0].get("text") if isinstance(parts[0], dict) else None
+    return isinstance(words, str) and words.lstrip().startswith(ABORTED)
+
+
+def _compact(draft: Draft, payload: dict[str, Any], notes: Notes) -> None:
+    """Begin again with the model's input that replaced the conversation so far. It isn't trained again."""
+    history = payload.get("replacement_history")
+    if isinstance(history, list) and history:
+        for item in history:
+            if isinstance(item, dict):
+                add_item(draft, item, notes)
+        for turn in draft.turns:
+            if turn["role"] == "assistant":
+                turn["train"] = False
+    elif isinstance(payload.get("message"), str):
+        draft.say("user", payload["message"])
+
+
+def _roll_back(draft: Draft, count: Any, notes: Notes) -> None:
+    """Leave out the last turns of the user, with the answers to them."""
+    if not isinstance(count, int):
+        return
+    places = [place for place, turn in enumerate(draft.turns) if turn["role"] == "user"]
+    if count <= 0 or not places:
+        return
+    notes["branches_left_out"] += 1
+    del draft.turns[places[max(len(places) - count, 0)] :]
+
+
+def _row(thread: Thread, notes: Notes) -> Iterator[Conversation]:
+    turns = thread.draft.turns
+    first_text = next((turn["content"] for turn in turns if turn["role"] == "user"), "")
+    instructions = thread.instructions.strip()
+    if turns and instructions and instructions not in first_text:  # Some versions repeat them as the user's.
+        if turns[0]["role"] == "system":
+            turns[0]["content"] = joined(instructions, turns[0]["content"])
+        else:
+            turns.insert(0, {"role": "system", "content": instructions})
+    kept = settled(turns, notes)
+    if any(turn["role"] != "system" for turn in kept):
+        yield Conversation(thread.number, thread.offset, {"messages": kept})
+
+
+EXPORT = Export("codex", is_head, read)

@@ -1,0 +1,90 @@
+"""UltraFeedback as its authors publish it: an instruction, and completions of several models with scores.
+
+After github.com/OpenBMB/UltraFeedback and huggingface.co/datasets/openbmb/UltraFeedback (2023-09 to 2024):
+`instruction`, `completions` with `response`, `overall_score` and `fine-grained_score`. Each record gives a
+pair of the best and the worst completion.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pipeline.core.jsonl import BadLine
+from pipeline.intake.exports.export import Export, Head, Notes, each_record
+
+OVERALL = "overall_score"
+FINE = "fine-grained_score"
+
+
+class Scored(NamedTuple):
+    """A completion and its scores; NaN if it has none."""
+
+    words: str
+    overall: float
+    fine: float
+
+    @property
+    def score(self) -> float:
+        """Return the score by which completions are sorted."""
+        return self.fine if math.isnan(self.overall) else self.overall
+
+
+def is_head(head: Head) -> bool:
+    """Return True if a record has an instruction and scored completions."""
+    return any(_completions(value) for value in head.objects())
+
+
+def _completions(value: Mapping[str, Any]) -> list[Any]:
+    """Return the completions of a record; none for any other record."""
+    listed = value.get("completions")
+    if not isinstance(value.get("instruction"), str) or not isinstance(listed, list):
+        return []
+    are_scored = any(
+        isinstance(completion, dict)
+        and "response" in completion
+        and (OVERALL in completion or FINE in completion)
+        for completion in listed
+    )
+    return listed if are_scored else []
+
+
+def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+    """Yield the pair of a record.
+
+    Raises `BadLine` if the scores determine no best and no worst completion.
+    """
+    listed = _completions(value)
+    if not listed:
+        raise BadLine("bad_shape", "a record of UltraFeedback has an instruction and completions with scores")
+    scored = [
+        _scored(completion, f"completions {number}") for number, completion in enumerate(listed, start=1)
+    ]
+    rated = [completion for completion in scored if not math.isnan(completion.score)]
+    notes["completions_without_score"] += len(scored) - len(rated)
+    if len(rated) < 2:
+        raise BadLine("no_preference", "fewer than two completions have a score")
+    best = max(rated, key=lambda completion: (completion.score, completion.fine))
+    worst = min(rated, key=lambda completion: (completion.score, completion.fine))
+    if best.score == worst.score:
+        raise BadLine("no_preference", "all completions have the same score")
+    if best.fine < worst.fine:
+        raise BadLine("no_preference", f"{OVERALL} and {FINE} contradict each other")
+    notes["completions_not_paired"] += len(rated) - 2
+    yield {"prompt": value["instruction"], "chosen": best.words, "rejected": worst.words}
+
+
+def _scored(completion: Any, where: str) -> Scored:
+    words = completion.get("response") if isinstance(completion, dict) else None
+    if not isinstance(words, str):
+        raise BadLine("bad_shape", f"{where} has no response")
+    return Scored(words, _number(completion.get(OVERALL)), _number(completion.get(FINE)))
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+EXPORT = Export("ultrafeedback", is_head, each_record(rows_of))

@@ -1,0 +1,1 @@
+"""Readers of files of any known kind as rows: containers, archives, tables, documents."""

@@ -1,0 +1,70 @@
+"""Sentences for the terminal on the notes of files: exports, archives and workbooks."""
+
+from collections.abc import Mapping
+
+from pipeline.core.text import plural
+from pipeline.intake.exports import side_files
+from pipeline.intake.files.members import NOT_READ, Unread, members_sentences
+from pipeline.intake.files.misnamed import NOTE as IN_TEXT
+from pipeline.intake.files.workbooks import sheets_sentences
+
+EXPORT = "export_"  # prefix of the export's name
+SHEETS = "sheets_not_read"
+MAILS_LEFT = "mails_left"
+BESIDE = {export.name for export in side_files.EXPORTS}  # names of files without conversations
+# Notes on the form of a file, which mean that nothing is left out.
+HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
+
+
+def why_no_row(is_empty: bool, notes: Mapping[str, int]) -> str:
+    """Return the reason why a file gives no row and a remedy; "" for a file that is not meant to give any.
+
+    `is_empty` is True if it has no byte.
+    """
+    exports = _exports(notes)
+    if notes.get("description") or (exports and exports.keys() <= BESIDE):
+        return ""
+    if exports:
+        return f"an export ({', '.join(sorted(exports))}) without a conversation that is read: see its notes"
+    if is_empty:
+        return "it is empty: export or download it again, or move it away"
+    return "a list, a table or lines without a row: export it again, or move it away"
+
+
+def _exports(notes: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of files of each export, by its name."""
+    return {name.removeprefix(EXPORT): n for name, n in notes.items() if n and name.startswith(EXPORT)}
+
+
+def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) -> list[str]:
+    """Return sentences on the exports that were read, and on everything that was left out on purpose.
+
+    `archives` has the members that are not read.
+    """
+    exports = _exports(notes)
+    others = {
+        name: count
+        for name, count in sorted(notes.items())
+        if count
+        and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT)
+        and not name.startswith(EXPORT)
+    }
+    sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(archives)]
+    if notes.get(IN_TEXT):
+        number = plural(notes[IN_TEXT], "file is", "files are")
+        sentences.append(
+            f"{number} named as plain text and read as the rows inside: curate.documents reads text there"
+        )
+    if notes.get(MAILS_LEFT):
+        number = plural(notes[MAILS_LEFT], "text is a mail", "texts are mails")
+        sentences.append(
+            f"{number}, and whole, because few rows around look like a help desk's: if it is one, "
+            "curate.mail: always takes quotations, signatures and closings out"
+        )
+    if exports:
+        names = ", ".join(f"{name} ({plural(count, 'file')})" for name, count in sorted(exports.items()))
+        sentences.append(f"read as exports: {names}")
+    if others:
+        counted = ", ".join(f"{count:,} {name}" for name, count in others.items())
+        sentences.append(f"left out or decided (docs/exports.md explains each): {counted}")
+    return sentences

@@ -1,1 +1,0 @@
-"""Readers of files of any known format as rows."""
