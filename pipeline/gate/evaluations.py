@@ -48,9 +48,14 @@ class Commonest(Shape):
     points: dict[str, list[Share | None]]
 
     @property
+    def quoted(self) -> str:
+        """The answer in quotation marks, as a sentence has it."""
+        return f"“{one_line(self.answer, SHOWN)}”"
+
+    @property
     def words(self) -> str:
         """Name of a model that always gives it: always saying “technical”."""
-        return f"always saying “{one_line(self.answer, SHOWN)}”"
+        return f"always saying {self.quoted}"
 
     def score(self, scorer: str) -> float | None:
         """Return the mean points of all rows, from 0 to 1; None if `scorer` was not asked or scored none."""

@@ -170,12 +170,17 @@ def above_commonest(model: str, evidence: Evidence) -> Check | None:
     difference = compare_scores(line, own)
     places = f"{100 * fmean(own):.1f} points, {always} {100 * fmean(line):.1f}"
     noise = _noise(difference, len(own))
+    not_better = f"{model} is not better than {always}: it scores {places} ({noise})."
+    if difference.high < 0 and difference.p_value < CHANCE:
+        return rule.check("fail", not_better, difference.points)
     if min(line) == 1.0:
-        sentence = f"All {len(line)} held-out rows are right by {always}, so they can't tell what is learned."
+        sentence = (
+            f"All {len(line)} rows that have a score expect {task.commonest.quoted}, so they can't tell what "
+            "is learned."
+        )
         return rule.check("not decided", sentence, difference.points)
     if difference.points <= 0:
-        sentence = f"{model} is not better than {always}: it scores {places} ({noise})."
-        return rule.check("fail", sentence, difference.points)
+        return rule.check("fail", not_better, difference.points)
     if difference.p_value >= CHANCE or difference.low <= 0:
         sentence = (
             f"Whether {model} is better than {always} is not decided: it scores {places} ({noise}); more "

@@ -223,14 +223,21 @@ def test_a_task_drop_refuses_only_beyond_noise(
 LINE = [1.0] * 21 + [0.0] * 27
 
 
+ALL_THE_SAME = [1.0] * 48
+
+
 @pytest.mark.parametrize(
     ("scores", "line", "verdict"),
     [
-        ([1.0] * 20 + [0.0] * 28, LINE, "fail"),  # 41.7 points, below 43.8
-        (LINE, LINE, "fail"),  # it always says it
+        (LINE, LINE, "fail"),  # It always says it.
+        ([1.0] * 20 + [0.0] * 28, LINE, "fail"),  # It says it all but once.
+        ([0.0] * 21 + [1.0] * 4 + [0.0] * 23, LINE, "fail"),  # 8.3 points, surely below 43.8
         ([1.0] * 26 + [0.0] * 22, LINE, "not decided"),  # 54.2: five rows more, which may be chance
         ([1.0] * 40 + [0.0] * 8, LINE, "pass"),
-        ([1.0] * 48, [1.0] * 48, "not decided"),  # No model can be above it.
+        ([1.0], [1.0], "not decided"),
+        (ALL_THE_SAME, ALL_THE_SAME, "not decided"),  # No model can be above it.
+        ([1.0] * 47 + [0.0], ALL_THE_SAME, "not decided"),
+        ([1.0] * 5 + [0.0] * 43, ALL_THE_SAME, "fail"),  # surely below
     ],
 )
 def test_a_model_is_judged_by_what_always_giving_the_commonest_answer_scores(
@@ -239,7 +246,7 @@ def test_a_model_is_judged_by_what_always_giving_the_commonest_answer_scores(
     commonest = {"answer": "technical", "rows": 21, "distinct": 6, "points": {"exact_match": line}}
     answers = [{"id": f"r{number}", "score": score} for number, score in enumerate(scores)]
     share = sum(scores) / len(scores)
-    level = evaluation(task=task(share, rows=48, commonest=commonest))
+    level = evaluation(task=task(share, rows=len(scores), commonest=commonest))
     judgment = judge(level, answers={"F16": answers, "Q4_K_M": answers})
     assert finding(judgment, "commonest").verdict == judgment.verdict == verdict
     assert judgment.is_above_commonest == (verdict == "pass")
