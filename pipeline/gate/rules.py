@@ -156,7 +156,8 @@ def above_commonest(model: str, evidence: Evidence) -> Check | None:
     """Check that the model scores above always giving the commonest expected answer, by more than noise; None
     where no answer is common.
 
-    It has no setting: a model at or below that line is worth nothing, whatever else it passes.
+    It has no setting: a model that is not above that line is worth nothing, whatever else it passes. One that
+    is below it by no more than noise may be above it on other rows, so that is not decided.
     """
     from pipeline.metrics.statistics import CHANCE, compare_scores
 
@@ -179,7 +180,9 @@ def above_commonest(model: str, evidence: Evidence) -> Check | None:
             "is learned."
         )
         return rule.check("not decided", sentence, difference.points)
-    if difference.points <= 0:
+    # It scores as that answer does on every row, or its entire interval is not above the line. A score that
+    # is as low by other rows may be noise.
+    if own == line or difference.high <= 0:
         return rule.check("fail", not_better, difference.points)
     if difference.p_value >= CHANCE or difference.low <= 0:
         sentence = (

@@ -224,6 +224,7 @@ LINE = [1.0] * 21 + [0.0] * 27
 
 
 ALL_THE_SAME = [1.0] * 48
+FEW_LABELS = [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -232,9 +233,15 @@ ALL_THE_SAME = [1.0] * 48
         (LINE, LINE, "fail"),  # It always says it.
         ([1.0] * 20 + [0.0] * 28, LINE, "fail"),  # It says it all but once.
         ([0.0] * 21 + [1.0] * 4 + [0.0] * 23, LINE, "fail"),  # 8.3 points, surely below 43.8
+        ([0.0] * 3 + [1.0] * 20 + [0.0] * 25, LINE, "not decided"),  # 41.7: right in 2 others, wrong in 3
+        ([0.0] * 3 + [1.0] * 21 + [0.0] * 24, LINE, "not decided"),  # equal, by other rows
         ([1.0] * 26 + [0.0] * 22, LINE, "not decided"),  # 54.2: five rows more, which may be chance
         ([1.0] * 40 + [0.0] * 8, LINE, "pass"),
+        (FEW_LABELS, FEW_LABELS, "fail"),
+        ([1.0, 0.0, 1.0, 0.0], FEW_LABELS, "not decided"),
+        ([0.0, 0.0, 1.0, 0.0], FEW_LABELS, "not decided"),  # A row less of four says nothing.
         ([1.0], [1.0], "not decided"),
+        ([0.0], [0.0], "fail"),  # the same, row by row
         (ALL_THE_SAME, ALL_THE_SAME, "not decided"),  # No model can be above it.
         ([1.0] * 47 + [0.0], ALL_THE_SAME, "not decided"),
         ([1.0] * 5 + [0.0] * 43, ALL_THE_SAME, "fail"),  # surely below
