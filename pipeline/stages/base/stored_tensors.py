@@ -66,7 +66,7 @@ def need_own_tensors(tensors: Mapping[str, Entry], config: Any, source: str) -> 
         )
     try:
         _need_all_layers(kept, config, source)
-        loaded = _loaded(kept, config)
+        model, loaded = _loaded(kept, config)
     except DataError:
         raise
     except Exception as error:  # as above
@@ -78,6 +78,14 @@ def need_own_tensors(tensors: Mapping[str, Entry], config: Any, source: str) -> 
             f"{source} has no {missing[0]} ({plural(len(missing), 'tensor')} so), which would be made up: "
             "complete the folder, or fetch it again",
         )
+    if config.tie_word_embeddings and HEAD in kept:
+        embedding = _embedding_of(model)
+        if embedding not in kept:  # transformers would take the head for both; llama.cpp does not.
+            raise DataError(
+                "Q-BASE-015",
+                f"{source} has {HEAD} and no {embedding}, and config.json says that the two are one: "
+                f"{SAVE_AGAIN}, which stores it as {embedding}",
+            )
     for name, stored, needed in sorted(loaded["mismatched_keys"]):
         raise DataError(
             "Q-BASE-015",
@@ -118,9 +126,9 @@ def _need_all_layers(tensors: Iterable[str], config: Any, source: str) -> None:
         )
 
 
-def _loaded(tensors: Mapping[str, Entry], config: Any) -> dict[str, Any]:
-    """Return what transformers reports of loading the text model of `config` from tensors of these names,
-    shapes and types: `missing_keys`, `mismatched_keys` and `unexpected_keys`.
+def _loaded(tensors: Mapping[str, Entry], config: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the text model of `config`, without numbers, and what transformers reports of loading it from
+    tensors of these names, shapes and types: `missing_keys`, `mismatched_keys` and `unexpected_keys`.
     """
     import torch
 
@@ -134,7 +142,7 @@ def _loaded(tensors: Mapping[str, Entry], config: Any) -> dict[str, Any]:
     config.pad_token_id = None  # One without a row is taken out of the settings later.
     # It shows progress and a table of the differences.
     with redirect_stderr(io.StringIO()):
-        _, loaded = class_for(config).from_pretrained(
+        model, loaded = class_for(config).from_pretrained(
             None,
             config=config,
             state_dict=stored,
@@ -143,7 +151,13 @@ def _loaded(tensors: Mapping[str, Entry], config: Any) -> dict[str, Any]:
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    return dict(loaded)
+    return model, dict(loaded)
+
+
+def _embedding_of(model: Any) -> str:
+    """Return the name of the embeddings' weight, which some architectures call otherwise than `EMBEDDING`."""
+    embeddings = model.get_input_embeddings()
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is embeddings)
 
 
 def need_finite(tensors: Mapping[str, Entry], source: Path) -> None:

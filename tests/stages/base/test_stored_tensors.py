@@ -107,6 +107,12 @@ def of_no_head(folder: Path) -> None:
     change_json(folder / "config.json", tie_word_embeddings=True)
 
 
+def of_only_a_head(folder: Path) -> None:
+    """The head is tied, and stored in place of the embeddings."""
+    change(folder, without(EMBEDDING))
+    change_json(folder / "config.json", tie_word_embeddings=True)
+
+
 REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a tensor lacks": (lambda at: change(at, without(LINEAR)), "Q-BASE-015", LINEAR),
     "no head": (lambda at: change(at, without(HEAD)), "Q-BASE-015", HEAD),
@@ -119,6 +125,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "FP8": (lambda at: change(at, of_fp8), "Q-BASE-011", "float8_e4m3fn"),
     "saved without its head": (of_no_head, "Q-BASE-015", "save_pretrained"),
     "MLX": (lambda at: change(at, of_mlx), "Q-BASE-011", "uint32"),
+    "a tied head without embeddings": (of_only_a_head, "Q-BASE-015", EMBEDDING),
 }
 
 
