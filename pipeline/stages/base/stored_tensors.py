@@ -117,11 +117,13 @@ def _need_all_layers(tensors: Iterable[str], config: Any, source: str) -> None:
     """Raise `DataError` if there are tensors of fewer layers than config.json states. An absurd number of
     layers is found here, because a model of that many can't be built, even without numbers.
     """
-    numbers = set(map(layer_of, tensors)) - {None}
-    if numbers and len(numbers) < config.num_hidden_layers:
+    names = list(tensors)
+    layers = len(set(map(layer_of, names)) - {None})
+    # Layers that have other names, in models that are refused later, still have a tensor each.
+    if (layers or len(names)) < config.num_hidden_layers:
         raise DataError(
             "Q-BASE-015",
-            f"{source} has the weights of {plural(len(numbers), 'layer')}, and config.json says "
+            f"{source} has the weights of {plural(layers, 'layer')}, and config.json says "
             f"{config.num_hidden_layers}: complete the folder, or fetch it again",
         )
 

@@ -113,6 +113,12 @@ def of_only_a_head(folder: Path) -> None:
     change_json(folder / "config.json", tie_word_embeddings=True)
 
 
+def of_no_layers(folder: Path) -> None:
+    """config.json has more layers than can be built, and the files have none."""
+    change(folder, without("layers."))
+    change_json(folder / "config.json", num_hidden_layers=10**9)
+
+
 REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a tensor lacks": (lambda at: change(at, without(LINEAR)), "Q-BASE-015", LINEAR),
     "no head": (lambda at: change(at, without(HEAD)), "Q-BASE-015", HEAD),
@@ -126,9 +132,11 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "saved without its head": (of_no_head, "Q-BASE-015", "save_pretrained"),
     "MLX": (lambda at: change(at, of_mlx), "Q-BASE-011", "uint32"),
     "a tied head without embeddings": (of_only_a_head, "Q-BASE-015", EMBEDDING),
+    "no layers": (of_no_layers, "Q-BASE-015", "1000000000"),
 }
 
 
+@pytest.mark.timeout(60)  # A model of too many layers is built without end.
 @pytest.mark.parametrize("name", REFUSED)
 def test_tensors_that_are_not_the_models_are_refused_before_the_copy(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
