@@ -27,6 +27,8 @@ from pipeline.stages.base.model_trial import unusable
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 PLAIN = ("BF16", "F16", "F32", "F64")  # types of weights that are not quantized
+# Types of buffers, such as positions and masks, which no quantization packs weights into.
+OF_BUFFERS = ("BOOL", "I64", "U64")
 SAVE_AGAIN = (
     "load the folder with transformers' AutoModelForCausalLM.from_pretrained and save it with save_pretrained"
 )
@@ -57,13 +59,7 @@ def need_own_tensors(tensors: Mapping[str, Entry], config: Any, source: str) -> 
     in 16 or 32 bit. Buffers that transformers and llama.cpp's converter both leave out may be among them.
     """
     kept = _converted(tensors)
-    packed = next((name for name, entry in kept.items() if entry.dtype not in PLAIN), None)
-    if packed:
-        raise DataError(
-            "Q-BASE-011",
-            f"{source} is quantized already, whatever config.json says: {packed} is stored as "
-            f"{DTYPES[kept[packed].dtype][1]}. Choose the 16-bit original",
-        )
+    _need_plain({name: entry for name, entry in kept.items() if entry.dtype not in OF_BUFFERS}, source)
     try:
         _need_all_layers(kept, config, source)
         model, loaded = _loaded(kept, config)
@@ -100,6 +96,7 @@ def need_own_tensors(tensors: Mapping[str, Entry], config: Any, source: str) -> 
             "that config.json describes, and which llama.cpp can't convert: correct config.json if it is one "
             f"(num_hidden_layers), or {SAVE_AGAIN}, which leaves such tensors out",
         )
+    _need_plain({name: kept[name] for name, _ in model.named_parameters() if name in kept}, source)
     if any(name.startswith("layers.") for name in kept):
         raise DataError(
             "Q-BASE-015",
@@ -111,6 +108,17 @@ def need_own_tensors(tensors: Mapping[str, Entry], config: Any, source: str) -> 
 def _converted(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the tensors without the buffers that llama.cpp's converter leaves out."""
     return {name: entry for name, entry in tensors.items() if not name.endswith(NOT_CONVERTED)}
+
+
+def _need_plain(tensors: Mapping[str, Entry], source: str) -> None:
+    """Raise `DataError` if one of the tensors has a type that weights have only if they are quantized."""
+    packed = next((name for name, entry in tensors.items() if entry.dtype not in PLAIN), None)
+    if packed:
+        raise DataError(
+            "Q-BASE-011",
+            f"{source} is quantized already, whatever config.json says: {packed} is stored as "
+            f"{DTYPES[tensors[packed].dtype][1]}. Choose the 16-bit original",
+        )
 
 
 def _need_all_layers(tensors: Iterable[str], config: Any, source: str) -> None:
@@ -208,10 +216,10 @@ def is_untied(tensors: Mapping[str, Entry], config: Any) -> bool:
 
 def count_parameters(tensors: Mapping[str, Entry], config: Any, folder: Path) -> tuple[int, str]:
     """Return the number of parameters of the model in `folder`, and their most frequent type. A tied head is
-    not counted, even if it is stored. Raises `DataError` if there are none.
+    not counted, even if it is stored, and neither are buffers. Raises `DataError` if there are none.
     """
     counts: Counter[str] = Counter()
-    for name, entry in tensors.items():
+    for name, entry in _converted(tensors).items():
         if not (config.tie_word_embeddings and name == HEAD):
             counts[entry.dtype] += math.prod(entry.shape)
     if not counts.total():

@@ -119,6 +119,8 @@ def of_no_layers(folder: Path) -> None:
     change_json(folder / "config.json", num_hidden_layers=10**9)
 
 
+POSITIONS = "model.position_ids"
+MASK = "model.layers.0.self_attn.causal_mask"
 REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a tensor lacks": (lambda at: change(at, without(LINEAR)), "Q-BASE-015", LINEAR),
     "no head": (lambda at: change(at, without(HEAD)), "Q-BASE-015", HEAD),
@@ -133,6 +135,27 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "MLX": (lambda at: change(at, of_mlx), "Q-BASE-011", "uint32"),
     "a tied head without embeddings": (of_only_a_head, "Q-BASE-015", EMBEDDING),
     "no layers": (of_no_layers, "Q-BASE-015", "1000000000"),
+    "positions": (
+        lambda at: change(at, put(POSITIONS, 1, 512, dtype=torch.int64)),
+        "Q-BASE-015",
+        POSITIONS,
+    ),
+    "a mask": (lambda at: change(at, put(MASK, 8, 8, dtype=torch.bool)), "Q-BASE-015", MASK),
+    "weights of integers": (
+        lambda at: change(at, put(f"{LINEAR}.weight", 64, 64, dtype=torch.int64)),
+        "Q-BASE-011",
+        "int64",
+    ),
+    "int8": (
+        lambda at: change(at, put(f"{LINEAR}.weight", 64, 64, dtype=torch.int8)),
+        "Q-BASE-011",
+        "int8",
+    ),
+    "NF4": (
+        lambda at: change(at, put(f"{LINEAR}.weight", 2048, 1, dtype=torch.uint8)),
+        "Q-BASE-011",
+        "uint8",
+    ),
 }
 
 
@@ -168,7 +191,9 @@ def test_what_changes_nothing_is_taken(spoil: Callable[[Path], None], folder: Pa
     facts = bring(folder)
     made = folder.parent / "models/base"
     assert "head_untied" not in facts
-    assert set(load_model(made).state_dict()) >= {f"{LINEAR}.weight", HEAD, EMBEDDING}
+    model = load_model(made)
+    assert set(model.state_dict()) >= {f"{LINEAR}.weight", HEAD, EMBEDDING}
+    assert facts["parameters"] == sum(weight.numel() for weight in model.parameters())
     assert contradictions(made, "F16") == []
     assert (made / INDEX).exists() == (spoil in (shards, other_name))
 
