@@ -1,17 +1,27 @@
 """Stage base proves, before a training, that llama.cpp computes an architecture as transformers does."""
 
+import errno
 import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from huggingface_hub.utils import are_progress_bars_disabled
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+from transformers.utils.logging import enable_progress_bar, is_progress_bar_enabled
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, MachineError, ToolError
+from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.converters import HeaderFields
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.text_config import SAME_FOR_CONVERTER, WANTED_BY_CONVERTER
 from pipeline.stages.base import graph_proof
-from pipeline.stages.base.graph_proof import LIMIT, need_same_graph
+from pipeline.stages.base.graph_proof import LIMIT, NotConvertedError, Proof, measured, need_same_graph
+from pipeline.workflow.keys.imports import read_source
 
 HEADER = HeaderFields("model")
 SIZES: dict[str, Any] = {
@@ -125,6 +135,27 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    """A function that raises this."""
+
+    def call(*_: Any, **__: Any) -> NoReturn:
+        raise error
+
+    return call
+
+
+def put_measured(monkeypatch: pytest.MonkeyPatch, proof: Proof) -> list[Path]:
+    """Give this proof for every measurement; return the list of folders that are measured from now on."""
+    asked: list[Path] = []
+
+    def measure(folder: Path, tools: Toolchain) -> Proof:
+        asked.append(folder)
+        return proof
+
+    monkeypatch.setattr(graph_proof, "measured", measure)
+    return asked
+
+
 @pytest.mark.slow
 @pytest.mark.base_cells("graph", families="kind")
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -176,10 +207,125 @@ def test_a_proof_is_kept_until_config_json_changes(
     folder = folder_of("llama", tmp_path / "model")
     first = need_same_graph(folder, tools, HEADER)
     (file,) = (cache / "graphs").iterdir()
-    monkeypatch.setattr(graph_proof, "measured", None)
-    assert need_same_graph(folder, tools, HEADER) == first
+    again = Proof(0.001)
+    asked = put_measured(monkeypatch, again)
+    assert need_same_graph(folder, tools, HEADER) == first and not asked
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}), encoding="utf-8")
-    with pytest.raises(TypeError):
-        need_same_graph(folder, tools, HEADER)
+    assert need_same_graph(folder, tools, HEADER) == again and asked == [folder]
     assert file.is_file()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"difference": 0.0',  # torn
+        "",
+        "[0.001]",
+        '{"difference": 0.001, "of_another_version": 1}',
+        '{"difference": "small", "reason": "", "dropped_window": null}',
+        '{"difference": null, "reason": "", "dropped_window": null}',
+    ],
+)
+def test_what_is_no_proof_in_the_cache_is_measured_again(
+    content: str, cache: Path, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = Proof(0.001)
+    asked = put_measured(monkeypatch, proof)
+    folder = folder_of("llama", tmp_path / "model")
+    need_same_graph(folder, tools, HEADER)
+    (file,) = (cache / "graphs").iterdir()
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(content, encoding="utf-8")
+    assert need_same_graph(folder, tools, HEADER) == proof
+    assert len(asked) == 2 and file.read_text(encoding="utf-8") == whole
+
+
+IMPORTS = read_source(Path(graph_proof.__file__).read_bytes(), is_python=True).imports
+LAYERS = ("pipeline.llamacpp.", "pipeline.models.", "pipeline.stages.")
+MODULES = {name for name, module in sys.modules.items() if not hasattr(module, "__path__")}
+# The imports are packages and single names, too.
+CALLED = {name for name in IMPORTS if name.startswith(LAYERS)} & MODULES
+CALLED -= {"pipeline.llamacpp.converters"}  # only the fields of the base's own header
+# What those call for the measurement.
+CALLED |= {
+    "pipeline.gguf.attention",
+    "pipeline.gguf.families",
+    "pipeline.llamacpp.logits",
+    "pipeline.models.experts.recognize",
+}
+
+
+@pytest.mark.parametrize("module", sorted(CALLED))
+def test_a_proof_is_measured_again_where_its_code_has_changed(
+    module: str, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = put_measured(monkeypatch, Proof(0.001))
+    folder = folder_of("llama", tmp_path / "model")
+    need_same_graph(folder, tools, HEADER)
+    changed = Path(str(import_module(module).__file__))
+
+    def hash_of(path: Path) -> str:
+        return "changed" if path == changed else file_hash(path)
+
+    monkeypatch.setattr(graph_proof, "file_hash", hash_of)
+    need_same_graph(folder, tools, HEADER)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "raised"),
+    [
+        ("run_converter", MachineError("Q-CORE-005", "no room"), MachineError),
+        ("run_converter", TypeError("a mistake here"), TypeError),
+        ("logits_apart", DataError("Q-GGUF-006", "ended"), DataError),
+        ("logits_apart", AttributeError("a mistake here"), AttributeError),
+    ],
+)
+def test_only_what_the_small_model_lacks_proves_nothing(
+    place: str,
+    error: Exception,
+    raised: type[Exception],
+    tools: Toolchain,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = folder_of("llama", tmp_path / "model")
+    monkeypatch.setattr(graph_proof, "run_converter", lambda *_, **__: "")
+    monkeypatch.setattr(graph_proof, place, raising(error))
+    with pytest.raises(raised):
+        measured(folder, tools)
+
+
+@pytest.mark.parametrize(
+    "full", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left")]
+)
+def test_a_disk_without_room_for_the_small_model_is_said(
+    full: Exception, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of("llama", tmp_path / "model")
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", raising(full))
+    with pytest.raises(MachineError):
+        measured(folder, tools)
+
+
+def test_a_small_model_that_transformers_cannot_build_proves_nothing(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of("llama", tmp_path / "model")
+    monkeypatch.setattr(graph_proof.small_model, "build", raising(ValueError("sizes of its own")))
+    proof = measured(folder, tools)
+    assert proof.difference is None and "sizes of its own" in proof.reason
+
+
+def test_the_proof_shows_no_progress_and_leaves_that_of_others(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of("llama", tmp_path / "model")
+    monkeypatch.setattr(graph_proof, "run_converter", raising(ToolError("Q-LLAMACPP-019", "failed")))
+    enable_progress_bar()  # Another test may have put them off.
+    shown = is_progress_bar_enabled(), are_progress_bars_disabled()
+    with pytest.raises(NotConvertedError):
+        measured(folder, tools)
+    assert (is_progress_bar_enabled(), are_progress_bars_disabled()) == shown
+    assert "%|" not in capfd.readouterr().err

@@ -6,28 +6,31 @@ versions of llama.cpp and transformers, and this code, so it is kept in the user
 """
 
 import hashlib
+import io
 import json
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from pipeline.core.errors import DataError, MachineError, ToolError
+from pipeline.core.errors import DataError, MachineError, QuenchError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.places import user_cache
-from pipeline.core.publish import read_if_there, write_json
+from pipeline.core.publish import read_if_there, unwritable, write_json
 from pipeline.core.text import shortened
-from pipeline.llamacpp import converter_process
+from pipeline.gguf import attention, families
+from pipeline.llamacpp import converter_process, logits, logits_process
+from pipeline.llamacpp import tools as llamacpp_tools
 from pipeline.llamacpp.converters import HeaderFields
+from pipeline.llamacpp.logits import Floats
 from pipeline.llamacpp.logits_process import logits_apart
 from pipeline.llamacpp.tools import Toolchain, last_lines, run_converter
-from pipeline.models import small_model
-from pipeline.models.experts.separate import has_experts
-from pipeline.models.text_config import read_text_config
-from pipeline.stages.base.model_trial import window_in_training
+from pipeline.models import small_model, text_config
+from pipeline.models.experts import recognize, separate
+from pipeline.stages.base import model_trial
 
 CONVERTER = "convert_hf_to_gguf.py"
 # Tokens of the row that is compared. It is longer than the small model's window, so that sliding attention
@@ -38,6 +41,20 @@ TOKENS = 40
 # 0.1 for a Gemma 4 whose cap of the logits llama.cpp takes for granted, 0.7 for an EXAONE 4 whose window it
 # leaves out.
 LIMIT = 0.02
+# Modules whose code a difference depends on, besides this one.
+MEASURING = (
+    attention,
+    converter_process,
+    families,
+    llamacpp_tools,
+    logits,
+    logits_process,
+    model_trial,
+    recognize,
+    separate,
+    small_model,
+    text_config,
+)
 
 
 class Proof(NamedTuple):
@@ -54,6 +71,10 @@ class NotConvertedError(Exception):
     """The converter stopped at the small model."""
 
 
+class NotBuiltError(Exception):
+    """transformers can't build, compute or save the small model."""
+
+
 def need_same_graph(folder: Path, tools: Toolchain, header: HeaderFields) -> Proof:
     """Return the proof for the model in `folder`, whose GGUF gets `header`.
 
@@ -61,9 +82,9 @@ def need_same_graph(folder: Path, tools: Toolchain, header: HeaderFields) -> Pro
     convert the folder.
     """
     file = _kept(folder, tools)
-    kept = read_if_there(file) if file else {}
+    kept = recalled(file) if file else None
     try:
-        proof = Proof(**kept) if kept else measured(folder, tools)
+        proof = kept or measured(folder, tools)
     except NotConvertedError as error:
         need_converted(folder, tools, header)
         return Proof(None, f"its converter takes the model, and not a small one ({error})")
@@ -87,20 +108,29 @@ def _kept(folder: Path, tools: Toolchain) -> Path | None:
     from transformers import __version__
 
     cache = user_cache()
-    code = [file_hash(Path(str(module.__file__))) for module in (converter_process, small_model)]
+    code = [file_hash(Path(str(module.__file__))) for module in MEASURING]
     parts = [file_hash(folder / "config.json"), tools.version, __version__, file_hash(Path(__file__)), *code]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache / "graphs" / f"{key}.json" if cache else None
 
 
+def recalled(file: Path) -> Proof | None:
+    """Return the proof in a file of the cache; None if there is none, also because the file is torn."""
+    try:
+        proof = Proof(**read_if_there(file))
+    except (OSError, ValueError, TypeError):
+        return None
+    return proof if isinstance(proof.difference, float) else None
+
+
 def measured(folder: Path, tools: Toolchain) -> Proof:
-    """Return the proof, measured now. Raises `NotConvertedError`."""
-    full = read_text_config(folder)
+    """Return the proof, measured now. Raises `NotConvertedError`, and `MachineError` if a disk is full."""
+    full = text_config.read_text_config(folder)
     window = getattr(full, "sliding_window", None)
     slides = (
         isinstance(window, int)
         and window < (getattr(full, "max_position_embeddings", None) or 0)
-        and window_in_training(full) is None
+        and model_trial.window_in_training(full) is None
     )
     try:
         difference = logit_difference(folder, full, tools, slides=slides)
@@ -112,11 +142,8 @@ def measured(folder: Path, tools: Toolchain) -> Proof:
     except ToolError as error:
         condition = re.search(r"GGML_ASSERT\(.*\)", error.sentence)
         return Proof(None, f"llama.cpp can't compute a small one{f', {condition[0]}' if condition else ''}")
-    except NotConvertedError:
-        raise
-    # Any architecture may require sizes of its own.
-    except Exception as error:
-        return Proof(None, f"a small one can't be built: {shortened(error)}")
+    except NotBuiltError as error:
+        return Proof(None, f"a small one can't be built: {error}")
 
 
 def logit_difference(folder: Path, full: Any, tools: Toolchain, *, slides: bool) -> float:
@@ -124,23 +151,21 @@ def logit_difference(folder: Path, full: Any, tools: Toolchain, *, slides: bool)
     deviations. Its attention slides after a few tokens, or never in this row (not `slides`).
     """
     import numpy as np
-    import torch
-    from transformers.utils import logging
+    from safetensors import SafetensorError
 
-    logging.disable_progress_bar()  # for a file of a megabyte
-    # Only with all layers does llama.cpp take it for a model of this size. No mixture that is trained here
-    # differs by its size, and all of its experts would be large.
-    layers = small_model.layers_of_all_types(full) if has_experts(full) else full.num_hidden_layers
-    config = small_model.narrow_config(full, layers)
-    if not slides and getattr(full, "sliding_window", None):
-        config.sliding_window = max(full.sliding_window, TOKENS)
-    model = small_model.with_visible_weights(small_model.build(config))
-    row = torch.randint(1, config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        ours = model(input_ids=row, use_cache=False).logits[0].numpy()
     with TemporaryDirectory(prefix="graph-") as name:
         place = Path(name) / "model"
-        model.save_pretrained(place)
+        try:
+            config, row, ours = save_small(full, place, slides=slides)
+        except QuenchError:
+            raise
+        except OSError as error:
+            raise unwritable(error, place) from error
+        except SafetensorError as error:  # safetensors' own error for a full disk
+            raise unwritable(OSError(str(error)), place) from error
+        # Any architecture may require sizes of its own.
+        except Exception as error:
+            raise NotBuiltError(shortened(error)) from error
         # The converter gets what the published file states, and the small sizes.
         stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         small = changed(full.to_dict(), config.to_dict())
@@ -155,8 +180,29 @@ def logit_difference(folder: Path, full: Any, tools: Toolchain, *, slides: bool)
             run_converter(tools, CONVERTER, arguments, vocabulary=False)
         except ToolError as error:
             raise NotConvertedError(last_lines(error.sentence, 1)) from error
-        theirs = logits_apart(tools, gguf, row[0].tolist())
+        theirs = logits_apart(tools, gguf, row)
     return float(np.abs(ours - theirs).max() / ours.std())
+
+
+def save_small(full: Any, place: Path, *, slides: bool) -> tuple[Any, list[int], Floats]:
+    """Save a small model of `full` in the folder `place`. Return its configuration, a row of tokens, and its
+    logits after each of them. Its attention slides as in `logit_difference`.
+    """
+    import torch
+
+    # Only with all layers does llama.cpp take it for a model of this size. No mixture that is trained here
+    # differs by its size, and all of its experts would be large.
+    layers = small_model.layers_of_all_types(full) if separate.has_experts(full) else full.num_hidden_layers
+    config = small_model.narrow_config(full, layers)
+    if not slides and getattr(full, "sliding_window", None):
+        config.sliding_window = max(full.sliding_window, TOKENS)
+    model = small_model.with_visible_weights(small_model.build(config))
+    row = torch.randint(1, config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        ours: Floats = model(input_ids=row, use_cache=False).logits[0].numpy()
+    with redirect_stderr(io.StringIO()):  # It shows the progress of a file of a megabyte.
+        model.save_pretrained(place)
+    return config, row[0].tolist(), ours
 
 
 def changed(full: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
