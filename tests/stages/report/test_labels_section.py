@@ -2,7 +2,7 @@
 and a model that is not above it is not praised.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,35 @@ def nearly_all(number: int) -> str:
     return LABELS[number] if number else "Technical."
 
 
-def report_of(root: Path, answered: Callable[[int], str]) -> str:
-    """The page of models that answer so; the untuned ones answer with nothing of use."""
+def report_of(
+    root: Path,
+    answered: Callable[[int], str],
+    labels: Sequence[str] = LABELS,
+    calls: Sequence[int] = (),
+) -> str:
+    """The page of models that answer so; the untuned ones answer with nothing of use. The rows of the numbers
+    `calls` expect a call of a tool, with the label beside it.
+    """
     write_inputs(root)
     for model in MODELS:
         rows: list[dict[str, Any]] = answers(model)[:48]
         for number, row in enumerate(rows):
             answer = "?" if model.startswith("base-") else answered(number)
-            row |= {"reference": LABELS[number], "answer": answer, "refused": False, "stopped": True}
+            row |= {"reference": labels[number], "answer": answer, "refused": False, "stopped": True}
+            if number in calls:
+                row |= {"expected_calls": [{"name": "find", "arguments": {}}], "calls": []}
         figures = evaluation(model)
         figures["task"] |= score_answers(rows, ["exact_match"])
         figures["task"]["commonest"] = commonest_points(rows, ["exact_match"], root)
         write_evaluation(root, model, figures, rows)
     stage.main(demo_params(), root)
     return (root / "reports/index.html").read_text(encoding="utf-8")
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The cells of each row of the tables on the task."""
+    task = lines_of(section_of(page, "task")).splitlines()
+    return [[cell.strip() for cell in line.split("|")] for line in task]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +94,31 @@ def test_the_line_stands_beside_every_model_on_page_terminal_and_card(
 
 
 def test_points_of_each_label_and_what_was_said_in_place_of_what(tmp_path: Path, plots_once: None) -> None:
-    task = lines_of(section_of(report_of(tmp_path, nearly_all), "task")).splitlines()
-    cells = [[cell.strip() for cell in line.split("|")] for line in task]
+    cells = rows_of(report_of(tmp_path, nearly_all))
     assert ["technical", "21", "0.0", "0.0", "0.0", "95.2", "95.2", "95.2"] in cells
     assert ["technical", "20", "0", "0", "0", "1"] in cells  # "Technical." is another text
     assert ["returns", "0", "0", "0", "6", "0"] in cells
+
+
+def test_rows_that_expect_a_call_of_a_tool_are_no_rows_of_the_label_beside_it(
+    tmp_path: Path, plots_once: None
+) -> None:
+    page = report_of(tmp_path, nearly_all, calls=range(10))
+    cells = rows_of(page)
+    assert ["technical", "11", "0.0", "0.0", "0.0", "100.0", "100.0", "100.0"] in cells
+    assert ["technical", "0", "11", "0", "0", "0"] in cells  # after 12 of "shipping"
+
+
+def test_labels_that_begin_alike_have_names_of_their_own(tmp_path: Path, plots_once: None) -> None:
+    begin = "The customer asks for the return of an article that "
+    names = {"technical": f"{begin}is broken", "shipping": f"{begin}is lost", "billing": begin.strip()}
+    labels = [names.get(label, label) for label in LABELS]
+    cells = rows_of(report_of(tmp_path, labels.__getitem__, labels))
+    rows = {row[0] for row in cells if row[1:2] in (["21"], ["12"], ["9"])}
+    heads = [row for row in cells if row[-1] == "another"]
+    assert len(rows) == 3
+    assert heads and all(len(set(row)) == len(row) and rows <= set(row) for row in heads)
+    assert "broken" in " ".join(rows) and "lost" in " ".join(rows)
 
 
 def test_a_report_of_answers_that_are_not_repeated_has_no_such_table(
