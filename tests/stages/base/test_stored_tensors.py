@@ -170,6 +170,7 @@ def test_tensors_that_are_not_the_models_are_refused_before_the_copy(
     with pytest.raises(DataError) as raised:
         bring(folder)
     assert raised.value.id == id and word in raised.value.sentence and str(folder) in raised.value.sentence
+    assert not list((folder.parent / "models").glob("*"))
 
 
 def inverse_frequencies(folder: Path) -> None:
