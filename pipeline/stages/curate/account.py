@@ -29,32 +29,10 @@ from pipeline.stages.curate.comparing.decide import (
 from pipeline.stages.curate.comparing.duplicates import Clusters, duplicate_counts
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import lacking
-from pipeline.stages.curate.rules.heuristics import JUDGES
-
-ROW_RULES = (
-    "read",
-    "transform",
-    "format",
-    "verdicts",
-    "markup",
-    "calls",
-    "nulls",
-    "normalize",
-    "secrets",
-    "personal",
-    "mail",
-    "reasoning",
-    "turns",
-    "tags",
-    *JUDGES,
-    "control_tokens",
-    "length",
-)
-
+from pipeline.stages.curate.rules.catalog import RULES
 
 OF_NOTHING = hashlib.sha256(b"").hexdigest()
 LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
-OPTIONAL = ("transform", "verdicts", "mail", "pairs")  # rules that are not mentioned if they did nothing
 
 
 @dataclass
@@ -286,10 +264,12 @@ class CurationStats:
         """
         steps = []
         now = read
-        for rule in (*ROW_RULES, *lost, "pairs"):
+        for record in RULES:
+            rule = record.name
             rejected = lost.get(rule, self.cleaning.rejected_by[rule])
             after = now - rejected + added.get(rule, 0)
-            if rule in OPTIONAL and after == now and not rejected and not self.cleaning.rows_changed[rule]:
+            is_idle = after == now and not rejected and not self.cleaning.rows_changed[rule]
+            if is_idle and not record.is_mentioned_idle:
                 continue
             steps.append(
                 {

@@ -9,11 +9,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from pipeline.chat.rows import OTHERS, BadRow, Kind, Row, completed, row_id
 from pipeline.config.sections import Curate
-from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.core.text import one_line
 from pipeline.intake.files.containers import RawLine, parsed, raw_lines
@@ -35,17 +34,11 @@ from pipeline.stages.curate.answers import (
 )
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
-from pipeline.stages.curate.rules.calls import ReadCalls
+from pipeline.stages.curate.rules.catalog import Means, rules_of
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
-from pipeline.stages.curate.rules.control_tokens import ControlTokens
-from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.mail import Mail, are_of_help_desk
-from pipeline.stages.curate.rules.nulls import drop_nulls
 from pipeline.stages.curate.rules.redaction import Redactor
-from pipeline.stages.curate.rules.rendered import Markup
-from pipeline.stages.curate.rules.shape import normalize, reasoning, turns
-from pipeline.stages.curate.rules.tags import Tags
 from pipeline.stages.curate.rules.template import ChatTemplate
 
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -178,25 +171,10 @@ class Cleaner:
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
         self.paths: dict[str, Path] = {}  # of the files that lines came from, by their names below data/raw
         self.mail = None if settings.mail == "never" else Mail(settings.mail, self.has_mails)
-        repair_mode: Literal["neutralize", "reject"] = "reject"
-        if "control_tokens" in settings.repair:
-            repair_mode = "neutralize"
-        rules = {
-            "markup": Markup(added_tokens or (), takes_ends="control_tokens" in settings.repair),
-            # Runs after the rule that makes chats of rendered ones, and before those that need the template.
-            "base": None if no_chats is None else OnlyTexts(no_chats),
-            "calls": ReadCalls(None if base is None else self.template),
-            "nulls": drop_nulls,
-            "normalize": normalize,
-            "secrets": self.redact,  # Early, so that no later rule's excerpt contains half a secret.
-            "mail": self.mail,
-            "reasoning": reasoning(added_tokens or ()),
-            "turns": turns("repair" if "turns" in settings.repair else "reject", self.is_shown),
-            "tags": Tags(added_tokens) if added_tokens is not None else None,
-            **{name: judge.rule(settings) for name, judge in JUDGES.items() if judge.wanted(settings)},
-            "control_tokens": ControlTokens(added_tokens, repair_mode) if added_tokens is not None else None,
-        }
-        self.rules = [(name, rule) for name, rule in rules.items() if rule]
+        template = None if base is None else self.template
+        self.rules = rules_of(
+            Means(settings, added_tokens, template, self.is_shown, self.redact, self.mail, no_chats)
+        )
         self.of_file = lru_cache(KNOWN_FILES)(self.settings_of)
         # Cached for the names of domains.
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)
@@ -437,23 +415,6 @@ class Cleaner:
             done.changes.append(dump_line({**place, **asdict(change)}))
             done.cleaning_stats.changed[change.rule] += 1
         done.cleaning_stats.rows_changed.update({change.rule for change in changes})
-
-
-@dataclass(frozen=True)
-class OnlyTexts:
-    """Rule for a base on which only texts can be trained; `why` gives the reason."""
-
-    why: str
-
-    def __call__(self, row: Row, changes: Changes) -> Row:
-        """Return the row, which must be a text. Raises `DataError` for others, which need a template."""
-        if row["kind"] == "text":
-            return row
-        raise DataError(
-            "Q-CURATE-026",
-            f"{row['source']} in data/raw is a row of kind {row['kind']}, and only plain text can be trained "
-            f"on the base ({self.why}): choose an instruct model as base, or keep only text in data/raw",
-        )
 
 
 def of_several(rejected: Rejected, row: Stated) -> Rejected:

@@ -14,7 +14,6 @@ from pipeline.pages.templating import fill
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page_words import (
-    RULES,
     answers_sentences,
     calls_sentences,
     length_sentences,
@@ -24,6 +23,7 @@ from pipeline.stages.curate.page_words import (
     warnings,
     written,
 )
+from pipeline.stages.curate.rules.catalog import RULES, label_of
 
 # Rule → label of the rows that it adds.
 ADDED = {
@@ -56,7 +56,7 @@ def render_data_page(stats: CurationReport, samples: Mapping[str, Any]) -> str:
         few_answers={written(entry["answer"]): entry["rows"] for entry in stats.answers or ()},
         near_equals=answers_sentences(stats),
         calls=calls_sentences(stats),
-        names={rule: name for rule, (name, _, _) in RULES.items()},
+        names={record.name: record.label for record in RULES},
         off=set(stats.not_measured),
         title=title(stats),
         verdict=verdict(stats),
@@ -89,7 +89,7 @@ def _flow(stats: CurationReport, rejects: Sequence[Mapping[str, Any]]) -> str:
         lost = rule["rejected"]
         changed = rule["changed"]
         added = rule["rows_out"] - rows_in + lost
-        shown = RULES.get(name, (words(name),))[0]
+        shown = label_of(name)
         reasons = [
             f"{words(reason)} {rows:,}"
             for reason, rows in most(stats.rejected)

@@ -10,45 +10,11 @@ from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.answers import NOT_SHOWN, WITHOUT_TOOLS, near_equals, several_answers
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.mapped import counted
+from pipeline.stages.curate.rules.catalog import BY_NAME
 
 # Text that is trained more often than this teaches hardly anything more (arXiv:2305.16264).
 MOST_COPIES = 4
 COLUMNS_SHOWN = 8  # column names of a file
-# Rule → (its label, the label of what it removes: one, many).
-RULES = {
-    "transform": ("Transform", "row that your function rejected", "rows that your function rejected"),
-    "read": ("Read", "line that can't be read", "lines that can't be read"),
-    "verdicts": ("Verdicts", "row that is marked bad", "rows that are marked bad"),
-    "format": ("Format", "row of no known format", "rows of no known format"),
-    "markup": ("Markup", "rendered chat that is not understood", "rendered chats that are not understood"),
-    "calls": ("Calls", "row with a broken call", "rows with broken calls"),
-    "nulls": ("Nulls", "row with nulls", "rows with nulls"),
-    "mail": ("Mail", "row of mails", "rows of mails"),
-    "reasoning": ("Reasoning", "row with reasoning inside", "rows with reasoning inside"),
-    "normalize": ("Normalize", "row that can't be normalized", "rows that can't be normalized"),
-    "turns": (
-        "Turns",
-        "row whose turns can't be used (empty, out of order)",
-        "rows whose turns can't be used (empty, out of order)",
-    ),
-    "tags": ("Tags", "answer with half a pair of tags", "answers with half a pair of tags"),
-    "refusals": ("Refusals", "boilerplate refusal", "boilerplate refusals"),
-    "languages": ("Languages", "row in another language", "rows in other languages"),
-    "garbage": ("Garbage", "garbled row", "garbled rows"),
-    "control_tokens": ("Control tokens", "row with a control token", "rows with control tokens"),
-    "secrets": ("Secrets", "row with a secret", "rows with secrets"),
-    "personal": ("Personal data", "row with personal data", "rows with personal data"),
-    "length": ("Length", "row over the token budget", "rows over the token budget"),
-    "exact_duplicates": ("Exact duplicates", "exact duplicate", "exact duplicates"),
-    "near_duplicates": ("Near duplicates", "near duplicate", "near duplicates"),
-    "contamination": (
-        "Contamination",
-        "row that overlaps what is measured on",
-        "rows that overlap what is measured on",
-    ),
-    "balance": ("Balance", "row over its domain's share", "rows over their domain's share"),
-    "pairs": ("Pairs", "pair", "pairs"),
-}
 
 
 def title(stats: CurationReport) -> str:
@@ -244,5 +210,7 @@ def pairs_sentence(pairs: Mapping[str, Any]) -> str:
 
 def taken_out(rule: str, rows: int) -> str:
     """Return a label of what a rule removed, such as "512 near duplicates"."""
-    _, noun, many = RULES.get(rule, ("", f"row by {words(rule)}", f"rows by {words(rule)}"))
-    return plural(rows, noun, many)
+    record = BY_NAME.get(rule)
+    if record is None:
+        return plural(rows, f"row by {words(rule)}", f"rows by {words(rule)}")
+    return plural(rows, record.removed, record.many)

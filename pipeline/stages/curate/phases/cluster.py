@@ -52,7 +52,7 @@ from pipeline.stages.curate.phases.compare import (
     read_facts,
 )
 from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
-from pipeline.stages.curate.rules.heuristics import JUDGES
+from pipeline.stages.curate.rules.catalog import switched_off
 from pipeline.stages.curate.rules.token_counter import TokenCounter
 from pipeline.stages.curate.samples import SHOWN, answer_samples, row_samples
 from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
@@ -112,7 +112,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             | divided,
             "tokens": count_tokens(root / "models/base", everything, kept),
             "turns": {str(number): rows for number, rows in enumerate(turns) if rows},
-            "not_measured": not_measured(settings, root / "models/base"),
+            "not_measured": switched_off(settings, has_base=(root / "models/base").is_dir()),
             "transform": transform_account(root, settings, stats) if settings.transform else None,
             "pairs": of_pairs,
         }
@@ -181,19 +181,6 @@ def transform_account(root: Path, settings: Curate, stats: CurationStats) -> dic
         "sha256": {name: file_hash(root / "data/guard" / name) for name in names},
         "rows_added": sum(file.added for file in stats.files.values()),
     }
-
-
-def not_measured(settings: Curate, base: Path) -> list[str]:
-    """Return the rules that are switched off, or that lack something they need."""
-    off = {
-        **{name: not judge.wanted(settings) for name, judge in JUDGES.items()},
-        "secrets": settings.secrets == "keep",
-        "personal": not (settings.personal or settings.names),
-        "length": not base.is_dir(),
-        "exact_duplicates": settings.drop_duplicates == "none",
-        "near_duplicates": settings.drop_duplicates != "near",
-    }
-    return [rule for rule, is_off in off.items() if is_off]
 
 
 def count_tokens(base: Path, rows: Rows, kept: NDArray[np.bool_]) -> dict[str, Any]:

@@ -1,17 +1,13 @@
-"""Rules that judge the text of a row, listed in `JUDGES`: refusals, the answers' language, garbage."""
+"""Rules that judge the text of a row: refusals, the answers' language, garbage."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
 
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.metrics.refusals import LONGEST_REFUSAL, is_refusal
 from pipeline.stages.curate.rules.changes import Changes, Rule
-
-if TYPE_CHECKING:
-    from pipeline.config.sections import Curate
 
 # --- refusals ---
 
@@ -173,20 +169,3 @@ def _repeated(text: str) -> float:
             covered += start + RUN - max(start, end)
             end = start + RUN
     return covered / len(units) if units else 0.0
-
-
-# --- all of them ---
-
-
-class Judge(NamedTuple):
-    """Rule that judges a row's text: a check that the settings enable it, and its constructor from them."""
-
-    wanted: Callable[["Curate"], bool]
-    rule: Callable[["Curate"], Rule]
-
-
-JUDGES = {  # They are applied in this order. The name is the rule's in every report.
-    "refusals": Judge(lambda given: "refusals" in given.reject, lambda given: refusals),
-    "languages": Judge(lambda given: bool(given.languages), lambda given: languages(tuple(given.languages))),
-    "garbage": Judge(lambda given: "garbage" in given.reject, lambda given: garbage),
-}
