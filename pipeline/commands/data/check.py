@@ -26,7 +26,7 @@ from pipeline.core.text import one_line, plural, safe
 from pipeline.intake.files.files import files_below
 from pipeline.intake.files.members import Unread, unread_members, without_names
 from pipeline.intake.files.notes import notes_sentences
-from pipeline.stages.curate.answers import bound, few_answers, several_answers
+from pipeline.stages.curate.answers import few_answers, labels_of, near_equals_sentences, several_answers
 from pipeline.stages.curate.inputs import by_glob, held_out_sentences
 from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts
 
@@ -237,8 +237,7 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
             is_unmapped = not options.everything and entry["reason"] == UNMAPPED
             print(file.unmapped_line(entry, cleaner) if is_unmapped else _line(entry, rows))
     outcome.reasons.update(file.reasons)
-    outcome.answers.update(file.answers)
-    bound(outcome.answers)
+    outcome.answers.update(labels_of([file.answers]))
     outcome.notes.update(without_names(file.notes))
     outcome.archives[file.shown] = unread_members(file.notes)
     reading = file.reading()
@@ -248,6 +247,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
         outcome.columns.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
     if file.several:
         outcome.columns.append(f"{file.shown}: {several_answers(file.several)}")
+    for sentence in near_equals_sentences(few_answers(file.answers) or ()):
+        outcome.columns.append(f"{file.shown}: {one_line(cleaner.scrubbed(sentence), 300)}")
     if file.verdicts:
         outcome.columns.append(f"{file.shown}: {called_bad(file.verdicts)}")
     if file.text_doubt:

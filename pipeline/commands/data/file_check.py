@@ -17,6 +17,7 @@ from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.intake.files.containers import RawLine, raw_lines
 from pipeline.intake.files.files import document_style, refusal
 from pipeline.intake.files.notes import why_no_row
+from pipeline.intake.rows.fields import MAPPED
 from pipeline.intake.rows.formats import OF_CHOICES
 from pipeline.intake.rows.letter_case import with_known_keys
 from pipeline.intake.rows.verdicts import without_decision
@@ -148,7 +149,7 @@ class FileCheck:
 
         None if there is no guess, or no need of one.
         """
-        if self.lacks_names:
+        if self.lacks_names or self.mapped[MAPPED]:  # A mapping that fits rows needs no other one.
             return None
         if self.unread.rows:
             return propose(self.unread.rows, self.name)

@@ -16,7 +16,12 @@ CONTACT = re.compile(
     r"|\b(?:tel|phone|fon|hotline|mobil|gmbh|ltd|inc)\b",
     re.IGNORECASE,
 )
-CODE = re.compile(r"[;{}=]|^--", re.MULTILINE)
+# What code and the answers of a help desk have below such a line: amounts, items, columns, sentences.
+NO_SIGNATURE = re.compile(
+    r"[;{}=]|^--|[€$£]\s?\d|\d\s?(?:€|\$|£|%|(?:euro?s?|usd|gbp|chf|kg|km|cm|mm|gb|mb|stück|pcs)\b)|^\s*(?:[-*•+]|\d+[.)])\s"
+    r"|\t|\w \| \d|[a-zß-ÿ]{2}[.!?]\s*$",
+    re.MULTILINE | re.IGNORECASE,
+)
 # A notice of confidentiality, which may be a paragraph in one line.
 OF_MAIL = r"\b(?:e-?mails?|mails?|messages?|communication|nachricht|courriel|mensaje|messaggio|bericht)\b"
 CONFIDENTIAL = r"\b(?:confiden[tcz]\w+|vertraulich\w*|vertrouwelijk\w*|privileged|riservat\w+)\b"
@@ -58,16 +63,28 @@ CLOSING = re.compile(
     r"[^\n.?]{0,60}$",
     re.MULTILINE | re.IGNORECASE,
 )
-NAME = r"[A-ZÀ-ÞĀ-Ž][\w'’-]*(?:\.? [A-ZÀ-ÞĀ-Ž][\w'’-]*){0,3}"
-REACHED = r"[^\n]{0,80}(?:@|\[(?:EMAIL|PHONE)_|\bwww\.|\+?\d[\d /()-]{6,})[^\n]{0,40}"
-# At a mail's end, before nothing, or a name and how it is reached. Chats end so too: it is no sign of a mail.
+NAME_WORD = r"(?:[A-ZÀ-ÞĀ-Ž][\w'’-]*|\[NAME_\d+\])"
+NAME = rf"{NAME_WORD}(?:\.? {NAME_WORD}){{0,3}}"
+# Where the writer works, behind the name; lines of an address; a question for a rating at the end.
+OFFICE = r"(?:,?[ \t]+(?:vom|von|aus|im|from|of|at|in|the|der|[-–|])[ \t][^\n]{1,60})?"
+ADDRESS = r"(?:\n[ \t]*(?![-*•>])[^\n]{1,60}(?<![.:;?!])){0,6}"
+ASKS_FOR_RATING = r"\b(?i:rate|rating|how did we do|bewert\w*|feedback|survey|umfrage)\b"
+RATING = rf"(?:\n\s*[^\n]{{0,120}}{ASKS_FOR_RATING}[^\n]{{0,120}}){{0,2}}"
+# At a mail's end, before nothing, or a name and an address. Chats end so too: it is no sign of a mail.
 SHORT_CLOSING = re.compile(
     r"^[ \t]*(?i:(?:[lvb]g|cheers|thanks|many thanks|thank you|danke|(?:vielen|besten) dank"
     r"|(?:(?:danke|dank) und |(?:mit )?(?:freundliche|beste|liebe)[mrn] |viele |liebe )*gr(?:uß|uss|üße|üsse)"
     rf"|best(?=,|\s*\n))(?:,[ \t]+(?-i:{NAME})(?=\s*\Z)|[,!.]?))[ \t]*"
-    rf"(?:\n\s*(?P<name>{NAME})[ \t]*(?:\n[ \t]*{REACHED}){{0,4}})?\s*\Z",
+    rf"(?:\n\s*(?P<name>{NAME}){OFFICE}[ \t]*{ADDRESS})?{RATING}\s*\Z",
     re.MULTILINE,
 )
+CLOSING_LINE = re.compile(
+    r"[ \t]*(?:[lvb]g|mfg|cheers|many thanks|best wishes|(?:viele |liebe |beste |freundliche )?grüße)[,!.]?"
+    r"[ \t]*\Z",
+    re.IGNORECASE,
+)
+POSTSCRIPT = re.compile(r"^P\.? ?S\b\.?:? ", re.MULTILINE)  # It stays.
+LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
     r"^[ \t]*(?:sent from (?:my \S.{0,30}|outlook for \S+)|get outlook for \S+"
     r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})|envoyé de mon .{1,30})\s*\Z",
@@ -77,13 +94,18 @@ SHORT_END = 400  # characters of a name and how it is reached
 CLOSING_END = 2400  # characters at a text's end in which a closing is looked for
 CLOSING_LINES = 8  # lines between it and a notice or the end: a name, an address
 LINE = 120  # characters of such a line
-PLACEHOLDER = re.compile(r"\[[^\]\n]*(?:name|title|unterschrift)[^\]\n]*\]", re.IGNORECASE)
-# Words above a quoted mail that are about it.
+PLACEHOLDER = re.compile(r"\[(?!NAME_\d)[^\]\n]*(?:name|title|unterschrift)[^\]\n]*\]", re.IGNORECASE)
+# Words above a quoted mail that are about it, but for the closing between.
 SPEAKS_OF_QUOTED = re.compile(
-    r":\Z|\b(?:phishing|spam|scam)\b"
-    rf"|\b(?:this|that|following|dies\w*|folgend\w*|cet|este|questa)\b[^.!?\n]{{0,40}}{OF_MAIL}"
-    rf"|{OF_MAIL}[^.!?\n]{{0,20}}\b(?:below|unten|ci-dessous)\b",
+    r":\Z|\b(?:phishing|spam|scam|below|unten\w*|ci-dessous|weitergeleitet\w*|forwarded)\b"
+    rf"|\b(?:this|that|following|dies\w*|folgend\w*|cet|este|questa)\b[^.!?\n]{{0,40}}{OF_MAIL}",
     re.IGNORECASE,
+)
+# The beginning of a quotation or of a forwarded mail.
+QUOTATION = re.compile(
+    rf"^(?:>|-{{3,}} ?\S.{{0,60}}-{{3,}}|{FORWARDED.pattern[1:-1]}|(?:{'|'.join(BEGINNINGS)})[^\n]{{0,200}}"
+    rf"{WROTE}\b[^\n]{{0,100}}:\s*$)",
+    re.MULTILINE | re.IGNORECASE,
 )
 GREETING = re.compile(
     r"\s*(?:hallo|hi|hello|dear|moin|liebe[rs]?|guten (?:tag|morgen|abend)|sehr geehrte[rs]?|bonjour|hola)\b",
@@ -125,7 +147,8 @@ def without_quotes(text: str, notes: Notes, *, every: bool) -> str:
     introduction with a date precedes, and those at the text's end. A mail that the own words are about ("Is
     this mail phishing?", "Which label has it:") stays too.
     """
-    if not every and SPEAKS_OF_QUOTED.search(_before_quoted(text)):
+    quotation = QUOTATION.search(text)
+    if not every and quotation and SPEAKS_OF_QUOTED.search(text[: quotation.start()].rstrip()):
         return text
     begin = _quoted_from(text)
     is_quoted = begin is not None
@@ -236,10 +259,12 @@ def _without_closing(text: str, notes: Notes, *, every: bool) -> str:
     if signature:
         notes["signatures"] += 1
         text = text[: signature.start()].rstrip()
-    closing = closing_of(text) or _short_closing(text)
+    postscript = POSTSCRIPT.search(text, max(0, len(text) - CLOSING_END))
+    end = postscript.start() if postscript else len(text)
+    closing = closing_of(text[:end]) or _short_closing(text[:end])
     if closing:
         notes["closings"] += 1
-        text = text[: closing.start()].rstrip()
+        text = f"{text[: closing.start()].rstrip()}\n\n{text[end:]}".rstrip()
     return text
 
 
@@ -259,7 +284,7 @@ def _signature(text: str, *, is_sure: bool) -> re.Match[str] | None:
         return signature
     # The space that mail programs write is what Markdown and lists of options have not.
     is_signature = CONTACT.search(below) or (is_sure and signature[0] == "-- ")
-    return signature if is_signature and not CODE.search(below) else None
+    return signature if is_signature and not NO_SIGNATURE.search(below) else None
 
 
 def closing_of(text: str) -> re.Match[str] | None:
@@ -270,8 +295,8 @@ def closing_of(text: str) -> re.Match[str] | None:
     for match in CLOSING.finditer(text, max(0, len(text) - CLOSING_END)):
         after = _before_notice(text[match.end() :]).strip().splitlines()
         is_short = len(after) <= CLOSING_LINES and all(len(line) <= LINE for line in after)
-        is_end = is_short and not FORWARDED.search(text, match.end()) and not _is_announced(text, match)
-        if is_end and not any(line.upper().startswith(("PS", "P.S")) for line in after):
+        is_end = is_short and not QUOTATION.search(text, match.end()) and not _is_announced(text, match)
+        if is_end:
             return None if PLACEHOLDER.search(text, match.start()) else match
     return None
 
@@ -314,3 +339,8 @@ def _ends_with_closing(text: str) -> bool:
     """Return True if a text ends with a closing. Chats end with short ones too, but not with a name."""
     short = _short_closing(text)
     return bool(closing_of(text) or (short and short["name"]))
+
+
+def keeps_closing(text: str) -> bool:
+    """Return True if a line near the end of a text is a closing still, whatever stands below it."""
+    return any(CLOSING.match(line) or CLOSING_LINE.match(line) for line in text.splitlines()[-LAST_LINES:])

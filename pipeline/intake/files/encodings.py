@@ -32,7 +32,10 @@ def remedy(encoding: str) -> str:
 
 
 # Windows-1252 is what Excel writes in Western Europe and America.
-NOT_UTF8 = f"if the file comes from Windows, {remedy('CP1252')}"
+NOT_UTF8 = (
+    f"if all of the file comes from Windows, {remedy('CP1252')}; if only some rows do, correct these, for it "
+    "would garble the others"
+)
 
 
 def marked(head: bytes) -> str | None:

@@ -58,8 +58,8 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
     if notes.get(MAILS_LEFT):
         number = plural(notes[MAILS_LEFT], "text is a mail", "texts are mails")
         sentences.append(
-            f"{number}, and whole, because few rows around look like a help desk's: if it is one, "
-            "curate.mail: always takes quotations, signatures and closings out"
+            f"{number}, and whole, because few rows around look like a help desk's (curate.mail: always "
+            "would cut the mails of all files, and letters that were asked for)"
         )
     if exports:
         names = ", ".join(f"{name} ({plural(count, 'file')})" for name, count in sorted(exports.items()))

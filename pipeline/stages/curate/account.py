@@ -14,7 +14,7 @@ from pipeline.config.sections import Curate
 from pipeline.intake.files.members import unread_members, without_names
 from pipeline.intake.files.notes import why_no_row
 from pipeline.intake.rows.fields import MAPPED
-from pipeline.stages.curate.answers import few_answers
+from pipeline.stages.curate.answers import bound, few_answers, labels_of
 from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats
 from pipeline.stages.curate.comparing.decide import (
     KEPT,
@@ -55,6 +55,7 @@ class FileStats:
     left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
     verdicts: Counter[str] = field(default_factory=Counter)  # keys and words that call a row bad → rows
     notes: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)  # answer → rows, as long as they are few
 
     def is_unreadable(self) -> bool:
         """Return True if the file has rows, and none can be read. Empty lines are not rows."""
@@ -168,6 +169,8 @@ class CurationStats:
         file.left_out.update(done.cleaning_stats.left_out)
         file.verdicts.update(done.cleaning_stats.verdicts)
         file.notes.update(done.cleaning_stats.notes)
+        file.answers.update(done.cleaning_stats.answers)
+        bound(file.answers)
         self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
     def merge(self, later: "CurationStats") -> None:
@@ -184,6 +187,8 @@ class CurationStats:
             total.left_out.update(counts.left_out)
             total.verdicts.update(counts.verdicts)
             total.notes.update(counts.notes)
+            total.answers.update(counts.answers)
+            bound(total.answers)
         self._add(later.cleaning, later.domains)
 
     def _add(self, cleaning: CleaningStats, domains: Mapping[str, None]) -> None:
@@ -236,7 +241,7 @@ class CurationStats:
             files_rejected=Counter(reason for reason, _ in self.refused.values()),
             files_unread={name: why for name, (_, why) in self.refused.items()},
             files_without_row=without_row or None,
-            answers=few_answers(cleaning.answers),
+            answers=few_answers(labels_of(file.answers for file in self.files.values())),
             calls={**cleaning.calls, "not_offered": dict(cleaning.not_offered)} if cleaning.calls else None,
             changed=cleaning.changed,
             redactions=cleaning.redactions,

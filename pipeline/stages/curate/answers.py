@@ -2,12 +2,13 @@
 that a row does not offer.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.chat.rows import TURN_LISTS, Row
-from pipeline.core.text import plural
+from pipeline.core.text import listed, plural
 
 MOST_ANSWERS = 50
 LONGEST = 100  # characters of an answer that is one of few
@@ -36,6 +37,15 @@ def bound(answers: Counter[str]) -> None:
         answers[MANY] = total
 
 
+def labels_of(files: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return the counts of the files whose different answers are few, together."""
+    together = Counter[str]()
+    for answers in files:
+        if few_answers(answers):
+            together.update(answers)
+    return together
+
+
 def few_answers(answers: Mapping[str, int]) -> list[dict[str, Any]] | None:
     """Return the different answers, the commonest first, each with its rows.
 
@@ -53,6 +63,24 @@ def near_equals(answers: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, 
     for entry in answers:
         groups.setdefault(" ".join(entry["answer"].casefold().split()), []).append(entry)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def near_equals_sentences(answers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on each group of answers that differ only in case or white space."""
+    sentences = []
+    for group in near_equals(answers):
+        spellings = [f"{written(entry['answer'])} ({entry['rows']:,})" for entry in group]
+        sentences.append(
+            f"{listed(spellings)} differ only in case or white space, and are learned as different answers: "
+            f"write {written(' '.join(group[0]['answer'].split()))} in all of these rows, in data/raw or by "
+            "curate.transform."
+        )
+    return sentences
+
+
+def written(answer: str) -> str:
+    """Return an answer in quotes if white space around it or a line break in it would not be seen."""
+    return answer if answer == " ".join(answer.split()) else json.dumps(answer, ensure_ascii=False)
 
 
 def several_answers(rows: int) -> str:

@@ -12,6 +12,7 @@ from pipeline.core.text import most, plural, words
 from pipeline.pages.drawings import Step, bars, flow, histogram
 from pipeline.pages.templating import fill
 from pipeline.stages.curate.account import CurationReport
+from pipeline.stages.curate.answers import written
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page_words import (
     answers_sentences,
@@ -21,7 +22,6 @@ from pipeline.stages.curate.page_words import (
     title,
     verdict,
     warnings,
-    written,
 )
 from pipeline.stages.curate.rules.catalog import RULES, label_of
 

@@ -1,13 +1,12 @@
 """Texts of the data page: the labels of the rules, and its sentences."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.chat.template_probe import SHOWING_TOOLS
 from pipeline.core.text import count, listed, most, percent, plural, words
 from pipeline.stages.curate.account import CurationReport
-from pipeline.stages.curate.answers import NOT_SHOWN, WITHOUT_TOOLS, near_equals, several_answers
+from pipeline.stages.curate.answers import NOT_SHOWN, WITHOUT_TOOLS, near_equals_sentences, several_answers
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.mapped import counted
 from pipeline.stages.curate.rules.catalog import BY_NAME
@@ -151,14 +150,7 @@ def answers_sentences(stats: CurationReport) -> list[str]:
             f"{plural(contradictory, 'question is', 'questions are')} answered differently by several rows, "
             "and none is chosen: the data page shows the first. Decide for one answer, or take the rows out."
         )
-    for group in near_equals(stats.answers or ()):
-        spellings = [f"{written(entry['answer'])} ({entry['rows']:,})" for entry in group]
-        sentences.append(
-            f"{listed(spellings)} differ only in case or white space, and are learned as different answers: "
-            f"write {written(' '.join(group[0]['answer'].split()))} in all of these rows, in data/raw or by "
-            "curate.transform."
-        )
-    return sentences
+    return sentences + near_equals_sentences(stats.answers or ())
 
 
 def not_shown_sentences(stats: CurationReport) -> list[str]:
@@ -191,11 +183,6 @@ def calls_sentences(stats: CurationReport) -> list[str]:
             "Correct the name, or offer the tool."
         )
     return sentences
-
-
-def written(answer: str) -> str:
-    """Return an answer in quotes if white space around it or a line break in it would not be seen."""
-    return answer if answer == " ".join(answer.split()) else json.dumps(answer, ensure_ascii=False)
 
 
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:

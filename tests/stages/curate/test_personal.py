@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from curating import RECIPE, chat, of_rows
 
+from pipeline.stages.curate.rules.personal import find_personal
+
 KINDS = RECIPE["personal"]
 
 
@@ -130,3 +132,24 @@ def test_one_value_in_many_spellings(tmp_path: Path):
     assert redacted(tmp_path, ["\n".join(values) for values in spellings.values()]) == [
         "\n".join([f"[{kind}_1]"] * (len(values) - 1) + [f"[{kind}_2]"]) for kind, values in spellings.items()
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Meine Handynummer lautet 0178 3835967.", "0178 3835967"),
+        ("Rückruf bitte auf 041/597258", "041/597258"),
+        ("So erreicht ihr mich unter 0170-98567557!", "0170-98567557"),
+        ("Please ring 020 7488 2008 in the morning.", "020 7488 2008"),
+        ("My mobile number is 07089 686488", "07089 686488"),
+        ("Bitte rufen Sie mich an: 0171 2345678", "0171 2345678"),
+        ("The workshop answers questions on 020 7231 1547.", "020 7231 1547"),
+        ("Sie wohnt in Hamburg, 0049 40 27610960", "0049 40 27610960"),
+        ("Ruf an, die Kundennummer ist 0171 2345678", None),
+        ("Call us by 01.02.2027", None),
+        ("It was built on 01 02 2027", None),
+    ],
+)
+def test_a_number_without_its_country_is_known_by_its_sentence(text: str, number: str | None) -> None:
+    found = [text[span.start : span.end] for span in find_personal(text, ("phone",))]
+    assert found == ([number] if number else [])

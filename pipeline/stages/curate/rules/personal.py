@@ -32,12 +32,23 @@ _LOGIN = re.compile(r"\b(?:ssh|scp|sftp|rsync|ssh-copy-id|mosh)\b[^\n|;]*$")
 # lookbehind that comes first.
 _INTERNATIONAL = re.compile(r"\+(?<![\w+.-]\+)[1-9](?:[ \u00a0().\-/]{0,3}\d){6,14}(?![.,]?\d)", re.A)
 _AMERICAN = re.compile(r"(?<![\w+.$-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[.-])\d{3}[.-]\d{4}(?![\w-]|\.\d)", re.A)
-# A number without its country, after a word that says what it is.
+# A number without its country, after a word of the same sentence that says what it is.
 _LABELLED = re.compile(
-    r"\b(?:tel|telefon\w*|telephone|phone|fon|mobil(?:e|nr|nummer)?|handy\w*|fax|call|ruf\w*|anrufen)\b"
-    r"[ \u00a0.:]{0,3}(?:(?:number|nummer|nr\.?|unter|me at|us at|at|on)[ \u00a0:]{1,2})?"
-    r"(?!\d\d?([./-])\d\d?\1\d\d)(?P<number>\(?0(?:[ \u00a0().\-/]{0,3}\d){6,14})(?![.,]?\d)",
+    r"(?:\b(?:tel|telefon\w*|telephone|phone|fon|mobil\w*|handy\w*|fax|call|ring|dial|text me|reach\w*|sms"
+    r"|whatsapp|(?:an)?ruf\w*|r.ckruf\w*|zur.ckrufen|erreich\w*|my (?:\w+ )?number|meine (?:\w+ )?nummer"
+    r"|t.l.phone|portable|appel\w*|tel.fono|m.vil|ll.m\w*|cellulare|chiam\w*|bel\w{0,3}|bereik\w*)\b"
+    r"(?P<between>[^\d\n+]{0,60}?)|\b(?:unter|on|at) )"
+    r"(?!\d\d?(?P<mark>[./-])\d\d?(?P=mark)\d\d)(?P<number>\(?0(?:[ \u00a0().\-/]{0,3}\d){6,14})(?![.,]?\d)",
     re.I | re.A,
+)
+# Words between the two by which the number is another one.
+_OF_OTHER_NUMBERS = re.compile(
+    r"order|invoice|bestell|rechnung|kunden|vertrag|artikel|ticket|account|konto|z.hler|serial|serien|tracking"
+    r"|sendung|vorgang|customer|contract|reference|commande|facture|pedido",
+    re.I,
+)
+_DOUBLE_ZERO = re.compile(
+    r"(?<![\w+.,/-])00(?P<number>[1-9]\d(?:[ \u00a0().\-/]{0,3}\d){6,12})(?![.,]?\d)", re.A
 )
 # Countries whose numbers begin with 0 at home.
 _AT_HOME = ("DE", "AT", "CH", "GB", "FR", "NL", "BE", "SE", "IE", "AU", "IN")
@@ -132,7 +143,7 @@ def _phones(text: str, pattern: re.Pattern[str], region: str | None) -> Iterator
 
 def _labelled_phones(text: str) -> Iterator[Span]:
     for match in _LABELLED.finditer(text):
-        value = match["number"]
+        value = "" if _OF_OTHER_NUMBERS.search(match["between"] or "") else match["number"]
         while value:
             if any(_is_phone(value, region) for region in _AT_HOME):
                 start = match.start("number")
@@ -140,6 +151,12 @@ def _labelled_phones(text: str) -> Iterator[Span]:
                 break
             shorter = _LAST_GROUP.sub("", value)  # The match may have continued into the next number.
             value = shorter if shorter != value else ""
+
+
+def _phones_after_double_zero(text: str) -> Iterator[Span]:
+    for match in _DOUBLE_ZERO.finditer(text):
+        if _is_phone(f"+{match['number']}", None):
+            yield Span(*match.span(), "phone", 0)
 
 
 @lru_cache(4096)
@@ -218,6 +235,7 @@ FINDERS: tuple[tuple[str, Callable[[str], object], Callable[[str], Iterator[Span
         partial(_phones, pattern=_AMERICAN, region="US"),
     ),
     ("phone", _MAYBE_LABELLED.search, _labelled_phones),
+    ("phone", lambda text: "00" in text, _phones_after_double_zero),
     ("ip", _MAYBE_IPV4.search, partial(_addresses, pattern=_IPV4)),
     ("ip", _MAYBE_IPV6.search, partial(_addresses, pattern=_IPV6)),
     ("iban", _many_digits, _ibans),
