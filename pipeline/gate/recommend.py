@@ -183,10 +183,10 @@ def _level(
     if good:
         chosen = min(good, key=lambda model: (*size_and_loss(model, evaluations), model))
         fits = f"{_fits(memory[chosen])} in {room}"
-        tuned = sum(not is_base(model) for model in evaluations)
-        reason = f"Of {tuned} tuned models, {chosen} is the smallest that {fits} and {standard}"
+        tuned = [model for model in evaluations if not is_base(model)]
+        reason = f"Of {len(tuned)} tuned models, {chosen} is the smallest that {fits} and {standard}"
         if chosen in REFERENCES:
-            reason = f"{chosen} {fits}, and no smaller level {standard if tuned > 1 else 'was measured'}"
+            reason = f"{chosen} {fits}, and {_why_none_smaller(len(tuned) - 1, len(memory) - 1, standard)}"
     else:
         chosen = max(memory, key=lambda model: (quality[model], -evaluations[model].bytes))
         fits = _fits(memory[chosen])
@@ -205,6 +205,18 @@ def _level(
             figures = f"{share}there is no task score to judge by"
         reason += f" ({figures})"
     return Recommendation(chosen, f"{reason}.", tuple(warnings), below_standard=not good)
+
+
+def _why_none_smaller(measured: int, allowed: int, standard: str) -> str:
+    """Return why the 16-bit model is taken, by the number of smaller levels that were measured, and of those
+    that the gate does not refuse.
+    """
+    if not measured:
+        return "no smaller level was measured"
+    if not allowed:
+        return "the gate refuses every smaller level"
+    of_allowed = " that the gate does not refuse" if allowed < measured else ""
+    return f"no smaller level{of_allowed} {standard}"
 
 
 def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:

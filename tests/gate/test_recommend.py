@@ -210,6 +210,7 @@ SAID = {
     "the smallest": lambda: choose(**REFUSED),
     "one refused": lambda: advise("Q4"),
     "all refused": lambda: advise("Q4", "Q5", memory_gb=0.2),
+    "smaller ones refused": lambda: advise("Q4", "Q5"),
     "F16 alone": lambda: choose(F16=F16),
     "F16 of two": lambda: choose(F16=F16, Q4=model(105, 0.5)),
     "nothing fits": lambda: choose(memory_gb=0.1, F16=F16, Q4=model(105, 0.75)),
