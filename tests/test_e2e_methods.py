@@ -102,7 +102,8 @@ def test_a_method_s_figure_is_reported_gated_shipped_and_its_model_served(
     card = (bundle / "README.md").read_text(encoding="utf-8")
     assert [name for name in METHODS if f"({name})" in card] == [kind] * (kind != "rewarded")
     rules = {found["rule"]: found for found in read(bundle / "evidence/gate.json")["findings"]}
-    assert rules.keys() == {"parity"} | ({"preferences"} if kind in PREFERENCES else set())
+    # Two held-out rows expect one answer, of which nothing is decided.
+    assert rules.keys() - {"commonest"} == {"parity"} | ({"preferences"} if kind in PREFERENCES else set())
     served = quench(root, "serve", "--smoke", "1")  # a random model's answer need not end
     assert "stopped by themselves" in served.output and served.exit_code in (0, 5), served.output
 
