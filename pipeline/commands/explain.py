@@ -1,34 +1,25 @@
-"""Explain errors by id and rejected rows by reason; write docs/troubleshooting.md, which lists all errors.
+"""Explain errors by id and rejected rows by reason.
 
-    quench doctor explain Q-CONFIG-001
-    quench doctor explain unknown_format
-    quench doctor explain --write docs/troubleshooting.md
-
-The page's beginning, on topics that no single error covers, is `pipeline/core/catalog/troubleshooting.md`.
+quench doctor explain Q-CONFIG-001
+quench doctor explain unknown_format
 """
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from pathlib import Path
+from collections.abc import Mapping
 
 from pipeline.core import errors
-from pipeline.core.catalog import HEAD, Problem, Reason, catalog, left_out, reasons
+from pipeline.core.catalog import Problem, Reason, catalog, left_out, reasons
 from pipeline.core.errors import ConfigError
-from pipeline.core.publish import write_text
 
 # file that has reasons → the reasons, by name
 REASONS_OF = {"data/rejects.jsonl": reasons, "reports/labels.json": left_out}
 
 
-def main(wanted: str | None, page: Path | None) -> None:
-    """Write `page`, or print the problem, area or reason `wanted` (None: all problems). Raises `ConfigError`
-    if there is none.
+def main(wanted: str | None) -> None:
+    """Print the problem, area or reason `wanted` (None: all problems). Raises `ConfigError` if there is
+    none.
     """
-    if page:
-        write_text(page, troubleshooting())
-        return
     name = (wanted or "").lower()
     explained = [
         line
@@ -79,22 +70,6 @@ def exit_code(problem: Problem) -> str:
     """
     kind = getattr(errors, problem.error)
     return "2 to 6" if kind is errors.QuenchError else str(kind.exit_code)
-
-
-def troubleshooting() -> str:
-    """Return docs/troubleshooting.md: the hand-written beginning, then a table per area."""
-    tables = [
-        _table(area, list(problems))
-        for area, problems in groupby(catalog().values(), key=lambda problem: problem.area)
-    ]
-    return "\n".join([HEAD.read_text(encoding="utf-8"), *tables])
-
-
-def _table(area: str, problems: Sequence[Problem]) -> str:
-    rows = [(problem.id, exit_code(problem), problem.when, problem.remedy) for problem in problems]
-    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-    head = f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n"
-    return head + "".join(f"| {line} |\n" for line in lines)
 
 
 def reasons_table(of: Mapping[str, Reason]) -> str:

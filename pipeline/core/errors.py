@@ -2,7 +2,7 @@
 
 An error is raised with its id and one sentence (value, reason, remedy): `raise DataError("Q-TRAIN-004",
 f"...")`. The ids are in `pipeline/core/catalog/`, one file per area. `quench doctor explain ID` and
-docs/troubleshooting.md are generated from it. Any other exception is a bug and keeps its traceback.
+the manual's page are generated from it. Any other exception is a bug and keeps its traceback.
 """
 
 import signal

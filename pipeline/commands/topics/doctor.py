@@ -41,15 +41,11 @@ def explain(
             "all errors.",
         ),
     ] = None,
-    write: Annotated[
-        Path | None,
-        typer.Option("--write", metavar="FILE", help="Write docs/troubleshooting.md: all errors, by area."),
-    ] = None,
 ) -> None:
     """Explain an error, or why a row is rejected: when it comes, what to do."""
     from pipeline.commands.explain import main
 
-    main(id, write)
+    main(id)
 
 
 @app.command(epilog="example: quench doctor setup --demo")

@@ -13,7 +13,6 @@ from pipeline.core.yaml_readers import read_fast
 FOLDER = Path(__file__).parent
 REASONS = FOLDER / "rows/reasons.yaml"
 LEFT_OUT = FOLDER / "rows/left_out.yaml"
-HEAD = FOLDER / "troubleshooting.md"  # the hand-written beginning of docs/troubleshooting.md
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import PurePosixPath
 from posixpath import normpath, relpath
 
+from pipeline.commands.explain import exit_code
+from pipeline.core.catalog import catalog
 from pipeline.core.places import resource
+from pipeline.extras.manual.reference import cell
 
 HOME = "index.md"
 # Files outside of docs/ by their place in the manual. Pages link to all of them.
@@ -21,7 +25,6 @@ DOCS = "docs"
 FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()(?!\w+:)([^)\s#]+)")
 ENTRY = re.compile(r"^- (?:([A-Z]\w+): )?(.*(?:\n  .*)*)", re.MULTILINE)
-ERROR_ROW = re.compile(r"^\| (Q-[A-Z0-9]+-\d+) \|", re.MULTILINE)
 TROUBLESHOOTING = "troubleshooting.md"
 ALONE = "Project"  # the group of pages that README lists outside of a group
 
@@ -36,7 +39,7 @@ def hand_written() -> dict[str, bytes]:
         if source.endswith(".md"):
             text = _with_links(content.decode("utf-8"), PurePosixPath(source), places)
             if place == TROUBLESHOOTING:
-                text = ERROR_ROW.sub(_with_anchor, text)
+                text += errors_tables()
             content = text.encode("utf-8")
         pages[place] = content
     return pages
@@ -57,8 +60,15 @@ def groups(pages: Mapping[str, bytes]) -> dict[str, list[str]]:
     return listed
 
 
-def _with_anchor(row: re.Match[str]) -> str:
-    return f'| <span id="{row[1].lower()}">{row[1]}</span> |'
+def errors_tables() -> str:
+    """Return a table of the errors of each area, in which each can be linked to by its id."""
+    text = ""
+    for area, problems in groupby(catalog().values(), key=lambda problem: problem.area):
+        text += f"\n### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n"
+        for problem in problems:
+            id = f'<span id="{problem.id.lower()}">{problem.id}</span>'
+            text += f"| {id} | {exit_code(problem)} | {cell(problem.when)} | {cell(problem.remedy)} |\n"
+    return text
 
 
 def _with_links(text: str, source: PurePosixPath, places: Mapping[str, str]) -> str:
