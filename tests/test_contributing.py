@@ -85,7 +85,7 @@ assert torch.allclose(losses, torch.tensor([0.9, 3.0])) and torch.allclose(margi
 import sys
 from functools import partial
 from pathlib import Path
-sys.path.append({str(PROJECT / "tests")!r})
+sys.path.append({str(PROJECT / "tests/support")!r})
 import report_inputs
 from pipeline.stages.report import stage
 stage.main(report_inputs.demo_params(), report_inputs.write_inputs(Path("finished")))
@@ -95,7 +95,7 @@ assert 'id="libraries"' in page and "<p>torch " in page
     "level": f"""
 import re, subprocess, sys
 from pathlib import Path
-sys.path.append({str(PROJECT / "tests")!r})
+sys.path.append({str(PROJECT / "tests/support")!r})
 from shaped_gguf import VOCABULARY, shaped, written
 from pipeline.config.levels import level_problem
 from pipeline.llamacpp.tools import find_toolchain
@@ -110,7 +110,7 @@ assert abs((level_bytes(shape, "Q2_0") - HEADER_PER_TOKEN * VOCABULARY) / 2**20 
     "family": f"""
 import sys
 from pathlib import Path
-sys.path.append({str(PROJECT / "tests")!r})
+sys.path.append({str(PROJECT / "tests/support")!r})
 import torch
 from families import SIZES, write_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -149,7 +149,7 @@ assert jobs_at_work(Path()) == ["train (LSF job 17, run)"]
     "tuner": f"""
 import sys, pytest, torch
 from pathlib import Path
-sys.path.append({str(PROJECT / "tests")!r})
+sys.path.append({str(PROJECT / "tests/support")!r})
 from qlora import sixteen
 from tiny import untied_qwen2
 from pipeline.config.params import Params

@@ -109,7 +109,7 @@ def test_every_tensor_of_a_real_file() -> None:
 INTERPRET = """
 import sys
 import torch
-sys.path[:0] = ["tests"]
+sys.path[:0] = ["tests/support"]
 from ggml_reference import by_gguf, random_rows
 from pipeline.gguf.dequantize import KERNELS, dequantize
 from pipeline.gguf.kernels import FORMULAS, dequantize_blocks

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 
-if "QUENCH_TESTS_FORKED" in os.environ:  # tests/forked.py has all of this imported
+if "QUENCH_TESTS_FORKED" in os.environ:  # tests/support/forked.py has all of this imported
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(os.environ["QUENCH_TESTS_FORKED"])
         socket.send_fds(server, [b" "], [0, 1, 2])

@@ -80,7 +80,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.slow
 def test_a_killed_board_has_lost_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent), str(PROJECT / "tests")],
+        [
+            sys.executable,
+            "-c",
+            KILLED,
+            str(tmp_path),
+            str(Path(__file__).parent),
+            str(PROJECT / "tests/support"),
+        ],
         check=False,
     )
     assert done.returncode == -signal.SIGKILL

@@ -24,7 +24,7 @@ from pipeline.ship.verification import bundle_faults
 CARD, BILL, SUMS = "README.md", "sbom.cdx.json", "SHA256SUMS"
 EVALUATION, PARITY = "evidence/evaluation.json", "evidence/parity.json"
 TEXTS = (CARD, "Modelfile", "serve.sh", "quench.service", BILL)
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-small.yaml"
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "demo-small.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
 MODELS = ["base-F16", "F16", *LEVELS]
 FILE_TYPES = {"base-F16": 1, "F16": 1, "Q4_K_M": 15, "Q5_K_M": 17}

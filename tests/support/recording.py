@@ -16,7 +16,7 @@ from typing import Any
 
 from kept import STORE
 
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(__file__).parents[1] / "recorded"
 PROJECTS = {"merged": "finished", "adapter": "served", "tuned": "tuned"}  # folder: fixture that it is of
 TAKEN = (
     ".quench/usage/*.json",

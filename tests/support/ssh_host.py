@@ -43,7 +43,7 @@ class Card(NamedTuple):
         return (self.folder / "calls").read_text().splitlines()
 
     def plan(self, *cuts: tuple[str, str, int]) -> None:
-        """Have the line cut: see tests/ssh_session.py."""
+        """Have the line cut: see tests/support/ssh_session.py."""
         (self.folder / "cuts.json").write_text(json.dumps(cuts))
 
     def planned(self) -> list:

@@ -98,7 +98,7 @@ def _text(make: Callable[[Path], object]) -> str:
 def _everywhere() -> str:
     """What every folder is made by."""
     state = [str(_store()), stamp(), platform.python_version(), version("torch")]
-    for path in (*(PROJECT / "tests" / name for name in MAKERS), *(PROJECT / name for name in READ)):
+    for path in (*(PROJECT / "tests/support" / name for name in MAKERS), *(PROJECT / name for name in READ)):
         source = read_source(path.read_bytes(), is_python=path.suffix == ".py")
         state.append(f"{path.name} {source.digest}")
     return json.dumps(state, sort_keys=True)

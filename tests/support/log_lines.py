@@ -1,5 +1,5 @@
-"""The lines of a run's logs that Quench didn't write: `python tests/log_lines.py logs/*.log` prints them, and
-fails if there are any.
+"""The lines of a run's logs that Quench didn't write. `python tests/support/log_lines.py logs/*.log` prints
+them, and fails if there are any.
 
 A warning that means nothing is silenced by name (`pipeline.models.runtime.silence_libraries`). One that a
 user should see, and that Quench can't say better, is added to `ALLOWED` with its reason.

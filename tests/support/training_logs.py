@@ -12,7 +12,7 @@ from pipeline.stages.train.checkpoints import publish_checkpoint
 
 Row = dict[str, Any]
 # loss and gradient norm (before clipping) of the 50 steps of a real run of the demo
-CURVE = Path(__file__).parent / "recorded" / "demo_curve.csv"
+CURVE = Path(__file__).parents[1] / "recorded" / "demo_curve.csv"
 
 
 def step_row(

@@ -93,7 +93,7 @@ def run(script: str, *arguments: str, **environment: str) -> str:
     if environment:
         script = f"import triton_interpreter\n{script}"
     command = [sys.executable, "-c", script, *arguments]
-    paths = {"PYTHONPATH": os.pathsep.join(map(str, (PROJECT, PROJECT / "tests")))}
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (PROJECT, PROJECT / "tests/support")))}
     done = ended(command, cwd=PROJECT, env=os.environ | paths | environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -15,7 +15,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.metrics_log import write_rows
 from pipeline.stages.train.method import monitor_of
 
-DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo-small.yaml"
+DEMO_RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "demo-small.yaml"
 MODELS = ("base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M")
 CHATML_WITH_DEFAULT = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

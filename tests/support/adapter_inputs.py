@@ -16,7 +16,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields, lineage_fields
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-gguf.yaml"
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "demo-gguf.yaml"
 LIKE = {"source": "base-F16", "base": "base-Q4_K_M", "adapter": "Q4_K_M"}  # whose figures each model has
 # of each report, as recorded
 OWN = ("model", "file", "sha256", "answers_sha256", "rows_sha256", "tensor_types")
