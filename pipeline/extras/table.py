@@ -41,7 +41,6 @@ EXTRAS: Mapping[str, Extra] = {
     "distill": Extra("distill.stage", "docs/methods.md", stage="distill"),
     "trackers": Extra("trackers.tracking", "docs/training.md", setting="train.report_to"),
     "manual": Extra("manual.command", "docs/tutorial.md", verb="doctor docs", pip="docs", imports="zensical"),
-    "nf4": Extra("nf4.command", "docs/training.md", verb="model nf4"),
 }
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +14,6 @@ from pipeline.config.params import Params
 from pipeline.config.products import product_of
 from pipeline.config.sections.shipping import Acceptance
 from pipeline.core.errors import DataError
-from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import BadLine, parse_record, read_rows
 from pipeline.core.locks import absent
 from pipeline.core.metrics_log import MetricsLog
@@ -49,7 +47,6 @@ class Inputs:
     evaluations: Evaluations
     answers: Answers = field(default_factory=dict)
     # The measurement of this very base by `quench model nf4`, which is not a stage.
-    quantization_check: Mapping[str, Any] | None = None
     # {job: a change of its settings or code that was declared to be without effect}
     accepted: Mapping[str, Acceptance] = field(default_factory=dict)
 
@@ -91,13 +88,11 @@ def load_inputs(root: Path, params: Params) -> Inputs:
                 f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: run "
                 f"`python -m pipeline evaluate@{model}` again",
             )
-    check = read_quantization_check(root / "reports/quantization-check.json", inputs.base.files)
     evaluations, decided_answers = with_deciding_scorer(inputs.evaluations, answers)
     return replace(
         inputs,
         evaluations=evaluations,
         answers=decided_answers,
-        quantization_check=check,
         accepted=in_force(root, params),
     )
 
@@ -176,22 +171,3 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
     path = root / "reports/train.csv"
     with readable(path, root, "train"), path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the measurement of the base's weights by `quench model nf4`; None if it is missing or of another
-    base.
-    """
-    if not path.is_file():
-        return None
-    try:
-        record = parse_record(path.read_bytes())
-        for line in record["lines"].values():
-            itemgetter("title", "what", "figure", "limit", "verdict", "detail")(line)
-    except (OSError, BadLine, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            "Q-GATE-003",
-            f"{path} is not what `quench model nf4` wrote: run that again, or delete the file",
-        ) from error
-    weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
-    return dict(record) if record.get("base_weights_sha256") == json_hash(weights) else None

@@ -57,7 +57,6 @@ print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
         "serve",
         "chat",
         "doctor",
-        "model nf4",
         "model parity --depth quick",
         "ship F16",
         "data check x",
@@ -101,7 +100,6 @@ def test_help_of_every_command_shows_an_example(command: str) -> None:
         *("doctor", "doctor clean", "config show", "config plan", "config methods", "judge"),
         *(
             "model parity",
-            "model nf4",
             "model norms",
             "model verify",
             "serve",

@@ -70,7 +70,6 @@ LINES = {
         "0 pairs of 2 requests",
         3,
     ),
-    "model nf4": Line("quench model nf4 --prompts 1 --json --root {project}", field=("verdict", "pass")),
     "model parity": Line("quench model parity --json --root {project}", field=("verdict", "pass")),
     "doctor report": Line("quench doctor report --root {project}", "### Last error"),
     "doctor clean": Line("quench doctor clean --json --root {whole}", field=("frees", "10", 0)),
@@ -129,13 +128,7 @@ def _free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.workflow.prepare._held", deque(maxlen=0))
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        pytest.param(verb, marks=[pytest.mark.slow] if verb == "model nf4" else [])  # 20 s
-        for verb in LINES
-    ],
-)
+@pytest.mark.parametrize("verb", LINES)
 def test_a_verb_on_a_finished_project(verb: str, project: Path, tmp_path: Path) -> None:
     line = LINES[verb]
     places = {

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recording import read
 from report_inputs import MODELS, put, write_inputs
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
-from pipeline.core.hashing import json_hash
 from pipeline.gate.inputs import Inputs, load_inputs
 
 SHA = "0" * 64
@@ -74,7 +72,6 @@ def test_every_report_is_read(root: Path) -> None:
     assert list(found.evaluations) == list(found.answers) == list(MODELS)
     assert found.evaluations["Q4_K_M"].model == "Q4_K_M"
     assert len(found.answers["Q4_K_M"]) == 64
-    assert found.quantization_check is None
     for model in MODELS:
         change(root, f"reports/eval/{model}.json", "task", None)
     (root / "reports/train.jsonl").unlink()
@@ -197,19 +194,4 @@ def test_figures_and_answers_of_something_else_are_refused(root: Path) -> None:
     for lines in (others, [*others, first]):
         (root / ANSWERS).write_text("".join(lines), encoding="utf-8")
         with pytest.raises(DataError, match=r"Q-GATE-002: reports/eval/Q4_K_M\.answers\.jsonl"):
-            load(root)
-
-
-def test_a_quantization_check_counts_if_it_is_of_this_base(root: Path) -> None:
-    line = dict.fromkeys(("title", "what", "figure", "limit", "verdict", "detail"))
-    file, base = root / "reports/quantization-check.json", read("merged", "models/base.json")
-    weights = json_hash({"model.safetensors": base["files"]["model.safetensors"]})
-    found = {"base_weights_sha256": weights, "lines": {"a": line}}
-    put(file, found)
-    assert load(root).quantization_check == found
-    put(file, found | {"base_weights_sha256": SHA})
-    assert load(root).quantization_check is None
-    for broken in ("[]", "{", "[" * 100_000, *(json.dumps({"lines": lines}) for lines in ({"a": {}}, [], 1))):
-        file.write_text(broken)
-        with pytest.raises(DataError, match="Q-GATE-003: "):
             load(root)

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic, working
+from pipeline.commands.topics.options import Json, ParamsFile, Root, topic
 from pipeline.core.errors import ConfigError
-from pipeline.extras.table import load_extra
 
 app = topic("Measure and verify models and files, and patch GGUF files.")
 
@@ -32,28 +31,6 @@ def parity(
             measure(params, root, depth)
         code = main(root, as_json=as_json)
     raise typer.Exit(code)
-
-
-@app.command(epilog="example: quench model nf4 --prompts 8")
-def nf4(
-    prompts: Annotated[
-        int, typer.Option("--prompts", metavar="N", min=1, help="Held-out rows whose logits are compared.")
-    ] = 8,
-    adapters: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--adapter",
-            metavar="DIR",
-            help="Switch between these two (default: the trained one and a checkpoint).",
-        ),
-    ] = None,
-    as_json: Json = False,
-    params: ParamsFile = None,
-    root: Root = Path(),
-) -> None:
-    """Compare the trained NF4 model with its 16-bit base, by checks with limits; exit 5 if one fails."""
-    with working(root):
-        load_extra("nf4").main(load(params, root), root, prompts, as_json=as_json, adapters=adapters or [])
 
 
 @app.command(epilog="example: quench model norms models/adapter --base models/base")

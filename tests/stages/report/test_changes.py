@@ -15,11 +15,9 @@ import report_inputs
 from golden import Golden, changed_lines
 from html_page import lines_of
 from parity_inputs import failed_report
-from recording import read
 from report_inputs import MODELS, change, demo_params, put
 
 from pipeline.config.params import Params
-from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.stages.report import stage
 
@@ -55,22 +53,6 @@ def evaluations(**changed: Any) -> Change:
 
 def report(name: str, **changed: Any) -> Change:
     return lambda root: change(root / name, **changed)
-
-
-def check_of_the_base(root: Path, weights: str | None = None) -> None:
-    """reports/quantization-check.json, a check failed and one open; of another base: `weights`."""
-    line = {"title": "Scale of the NF4 weights", "what": "of a linear", "figure": 0.0057, "limit": 0.02}
-    line |= {"unit": "", "verdict": "pass", "detail": "14"}
-    failed = line | {"title": "Blocks <of> it", "figure": 1.59, "limit": 0.5, "verdict": "fail"}
-    open_ = line | {"title": "Two adapters", "figure": None, "limit": None, "verdict": "not measured"}
-    files = read("merged", "models/base.json")["files"]
-    found = {
-        "verdict": "fail",
-        "base_weights_sha256": weights or json_hash({"model.safetensors": files["model.safetensors"]}),
-        "lines": {"nf4_scale": line, "nf4_blocks": failed, "adapter_swap": open_},
-        "memory_check": {"sentence": "Here NF4 keeps 5.0 MB, so at 7B 6.04 GB."},
-    }
-    put(root / "reports/quantization-check.json", found)
 
 
 def little_recorded(root: Path) -> None:
@@ -178,8 +160,6 @@ TIED = {"kept": "output.weight", "kept_type": "Q8_0", "dropped": "token_embd.wei
 TRAIN, ARC = "reports/train.json", {"acc": 0.4312, "acc_stderr": 0.021, "n": 60}
 PART = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "sees_images": True}
 CHANGES: dict[str, Change] = {
-    "quantization check": check_of_the_base,
-    "of another base": lambda root: check_of_the_base(root, "0" * 64),
     "little recorded": little_recorded,
     "nothing recorded": nothing_recorded,
     "failed rule": failed_rule,

@@ -1,1 +1,0 @@
-"""`quench model nf4`: a check that quantization is faithful on this machine."""
