@@ -82,23 +82,14 @@ def test_a_pack_whose_rows_are_not_causal_has_no_borders() -> None:
 
 
 @pytest.mark.slow
-def test_steps_on_a_packed_row_run_on_tiny_shapes(tmp_path: Path) -> None:
-    options = ["--smoke", "--only", "packed", "--out", str(tmp_path)]
-    done = ended([sys.executable, PROJECT / "benchmarks/gpu_all.py", *options])
+def test_all_parts_run_on_tiny_shapes(tmp_path: Path) -> None:
+    """What waits for a GPU must not fail on the day there is one."""
+    done = ended([sys.executable, PROJECT / "benchmarks/gpu_all.py", "--smoke", "--out", str(tmp_path)])
     assert done.returncode == 0, done.stderr[-2000:]
     figures: dict[str, float] = {}
     for line in (tmp_path / "figures.jsonl").read_text(encoding="utf-8").splitlines():
         figures |= json.loads(line)
     assert {"packed_masked_ratio", "packed_by_row_ratio", "packed_compiled_ratio"} <= figures.keys()
+    assert {"quantized_speed_ratio", "scales_speed_ratio", "offload_loss_difference"} <= figures.keys()
     assert figures["packed_by_row_loss_difference"] < 1e-3
     assert figures["packed_compiled_loss_difference"] < 1e-3
-
-
-@pytest.mark.slow
-def test_steps_on_packed_weights_and_on_offloaded_ones_run_on_tiny_shapes(tmp_path: Path) -> None:
-    options = ["--smoke", "--only", "quantized", "offload", "--out", str(tmp_path)]
-    done = ended([sys.executable, PROJECT / "benchmarks/gpu_all.py", *options])
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = (tmp_path / "figures.jsonl").read_text(encoding="utf-8").splitlines()
-    figures = {name for line in lines for name in json.loads(line)}
-    assert {"quantized_speed_ratio", "scales_speed_ratio", "offload_loss_difference"} <= figures
