@@ -32,6 +32,8 @@ from pipeline.stages.curate.mapped import lacking
 from pipeline.stages.curate.rules.catalog import RULES
 
 OF_NOTHING = hashlib.sha256(b"").hexdigest()
+# Counts of cleaning that are kept by file too.
+COUNTED = ("rejected", "formats", "mapped", "left_out", "verdicts", "notes", "answers")
 LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
 
 
@@ -56,6 +58,12 @@ class FileStats:
     verdicts: Counter[str] = field(default_factory=Counter)  # keys and words that call a row bad → rows
     notes: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)  # answer → rows, as long as they are few
+
+    def count(self, more: "FileStats | CleaningStats") -> None:
+        """Add the counts of a later part of the file."""
+        for name in COUNTED:
+            getattr(self, name).update(getattr(more, name))
+        bound(self.answers)
 
     def is_unreadable(self) -> bool:
         """Return True if the file has rows, and none can be read. Empty lines are not rows."""
@@ -163,14 +171,7 @@ class CurationStats:
         file.kept += done.lines + done.added - len(done.rejects)
         by_rule = done.cleaning_stats.rejected_by
         file.readable += done.lines + done.added - by_rule["read"] - by_rule["format"]
-        file.rejected.update(done.cleaning_stats.rejected)
-        file.formats.update(done.cleaning_stats.formats)
-        file.mapped.update(done.cleaning_stats.mapped)
-        file.left_out.update(done.cleaning_stats.left_out)
-        file.verdicts.update(done.cleaning_stats.verdicts)
-        file.notes.update(done.cleaning_stats.notes)
-        file.answers.update(done.cleaning_stats.answers)
-        bound(file.answers)
+        file.count(done.cleaning_stats)
         self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
     def merge(self, later: "CurationStats") -> None:
@@ -181,14 +182,7 @@ class CurationStats:
             total.added += counts.added
             total.kept += counts.kept
             total.readable += counts.readable
-            total.rejected.update(counts.rejected)
-            total.formats.update(counts.formats)
-            total.mapped.update(counts.mapped)
-            total.left_out.update(counts.left_out)
-            total.verdicts.update(counts.verdicts)
-            total.notes.update(counts.notes)
-            total.answers.update(counts.answers)
-            bound(total.answers)
+            total.count(counts)
         self._add(later.cleaning, later.domains)
 
     def _add(self, cleaning: CleaningStats, domains: Mapping[str, None]) -> None:
