@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
+from pipeline.core.hub import fetch_file, hub_client, is_damaged
 from pipeline.core.text import plural, safe, shortened
 from pipeline.extras.publish.hub_card import repository_card
 from pipeline.extras.publish.shipped import Shipped, front_matter_of, known_license, read_bundle
 from pipeline.ship.bundle import CARD, EVALUATION, SUMS
 from pipeline.ship.listing import MAX_SMALL, SIGNATURE, read_small
-from pipeline.stages.base.hub import fetch_file, hub_client, is_damaged
 
 READ = (CARD, SUMS, EVALUATION)  # what is read of a level that the repository has
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token with the right to write"

@@ -4,23 +4,18 @@ that runs is fetched.
 
 import os
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pipeline.config.sections.places import Hub
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
-from pipeline.core.hashing import file_hash
+from pipeline.core.hub import Refused, fetch_file, hub_client, hub_errors, is_damaged, receive
 from pipeline.core.publish import need_disk
 from pipeline.models.experts.recognize import check_experts_of
 from pipeline.stages.base.chats import OWN, ChatSettings, try_early
 from pipeline.stages.base.file_choice import choose_files, choose_gguf, no_such_file
 from pipeline.stages.base.hf_folder import check_config, read_object
-
-CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # seconds; without a network the next place is tried soon
 
 
 def download(
@@ -38,7 +33,7 @@ def download(
     where it stopped. Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files),
     `ConfigError` (not a repository name), `MachineError` (the hub can't be reached, the disk is full).
     """
-    with _hub_errors(repo, commit):
+    with hub_errors(_error_of(repo, commit)):
         listing = _listing(repo, commit)
         listed = [file.rfilename for file in listing]
         where = f"{repo} at {commit}"
@@ -62,7 +57,7 @@ def download(
     _publish(settings, repo, cache, folder)
     if not gguf:
         try_early(folder, missing, repo, chats)
-    with _hub_errors(repo, commit):
+    with hub_errors(_error_of(repo, commit)):
         for file in weights:
             fetch_file(repo, commit, file, cache)
     _publish(weights, repo, cache, folder)
@@ -88,7 +83,7 @@ def fetch_one(place: Hub, sha256: str, part: Path) -> None:
     A file that the hub lists with another hash is refused before the download. Raises the errors of
     `download`.
     """
-    with _hub_errors(place.hub, place.revision):
+    with hub_errors(_error_of(place.hub, place.revision)):
         listing = {file.rfilename: file for file in _listing(place.hub, place.revision)}
         if place.file not in listing:
             raise no_such_file(place.file, list(listing), f"{place.hub} at {place.revision}")
@@ -100,7 +95,7 @@ def fetch_one(place: Hub, sha256: str, part: Path) -> None:
                 "correct the hash, or the commit",
             )
         need_disk(part.parent, (file.size or 0) - (part.stat().st_size if part.exists() else 0))
-        _receive(place.hub, place.revision, file, part)
+        receive(place.hub, place.revision, file, part)
 
 
 def _listing(repo: str, commit: str) -> list[Any]:
@@ -113,113 +108,41 @@ def _listing(repo: str, commit: str) -> list[Any]:
     return info.siblings or []
 
 
-def hub_client() -> tuple[Any, Any]:
-    """Return the hub's client and the timeout. Progress is shown only on a terminal."""
-    import httpx2  # huggingface_hub's HTTP client
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+def _error_of(repo: str, commit: str) -> Callable[[Refused, str], QuenchError]:
+    """Return what makes the error for the user of the hub's refusal of a model."""
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    return HfApi(), httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-
-
-@contextmanager
-def _hub_errors(repo: str, commit: str) -> Iterator[None]:
-    """Turn the errors of the hub's client into errors with a sentence for the user."""
-    import httpx2
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except (errors.HFValidationError, OSError, httpx2.HTTPError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise  # an error of the disk, not of the network
-        raise _refusal(error, repo, commit) from error
-
-
-def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
-    """Return the error for the user that an error of the hub's client means."""
-    from huggingface_hub import errors
-
-    reason = ": ".join([type(error).__name__, *str(error.__cause__ or error).strip().splitlines()[:1]])
-    refusals: dict[type[Exception], QuenchError] = {  # subclasses before their base classes
-        errors.HFValidationError: ConfigError(
-            "Q-BASE-017",
-            f"base.model is {repo!r}, which is not the name of a hub repository: write OWNER/NAME",
-        ),
-        errors.GatedRepoError: DataError(
-            "Q-BASE-018",
-            f"{repo} is gated: accept its terms on its page on the hub and log in with `hf auth login`",
-        ),
-        errors.RepositoryNotFoundError: DataError(
-            "Q-BASE-019",
-            f"the hub shows no model {repo}: correct base.model, or log in with `hf auth login` if the model "
-            "is private",
-        ),
-        errors.RevisionNotFoundError: DataError(
-            "Q-BASE-020",
-            f"{repo} has no commit {commit}: copy base.revision from the model's list of commits on the hub",
-        ),
-        Exception: MachineError(
+    def error_of(refused: Refused, reason: str) -> QuenchError:
+        match refused:
+            case Refused.NAME:
+                return ConfigError(
+                    "Q-BASE-017",
+                    f"base.model is {repo!r}, which is not the name of a hub repository: write OWNER/NAME",
+                )
+            case Refused.GATED:
+                return DataError(
+                    "Q-BASE-018",
+                    f"{repo} is gated: accept its terms on its page on the hub and log in with "
+                    "`hf auth login`",
+                )
+            case Refused.MISSING:
+                return DataError(
+                    "Q-BASE-019",
+                    f"the hub shows no model {repo}: correct base.model, or log in with `hf auth login` if "
+                    "the model is private",
+                )
+            case Refused.REVISION:
+                return DataError(
+                    "Q-BASE-020",
+                    f"{repo} has no commit {commit}: copy base.revision from the model's list of commits on "
+                    "the hub",
+                )
+        return MachineError(
             "Q-BASE-021",
-            f"{repo} can't be fetched from the hub ({reason[:200]}): check the network and HF_ENDPOINT, then "
-            "run the same command again; it resumes where it stopped",
-        ),
-    }
-    return next(refusal for kind, refusal in refusals.items() if isinstance(error, kind))
+            f"{repo} can't be fetched from the hub ({reason}): check the network and HF_ENDPOINT, then run "
+            "the same command again; it resumes where it stopped",
+        )
 
-
-def fetch_file(repo: str, commit: str, file: Any, cache: Path, kind: str = "model") -> None:
-    """Fetch one file of a listing into `cache`, resuming at the byte where an earlier try stopped. The
-    repository is a `model` or a `dataset`.
-
-    The download function of huggingface_hub 2.4 starts a file again in every process. With shards of 4 GB
-    that does not count as resuming.
-    """
-    done = cache / file.rfilename
-    part = cache / f"{file.rfilename}.part"
-    if not done.exists():
-        done.parent.mkdir(parents=True, exist_ok=True)
-        _receive(repo, commit, file, part, kind)
-        part.replace(done)
-
-
-def _receive(repo: str, commit: str, file: Any, part: Path, kind: str = "model") -> None:
-    """Download `part` until it has the listed size."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils._headers import build_hf_headers
-
-    if part.exists() and part.stat().st_size > file.size:
-        part.unlink()  # a proxy's error page, for example, and not our file
-    if not part.exists() or part.stat().st_size < file.size:
-        url = hf_hub_url(repo, file.rfilename, revision=commit, repo_type=kind)
-        location = get_hf_file_metadata(url).location
-        headers = build_hf_headers()
-        if urlsplit(location).netloc != urlsplit(url).netloc:
-            headers.pop("authorization", None)  # the token is for the hub, not for its content network
-        with part.open("ab") as stream:
-            http_get(
-                location,
-                stream,
-                resume_size=stream.tell(),
-                headers=headers,
-                expected_size=file.size,
-                displayed_filename=file.rfilename,
-            )
-
-
-def is_damaged(path: Path, listed: Any) -> bool:
-    """Return True if a file differs from the hub's.
-
-    Large files are compared by SHA-256, small ones by git's blob hash.
-    """
-    from huggingface_hub.utils.sha import git_hash
-
-    if listed.lfs is not None:
-        return file_hash(path) != str(listed.lfs.sha256)
-    return git_hash(path.read_bytes()) != str(listed.blob_id)
+    return error_of
 
 
 def _link(source: Path, target: Path) -> None:

@@ -1,7 +1,6 @@
 """Download a data set of the Hugging Face hub at one commit: resumable, each byte checked, without code."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,11 @@ from typing import Any
 from pipeline.commands.data.get.address import OnHub, need_plain_name
 from pipeline.commands.data.get.choice import Choice, Repository
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
+from pipeline.core.hub import Refused, fetch_file, hub_client, hub_errors, is_damaged
 from pipeline.core.publish import need_disk
 from pipeline.core.sources import Source, said_license
 from pipeline.core.text import plural, safe
 from pipeline.core.units import size_text
-from pipeline.stages.base.hub import fetch_file, hub_client, is_damaged
 
 CARD = "README.md"
 SHOWN = 5  # files in a sentence
@@ -68,7 +67,7 @@ class HubSet:
     def fetch(self, files: list[Any], cache: Path) -> None:
         """Download files into `cache`. Raises `DataError` for one that differs from the hub's list."""
         for file in files:
-            with hub_errors(self.address):
+            with hub_errors(_error_of(self.address)):
                 fetch_file(self.repository, self.commit, file, cache, "dataset")
             arrived = cache / file.rfilename
             if is_damaged(arrived, file):
@@ -84,7 +83,7 @@ def found_set(address: OnHub) -> HubSet:
     """Find a data set on the hub. Raises `DataError` if it does not exist or may not be read, and
     `MachineError` if the hub does not answer.
     """
-    with hub_errors(address):
+    with hub_errors(_error_of(address)):
         api, timeout = hub_client()
         info = api.dataset_info(
             address.repository, revision=address.revision, files_metadata=True, timeout=timeout
@@ -150,54 +149,41 @@ def _columns(card: dict[str, Any], config: str | None) -> list[str]:
     return []
 
 
-@contextmanager
-def hub_errors(address: OnHub) -> Iterator[None]:
-    """Turn exceptions of the hub's client into errors with a sentence for the user."""
-    import httpx2
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except (errors.HFValidationError, OSError, httpx2.HTTPError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise  # This error comes from the disk, not from the network.
-        raise _refusal(error, address) from error
-
-
-def _refusal(error: Exception, address: OnHub) -> QuenchError:
-    """Return the error of the hub's client as one for the user."""
-    from huggingface_hub import errors
-
+def _error_of(address: OnHub) -> Callable[[Refused, str], QuenchError]:
+    """Return what makes the error for the user of the hub's refusal of a data set."""
     name = address.repository
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.HFValidationError):
-        return ConfigError("Q-GET-001", f"{name} is no name of a data set: write OWNER/NAME")
-    if isinstance(error, errors.GatedRepoError) or status == 403:
-        return DataError(
-            "Q-GET-010",
-            f"{name} is gated: accept its terms on its page on the hub, and set HF_TOKEN to a token that "
-            "may read it",
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return DataError(
-            "Q-GET-008",
-            f"{name} has no commit, branch or tag {safe(str(address.revision))}: copy one from its page "
-            "on the hub",
-        )
-    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
-        return DataError(
-            "Q-GET-011",
-            f"the hub shows no data set {name}: correct the name, or set HF_TOKEN to a token that may read "
-            "it if it is private",
-        )
-    if status == 429:
+
+    def error_of(refused: Refused, reason: str) -> QuenchError:
+        match refused:
+            case Refused.NAME:
+                return ConfigError("Q-GET-001", f"{name} is no name of a data set: write OWNER/NAME")
+            case Refused.GATED:
+                return DataError(
+                    "Q-GET-010",
+                    f"{name} is gated: accept its terms on its page on the hub, and set HF_TOKEN to a token "
+                    "that may read it",
+                )
+            case Refused.REVISION:
+                return DataError(
+                    "Q-GET-008",
+                    f"{name} has no commit, branch or tag {safe(str(address.revision))}: copy one from its "
+                    "page on the hub",
+                )
+            case Refused.MISSING:
+                return DataError(
+                    "Q-GET-011",
+                    f"the hub shows no data set {name}: correct the name, or set HF_TOKEN to a token that "
+                    "may read it if it is private",
+                )
+            case Refused.BUSY:
+                return MachineError(
+                    "Q-GET-012",
+                    f"the hub asks to wait before {name} is fetched (429): run the same command again later",
+                )
         return MachineError(
-            "Q-GET-012",
-            f"the hub asks to wait before {name} is fetched (429): run the same command again later",
+            "Q-GET-013",
+            f"{name} can't be fetched from the hub ({reason}): check the network and HF_ENDPOINT, then run "
+            "the same command again; it resumes where it stopped",
         )
-    reason = ": ".join([type(error).__name__, *str(error.__cause__ or error).strip().splitlines()[:1]])
-    return MachineError(
-        "Q-GET-013",
-        f"{name} can't be fetched from the hub ({safe(reason, 200)}): check the network and HF_ENDPOINT, "
-        "then run the same command again; it resumes where it stopped",
-    )
+
+    return error_of
