@@ -1,5 +1,5 @@
-"""How much longer PyTorch and llama-server take beside busy processes, as OpenMP's threads wait by themselves and
-as Quench has them wait (`pipeline/__init__.py`). Each pair of figures is measured in turn, in one run.
+"""How fast PyTorch and llama-server are beside busy processes, as OpenMP's threads wait by themselves and as
+Quench has them wait (`pipeline/__init__.py`). Each pair of figures is measured in turn, in one run.
 
     python benchmarks/waiting.py                       # PyTorch alone
     python benchmarks/waiting.py models/gguf/demo-Q4_K_M.gguf
@@ -73,9 +73,7 @@ def measured(what: str, way: Mapping[str, str]) -> float:
     """Return what this script prints in a process of its own."""
     environment = {name: value for name, value in (os.environ | way).items() if value}
     if "GOMP_SPINCOUNT" in way:
-        environment["OMP_WAIT_POLICY"] = (
-            ""  # It is there, so Quench sets nothing; an empty one has no effect.
-        )
+        environment["OMP_WAIT_POLICY"] = ""  # Quench sets nothing then, and OpenMP takes it for none.
     else:
         environment.pop("OMP_WAIT_POLICY", None)
     command = [sys.executable, __file__, "--one", what]

@@ -4,6 +4,7 @@ Readers of mailboxes use it for all texts. For texts that may be no mail, `is_ma
 """
 
 import re
+from collections import Counter
 from collections.abc import MutableMapping
 
 Notes = MutableMapping[str, int]
@@ -58,7 +59,9 @@ CLOSING = re.compile(
     r"(?:(?:mit )?(?:freundliche|beste|viele|liebe|herzliche|schöne)[mnr]? gr(?:ü(?:ß|ss)en?|uß|uss)|mfg\b"
     r"|(?:kind|best|warm|kindest|warmest|many thanks and kind) regards|regards,|best wishes"
     r"|yours (?:sincerely|faithfully|truly)|sincerely(?: yours)?,"
-    r"|(?:bien )?cordialement|cordiali saluti|distinti saluti|saludos cordiales|atentamente"
+    r"|(?:(?:bien|très) )?cordialement|bien à (?:vous|toi)|salutations (?:distinguées|cordiales)"
+    r"|(?:(?:belle|bonne) journée|un saludo|saludos|cordialmente)(?=[,.!]?[ \t]*$)"
+    r"|cordiali saluti|distinti saluti|saludos cordiales|atentamente"
     r"|met vriendelijke groet(?:en)?)"
     r"[^\n.?]{0,60}$",
     re.MULTILINE | re.IGNORECASE,
@@ -83,7 +86,9 @@ CLOSING_LINE = re.compile(
     r"[ \t]*\Z",
     re.IGNORECASE,
 )
-POSTSCRIPT = re.compile(r"^P\.? ?S\b\.?:? ", re.MULTILINE)  # It stays.
+POSTSCRIPT = re.compile(
+    r"^(?:P\.?[ -]?S\b|Post-?scriptum\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE
+)  # It stays.
 LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
     r"^[ \t]*(?:sent from (?:my \S.{0,30}|outlook for \S+)|get outlook for \S+"
@@ -95,10 +100,11 @@ CLOSING_END = 2400  # characters at a text's end in which a closing is looked fo
 CLOSING_LINES = 8  # lines between it and a notice or the end: a name, an address
 LINE = 120  # characters of such a line
 PLACEHOLDER = re.compile(r"\[(?!NAME_\d)[^\]\n]*(?:name|title|unterschrift)[^\]\n]*\]", re.IGNORECASE)
-# Words above a quoted mail that are about it, but for the closing between.
+# Words of a customer above a quoted mail that may be about it.
 SPEAKS_OF_QUOTED = re.compile(
-    r":\Z|\b(?:phishing|spam|scam|below|unten\w*|ci-dessous|weitergeleitet\w*|forwarded)\b"
-    rf"|\b(?:this|that|following|dies\w*|folgend\w*|cet|este|questa)\b[^.!?\n]{{0,40}}{OF_MAIL}",
+    r"\b(?:phishing|spam|scam|below|unten\w*|ci-dessous|weitergeleitet\w*|forwarded|suivante?)\b"
+    rf"|{OF_MAIL}"
+    r"|\b(?:this|that|these|das|dies\w*|ceci|cela|ça|esto|eso|questo)\b[^.!?\n]{0,40}\?",
     re.IGNORECASE,
 )
 # The beginning of a quotation or of a forwarded mail.
@@ -120,7 +126,7 @@ SIGNS = (
     *("\n--", "\n__", "from:", "von:", "de:", "de :", "da:", "van:"),
     *("wrote", "writes", "schrieb", "schreibt", "a écrit", "escribió", "ha scritto", "skrev", "schreef"),
     *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely"),
-    *("cordial", "distinti saluti", "atentamente", "groet"),
+    *("cordial", "distinti saluti", "atentamente", "groet", "bien à ", "salutations", "journée", "saludo"),
 )
 
 
@@ -140,16 +146,18 @@ def own_words(text: str, notes: Notes) -> str:
     return without_quotes(text, notes, every=True)
 
 
-def without_quotes(text: str, notes: Notes, *, every: bool) -> str:
+def without_quotes(text: str, notes: Notes, *, every: bool, is_question: bool = False) -> str:
     """Return the text without quoted mails and what introduces them.
 
     Not `every` line with `>` is one if the text may hold prompts or Markdown: then only those are that an
-    introduction with a date precedes, and those at the text's end. A mail that the own words are about ("Is
-    this mail phishing?", "Which label has it:") stays too.
+    introduction with a date precedes, and those at the text's end. A mail stays that the own words announce
+    with a colon, or that a question may be about ("Is this mail phishing?").
     """
     quotation = QUOTATION.search(text)
-    if not every and quotation and SPEAKS_OF_QUOTED.search(text[: quotation.start()].rstrip()):
-        return text
+    if not every and quotation:
+        own = without_end(text[: quotation.start()].rstrip(), Counter(), every=False)
+        if own.endswith(":") or (is_question and SPEAKS_OF_QUOTED.search(own)):
+            return text
     begin = _quoted_from(text)
     is_quoted = begin is not None
     lines = text[:begin].split("\n")

@@ -2,7 +2,9 @@
 that a row does not offer.
 """
 
+import difflib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,6 +16,10 @@ MOST_ANSWERS = 50
 LONGEST = 100  # characters of an answer that is one of few
 MANY = ""  # key for the rows once their answers are more, or longer, than that
 FEWEST_ROWS = 2  # rows for each different answer, on average
+BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
+MISSPELT = 10  # times as many rows as a misspelling of it
+ALIKE = 0.9  # ratio of `difflib` from which a rare answer is one
+SHORTEST = 5  # letters of an answer in which a letter may be wrong
 CALLING = "rows"  # keys of the counted calls
 WITHOUT_TOOLS = "without_tools"
 NOT_SHOWN = "tools_not_shown"  # rows with tools, calls or results that the base's template does not show
@@ -58,20 +64,25 @@ def few_answers(answers: Mapping[str, int]) -> list[dict[str, Any]] | None:
 
 
 def near_equals(answers: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the groups of answers that differ only in case or white space."""
+    """Return the groups of answers, the commonest first in each, that seem to be spellings of one: they
+    differ only in case or in what is between their words, or a rare one in a letter from a common one.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in answers:
-        groups.setdefault(" ".join(entry["answer"].casefold().split()), []).append(entry)
+    for entry in sorted(answers, key=lambda entry: -entry["rows"]):
+        name = BETWEEN_WORDS.sub("", entry["answer"].strip().casefold())
+        common = [other for other in groups if groups[other][0]["rows"] >= MISSPELT * entry["rows"]]
+        alike = difflib.get_close_matches(name, common, n=1, cutoff=ALIKE) if len(name) >= SHORTEST else []
+        groups.setdefault(alike[0] if alike and name not in groups else name, []).append(entry)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def near_equals_sentences(answers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence on each group of answers that differ only in case or white space."""
+    """Return a sentence on each group of answers that seem to be spellings of one."""
     sentences = []
     for group in near_equals(answers):
         spellings = [f"{written(entry['answer'])} ({entry['rows']:,})" for entry in group]
         sentences.append(
-            f"{listed(spellings)} differ only in case or white space, and are learned as different answers: "
+            f"{listed(spellings)} look like one answer, and are learned as different ones: if they are one, "
             f"write {written(' '.join(group[0]['answer'].split()))} in all of these rows, in data/raw or by "
             "curate.transform."
         )

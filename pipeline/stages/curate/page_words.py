@@ -140,7 +140,7 @@ def length_sentences(length: Mapping[str, int]) -> list[str]:
 
 def answers_sentences(stats: CurationReport) -> list[str]:
     """Return sentences on rows with several answers, on few answers of which the same question has several,
-    and on each group of them that differ only in case or white space.
+    and on each group of them that seem to be spellings of one.
     """
     changed = {rule["rule"]: rule["changed"] for rule in stats.rules}
     sentences = [several_answers(changed["format"])] if changed.get("format") else []

@@ -10,7 +10,7 @@ from html_page import lines_of
 from tokenizer_folders import smollm_folder
 
 from pipeline.config.params import Params
-from pipeline.stages.curate.answers import LONGEST, MOST_ANSWERS, few_answers
+from pipeline.stages.curate.answers import LONGEST, MOST_ANSWERS, few_answers, near_equals
 from pipeline.stages.curate.clean import CleaningStats
 from pipeline.stages.curate.stage import main
 
@@ -100,3 +100,19 @@ def test_rows_whose_tools_the_base_does_not_show_are_a_warning(
     assert (report["rows_kept"], report["calls"]["tools_not_shown"]) == (3, 2)
     assert capsys.readouterr().out.count("warning: 2 rows have tools") == 1
     assert "Beware: 2 rows have tools" in lines_of((tmp_path / "reports/data.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("answers", "named"),
+    [
+        ({"refund_status": 51, "refund-status": 1}, True),
+        ({"payment_failed": 49, "payment_faild": 1}, True),
+        ({"payment_failed": 9, "payment_faild": 1}, False),
+        ({"1": 40, "-1": 40, "10": 2}, False),
+        ({"c": 40, "c++": 40, "c#": 3}, False),
+        ({"+": 40, "-": 40}, False),
+    ],
+)
+def test_spellings_of_one_answer_are_told_from_different_ones(answers: dict[str, int], named: bool) -> None:
+    entries = [{"answer": answer, "rows": rows} for answer, rows in answers.items()]
+    assert bool(near_equals(entries)) is named

@@ -90,7 +90,7 @@ class Mail:
         words = _without_html(text)
         counts["mail_html"] += words != text
         every = self.mode == "always"
-        words = without_quotes(words, counts, every=every)
+        words = without_quotes(words, counts, every=every, is_question=turn["role"] == "user")
         words = without_end(words, counts, every=every)
         if not words or not counts.total():
             return turn
