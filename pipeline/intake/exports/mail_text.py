@@ -20,7 +20,7 @@ CONTACT = re.compile(
 # What code and the answers of a help desk have below such a line: amounts, items, columns, sentences.
 NO_SIGNATURE = re.compile(
     r"[;{}=]|^--|[€$£]\s?\d|\d\s?(?:€|\$|£|%|(?:euro?s?|usd|gbp|chf|kg|km|cm|mm|gb|mb|stück|pcs)\b)|^\s*(?:[-*•+]|\d+[.)])\s"
-    r"|\t|\w \| \d|[a-zß-ÿ]{2}[.!?]\s*$",
+    r"|\t|\w \| \d|(?:\S+ ){3}\S*[a-zß-ÿ][.!?]\s*$",
     re.MULTILINE | re.IGNORECASE,
 )
 # A notice of confidentiality, which may be a paragraph in one line.
@@ -86,9 +86,8 @@ CLOSING_LINE = re.compile(
     r"[ \t]*\Z",
     re.IGNORECASE,
 )
-POSTSCRIPT = re.compile(
-    r"^(?:P\.?[ -]?S\b|Post-?scriptum\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE
-)  # It stays.
+# What a writer adds below the closing, which stays.
+POSTSCRIPT = re.compile(r"^(?:P\.?[ -]?S\b|Post-?scriptum\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE)
 LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
     r"^[ \t]*(?:sent from (?:my \S.{0,30}|outlook for \S+)|get outlook for \S+"
