@@ -20,14 +20,15 @@ CONTACT = re.compile(
 # What code and the answers of a help desk have below such a line: amounts, items, columns, sentences.
 NO_SIGNATURE = re.compile(
     r"[;{}=]|^--|[€$£]\s?\d|\d\s?(?:€|\$|£|%|(?:euro?s?|usd|gbp|chf|kg|km|cm|mm|gb|mb|stück|pcs)\b)|^\s*(?:[-*•+]|\d+[.)])\s"
-    r"|\t|\w \| \d|(?:\S+ ){3}\S*[a-zß-ÿ][.!?]\s*$",
+    r"|\t|\w \| \d|(?:\S+ ){2}\S*[a-zß-ÿ][.!?]\s*$",
     re.MULTILINE | re.IGNORECASE,
 )
 # A notice of confidentiality, which may be a paragraph in one line.
 OF_MAIL = r"\b(?:e-?mails?|mails?|messages?|communication|nachricht|courriel|mensaje|messaggio|bericht)\b"
 CONFIDENTIAL = r"\b(?:confiden[tcz]\w+|vertraulich\w*|vertrouwelijk\w*|privileged|riservat\w+)\b"
 NOTICE = re.compile(
-    rf"{OF_MAIL}[\s\S]{{0,160}}?{CONFIDENTIAL}|{CONFIDENTIAL}[\s\S]{{0,160}}?{OF_MAIL}"
+    rf"{OF_MAIL}[\s\S]{{0,80}}?\b(?:bestemd voor|destinat\w+|przeznaczon\w+|ausschließlich für)\b"
+    rf"|{OF_MAIL}[\s\S]{{0,160}}?{CONFIDENTIAL}|{CONFIDENTIAL}[\s\S]{{0,160}}?{OF_MAIL}"
     r"|\b(?:confidentiality notice|intended recipient|(?:richtige|vorgesehene|bestimmungsgemäße)r? "
     r"(?:adressat|empfänger)|before printing this)\b",
     re.IGNORECASE,
@@ -50,10 +51,11 @@ DATED = re.compile(r"\d:\d\d|\d[./-]\d{1,2}[./-]\d\d|<\S{1,100}@\S{1,100}>|<\[EM
 # The head of a mail below an answer, as Outlook writes it, with a line above it or not.
 FORWARDED = re.compile(
     r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original) ?-{2,}"
-    r"|_{20,}\s*\n(From|Von|De)\s?:.*"
+    r"|_{20,}\s*\n(From|Von|De|Da|Van|Od)\s?:.*"
     r"|\W{0,2}(From|Von|De|Da|Van)\s?:.+\n(?:.+\n)?\W{0,2}(Sent|Gesendet|Envoyé|Enviado|Inviato|Verzonden)\s?:.*)$",
     re.MULTILINE | re.IGNORECASE,
 )
+UNDERLINE = re.compile(r"\n\s*_{5,}\s*\Z")  # Outlook's, above the head of a mail
 CLOSING = re.compile(
     r"(?:^|(?<=[.!?])[ \t]+)[*_]{0,2}"
     r"(?:(?:mit )?(?:freundliche|beste|viele|liebe|herzliche|schöne)[mnr]? gr(?:ü(?:ß|ss)en?|uß|uss)|mfg\b"
@@ -61,8 +63,12 @@ CLOSING = re.compile(
     r"|yours (?:sincerely|faithfully|truly)|sincerely(?: yours)?,"
     r"|(?:(?:bien|très) )?cordialement|bien à (?:vous|toi)|salutations (?:distinguées|cordiales)"
     r"|(?:(?:belle|bonne) journée|un saludo|saludos|cordialmente)(?=[,.!]?[ \t]*$)"
-    r"|cordiali saluti|distinti saluti|saludos cordiales|atentamente"
-    r"|met vriendelijke groet(?:en)?)"
+    r"|cordiali saluti|distinti saluti|un cordiale saluto|saludos cordiales|atentamente|atenciosamente"
+    r"|(?:met )?(?:vriendelijke|hartelijke|sportieve) groet(?:en|jes)?|hoogachtend"
+    r"|alvast bedankt|bij voorbaat dank"
+    r"|(?:med )?(?:vänliga?|venlige?|vennlige?) (?:hälsning(?:ar)?|hilsen(?:er)?)|z poważaniem"
+    r"|z wyrazami szacunku"
+    r"|(?:all the best|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg)(?=[,.!]?[ \t]*$))"
     r"[^\n.?]{0,60}$",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -101,7 +107,8 @@ LINE = 120  # characters of such a line
 PLACEHOLDER = re.compile(r"\[(?!NAME_\d)[^\]\n]*(?:name|title|unterschrift)[^\]\n]*\]", re.IGNORECASE)
 # Words of a customer above a quoted mail that may be about it.
 SPEAKS_OF_QUOTED = re.compile(
-    r"\b(?:phishing|spam|scam|below|unten\w*|ci-dessous|weitergeleitet\w*|forwarded|suivante?)\b"
+    r"\b(?:phishing|spam|scam|below|unten\w*|ci-dessous|hieronder|onderstaand\w*|poniż\w*|sotto|abajo|abaixo"
+    r"|weitergeleitet\w*|forwarded|suivante?|seguente|siguiente)\b"
     rf"|{OF_MAIL}"
     r"|\b(?:this|that|these|das|dies\w*|ceci|cela|ça|esto|eso|questo)\b[^.!?\n]{0,40}\?",
     re.IGNORECASE,
@@ -113,7 +120,8 @@ QUOTATION = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 GREETING = re.compile(
-    r"\s*(?:hallo|hi|hello|dear|moin|liebe[rs]?|guten (?:tag|morgen|abend)|sehr geehrte[rs]?|bonjour|hola)\b",
+    r"\s*(?:hallo|hi|hello|dear|moin|liebe[rs]?|guten (?:tag|morgen|abend)|sehr geehrte[rs]?|bonjour|hola"
+    r"|beste|geachte|hoi|dag|gentile|buongiorno|estimad[oa]s?|dzień dobry|szanown\w+|hej|hei)\b",
     re.IGNORECASE,
 )
 # A greeting that is a line of its own.
@@ -125,7 +133,9 @@ SIGNS = (
     *("\n--", "\n__", "from:", "von:", "de:", "de :", "da:", "van:"),
     *("wrote", "writes", "schrieb", "schreibt", "a écrit", "escribió", "ha scritto", "skrev", "schreef"),
     *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely"),
-    *("cordial", "distinti saluti", "atentamente", "groet", "bien à ", "salutations", "journée", "saludo"),
+    *("cordial", "distinti saluti", "atentamente", "atenciosamente", "groet", "bien à ", "salutations"),
+    *("journée", "saludo", "saluti", "hoogachtend", "alvast", "voorbaat", "hälsning", "hilsen", "mvh", "mvg"),
+    *("pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in"),
 )
 
 
@@ -170,7 +180,8 @@ def without_quotes(text: str, notes: Notes, *, every: bool, is_question: bool = 
             is_quoted = True
             _drop_introduction(kept)
     notes["quotes"] += is_quoted
-    return "\n".join(kept).strip()
+    words = "\n".join(kept).strip()
+    return UNDERLINE.sub("", words) if is_quoted else words
 
 
 def _before_quoted(text: str) -> str:
@@ -281,7 +292,7 @@ def _signature(text: str, *, is_sure: bool) -> re.Match[str] | None:
     In what is not surely a mail, a signature gives a contact or a notice.
     """
     signature = SIGNATURE.search(text)
-    if not signature or len(text) - signature.end() > CLOSING_END:
+    if not signature or len(text) - signature.end() > CLOSING_END or _is_announced(text, signature):
         return None
     below = text[signature.end() :]
     contact = _before_notice(below)
@@ -317,8 +328,16 @@ def _short_closing(text: str) -> re.Match[str] | None:
 
 
 def _is_announced(text: str, closing: re.Match[str]) -> bool:
-    """Return True for an example of a closing, or the first item of a list: a colon stands above it."""
-    return text[: closing.start()].rstrip().endswith(":")
+    """Return True for an example of a mail's end, or an item of a list: a colon ends the line above it,
+    another line of its paragraph, or the paragraph above the one that it is in.
+    """
+    above = text[: closing.start()]
+    if above.rstrip().endswith(":"):
+        return True
+    *earlier, own = re.split(r"\n[ \t]*\n", above)
+    if any(line.rstrip().endswith(":") for line in own.split("\n")):
+        return True
+    return bool(own.strip() and earlier) and earlier[-1].endswith(":") and not GREETING.match(earlier[-1])
 
 
 def _before_notice(text: str) -> str:
@@ -346,6 +365,11 @@ def _ends_with_closing(text: str) -> bool:
     """Return True if a text ends with a closing. Chats end with short ones too, but not with a name."""
     short = _short_closing(text)
     return bool(closing_of(text) or (short and short["name"]))
+
+
+def keeps_quotation(text: str) -> bool:
+    """Return True if a text holds a quoted mail still."""
+    return bool(FORWARDED.search(text) or _introduction(text))
 
 
 def keeps_closing(text: str) -> bool:

@@ -17,6 +17,7 @@ from pipeline.intake.exports.mail_text import (
     ends_as_mail,
     is_mail,
     keeps_closing,
+    keeps_quotation,
     may_be_mail,
     without_end,
     without_quotes,
@@ -51,8 +52,8 @@ class Mail:
 
     def take_counts(self) -> Counter[str]:
         """Return counts of texts since the last call: `mail_html`, `quotes`, `signatures`, `closings`, and of
-        what stays: `mail_html_left`, texts that begin with HTML, `closings_left`, and `mails_left`, mails in
-        other files than a help desk's.
+        what stays: `mail_html_left`, texts that begin with HTML, `closings_left`, `quotes_left`, and
+        `mails_left`, mails in other files than a help desk's.
         """
         counts = self.counts
         self.counts = Counter()
@@ -76,6 +77,7 @@ class Mail:
         left = [turn for field in TURN_LISTS for turn in _written(edited.get(field, ()))]
         self._count("mail_html_left", sum(1 for turn in left if HTML.match(turn["content"])))
         self._count("closings_left", sum(keeps_closing(turn["content"]) for turn in left))
+        self._count("quotes_left", sum(keeps_quotation(turn["content"]) for turn in left))
         return row if edited == row else edited
 
     def _count(self, name: str, texts: int) -> None:

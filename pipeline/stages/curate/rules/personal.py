@@ -48,6 +48,10 @@ _OF_OTHER_NUMBERS = re.compile(
     r"|sendung|vorgang|customer|contract|reference|commande|facture|pedido",
     re.I,
 )
+# A line that has nothing but a number, as in a signature.
+_OWN_LINE = re.compile(
+    r"^[ \t]*(?:[TMF][.:]?[ \t]+)?(?P<number>\(?0(?:[ \u00a0().\-/]{0,3}\d){8,12})[ \t]*$", re.A | re.M
+)
 _DOUBLE_ZERO = re.compile(
     r"(?<![\w+.,/-])00(?P<number>[1-9]\d(?:[ \u00a0().\-/]{0,3}\d){6,12})(?![.,]?\d)", re.A
 )
@@ -88,7 +92,7 @@ _ISSUED = re.compile(
 # Most texts contain no such number. These patterns find that out in a microsecond: `re` searches for their
 # first character as fast as memchr.
 _MAYBE_AMERICAN = tuple(re.compile(rf"{mark}\d{{4}}(?<=\d{{3}}{mark}\d{{4}})", re.A) for mark in ("-", r"\."))
-_MAYBE_LABELLED = re.compile(r"[.: \u00a0]\(?0\d")
+_MAYBE_LABELLED = re.compile(r"(?:^|[.: \u00a0\n])\(?0\d")
 _MAYBE_IPV4 = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.A)
 _MAYBE_IPV6 = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _DIGITS_TO_0 = bytes(ord("0") if byte in b"0123456789" else byte for byte in range(256))
@@ -143,8 +147,9 @@ def _phones(text: str, pattern: re.Pattern[str], region: str | None) -> Iterator
 
 
 def _labelled_phones(text: str) -> Iterator[Span]:
-    for match in _LABELLED.finditer(text):
-        value = "" if _OF_OTHER_NUMBERS.search(match["between"] or "") else match["number"]
+    for match in (*_LABELLED.finditer(text), *_OWN_LINE.finditer(text)):
+        between = match.groupdict().get("between") or ""
+        value = "" if _OF_OTHER_NUMBERS.search(between) else match["number"]
         while value:
             if any(_is_phone(value, region) for region in _AT_HOME):
                 start = match.start("number")
