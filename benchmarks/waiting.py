@@ -1,5 +1,5 @@
 """How fast PyTorch and llama-server are beside busy processes, as OpenMP's threads wait by themselves and as
-Quench has them wait (`pipeline/__init__.py`). Each pair of figures is measured in turn, in one run.
+Quench has them wait (`let_threads_give_way`). Each pair of figures is measured in turn, in one run.
 
     python benchmarks/waiting.py                       # PyTorch alone
     python benchmarks/waiting.py models/gguf/demo-Q4_K_M.gguf
@@ -97,8 +97,9 @@ def main(models: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        import pipeline  # noqa: F401  sets how threads wait
+        from pipeline.models.runtime import let_threads_give_way
 
+        let_threads_give_way()
         print(steps() if sys.argv[2] == "pytorch" else decoded(Path(sys.argv[2])))
     else:
         main(sys.argv[1:])

@@ -24,7 +24,7 @@ from pipeline.core.launch import launch
 from pipeline.core.publish import printing
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
 from pipeline.core.text import screen
-from pipeline.models.runtime import silence_libraries
+from pipeline.models.runtime import let_threads_give_way, silence_libraries
 from pipeline.workflow.stage_command import REPLAY, idle_of, need_work, parsed, parser
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ def main(argv: list[str] | None = None) -> int:
             # A terminal without UTF-8 shows "?" for "±" instead of a traceback.
             stream.reconfigure(errors="replace")
     silence_libraries()
+    let_threads_give_way()
     with screen(lasting=True):
         return _run(arguments, sys.argv[1:] if argv is None else argv)
 

@@ -61,9 +61,10 @@ class Sentences(WholeLines):
     def invoke(self, ctx: Any) -> Any:
         """Run the command (called by Typer)."""
         from pipeline.core.publish import printing
-        from pipeline.models.runtime import silence_libraries
+        from pipeline.models.runtime import let_threads_give_way, silence_libraries
 
         silence_libraries()
+        let_threads_give_way()
         try:
             with printing():
                 return super().invoke(ctx)

@@ -38,6 +38,17 @@ def silence_libraries() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers reads it too.
 
 
+def let_threads_give_way() -> None:
+    """Have OpenMP's threads, in PyTorch and in llama.cpp, give a core away while they wait for each other.
+    Call it before the libraries are imported. A variable that the user sets takes precedence.
+
+    By themselves they spin. Where another program has a core, they spin while the last one of them has none,
+    and a step takes two to three times as long; alone on a machine nothing changes (benchmarks/waiting.py).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def use_all_cores() -> None:
     """Use one thread per core that this process may use, whatever OMP_NUM_THREADS is. Snakemake sets it and
     DVC doesn't, so the sums would differ.

@@ -27,6 +27,7 @@ from pipeline.intake.files.files import files_below
 from pipeline.intake.files.members import Unread, unread_members, without_names
 from pipeline.intake.files.notes import notes_sentences
 from pipeline.stages.curate.answers import few_answers, labels_of, near_equals_sentences, several_answers
+from pipeline.stages.curate.called_tools import calls_sentences
 from pipeline.stages.curate.inputs import by_glob, held_out_sentences
 from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts
 
@@ -249,6 +250,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
         outcome.columns.append(f"{file.shown}: {several_answers(file.several)}")
     for sentence in near_equals_sentences(few_answers(file.answers) or ()):
         outcome.columns.append(f"{file.shown}: {one_line(cleaner.scrubbed(sentence), 300)}")
+    for sentence in calls_sentences(file.calls):
+        outcome.columns.append(f"{file.shown}: {one_line(sentence, 300)}")
     if file.verdicts:
         outcome.columns.append(f"{file.shown}: {called_bad(file.verdicts)}")
     if file.text_doubt:

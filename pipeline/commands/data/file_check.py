@@ -68,6 +68,7 @@ class FileCheck:
     verdicts: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     several: int = 0  # rows with a list of answers, of which reading chooses one
     answers: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
+    calls: dict[str, Any] = field(default_factory=dict)  # as the report of curate has them
     reasons: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)  # counted by `raw_lines`
     unread: Sample = field(default_factory=Sample)  # first rows that fit no format
@@ -110,6 +111,7 @@ class FileCheck:
         self.mapped = stats.mapped
         self.left_out = stats.left_out
         self.verdicts = stats.verdicts
+        self.calls = stats.of_calls() or {}
         self.notes.update(cleaner.mail.take_counts() if cleaner.mail else {})
         tally["lines"] += self.lines
         tally["usable"] += self.usable
@@ -128,6 +130,7 @@ class FileCheck:
             self.several += any(change.rule == "format" for change in outcome.changes)
             for row in outcome.rows:
                 count_answer(row, self.answers)
+                cleaner.count_calls(row, stats)
             tally["scored"] += sum("reward" in row for row in outcome.rows)
             tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
             self.readable += outcome.rejected is None or outcome.rejected.rule not in ("read", "format")

@@ -236,7 +236,7 @@ class CurationStats:
             files_unread={name: why for name, (_, why) in self.refused.items()},
             files_without_row=without_row or None,
             answers=few_answers(labels_of(file.answers for file in self.files.values())),
-            calls={**cleaning.calls, "not_offered": dict(cleaning.not_offered)} if cleaning.calls else None,
+            calls=cleaning.of_calls(),
             changed=cleaning.changed,
             redactions=cleaning.redactions,
             length={name: cleaning.length[name] for name in LENGTH},

@@ -1,6 +1,4 @@
-"""Counts of what the clean rows answer and call: the different answers while they are few, and calls of tools
-that a row does not offer.
-"""
+"""Counts of what the clean rows answer: the different answers, while they are few."""
 
 import difflib
 import json
@@ -9,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.chat.rows import TURN_LISTS, Row
+from pipeline.chat.rows import Row
 from pipeline.core.text import listed, plural
 
 MOST_ANSWERS = 50
@@ -20,9 +18,6 @@ BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 MISSPELT = 10  # times as many rows as a misspelling of it
 ALIKE = 0.9  # ratio of `difflib` from which a rare answer is one
 SHORTEST = 5  # letters of an answer in which a letter may be wrong
-CALLING = "rows"  # keys of the counted calls
-WITHOUT_TOOLS = "without_tools"
-NOT_SHOWN = "tools_not_shown"  # rows with tools, calls or results that the base's template does not show
 
 
 def count_answer(row: Row, answers: Counter[str]) -> None:
@@ -100,11 +95,3 @@ def several_answers(rows: int) -> str:
         f"{plural(rows, 'row has', 'rows have')} a list of answers: the first is trained, and any of them "
         "counts as right when it is measured. Labels that all apply are one answer: join them into one text."
     )
-
-
-def unoffered_calls(row: Row) -> tuple[bool, set[str]]:
-    """Return True if the row calls tools, and the names of the called ones that it does not offer."""
-    turns = [turn for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn]
-    called = {call["function"]["name"] for turn in turns for call in turn["tool_calls"]}
-    offered = {tool["function"]["name"] for tool in row.get("tools", ())}
-    return bool(called), called - offered

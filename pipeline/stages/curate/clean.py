@@ -24,12 +24,15 @@ from pipeline.intake.rows.letter_case import with_known_keys
 from pipeline.intake.rows.own_rows import export_with
 from pipeline.intake.rows.transform import Transform
 from pipeline.intake.rows.verdicts import decision_on, verdict_on, without_decision
-from pipeline.stages.curate.answers import (
+from pipeline.stages.curate.answers import bound, count_answer
+from pipeline.stages.curate.called_tools import (
     CALLING,
+    MISFITS,
+    NOT_OFFERED,
     NOT_SHOWN,
     WITHOUT_TOOLS,
-    bound,
-    count_answer,
+    calls_in,
+    misfitting_calls,
     unoffered_calls,
 )
 from pipeline.stages.curate.comparing.row_parts import content_key
@@ -86,7 +89,15 @@ class CleaningStats:
     # Rows with calls, those of them without tools, and rows whose tools the template does not show.
     calls: Counter[str] = field(default_factory=Counter)
     not_offered: Counter[str] = field(default_factory=Counter)  # called tool that the row lacks → rows
+    misfits: Counter[str] = field(default_factory=Counter)  # tool called with arguments not allowed → rows
     notes: Counter[str] = field(default_factory=Counter)  # what was taken out of mails → texts
+
+    def of_calls(self) -> dict[str, Any] | None:
+        """Return the counts of calls as reports have them; None if no row has any."""
+        if not self.calls:
+            return None
+        misfits = {MISFITS: dict(self.misfits)} if self.misfits else {}
+        return {**self.calls, NOT_OFFERED: dict(self.not_offered), **misfits}
 
     def update(self, more: "CleaningStats") -> None:
         """Add the counts of another block."""
@@ -326,19 +337,22 @@ class Cleaner:
         rows[name if is_named else OTHER_COLUMNS] += 1
 
     def count_calls(self, row: Row, cleaning_stats: CleaningStats) -> None:
-        """Count a row that calls tools, the tools among them that it does not offer, and a row whose tools
-        the base's template does not show.
+        """Count a row that calls tools, the tools among them that it does not offer or calls with arguments
+        that are not allowed, and a row whose tools the base's template does not show.
         """
         if not self.shows_tools_of(row):
             cleaning_stats.calls[NOT_SHOWN] += 1
-        is_calling, names = unoffered_calls(row)
-        if is_calling:
-            cleaning_stats.calls[CALLING] += 1
+        if not calls_in(row):
+            return
+        cleaning_stats.calls[CALLING] += 1
+        names = unoffered_calls(row)
         if names and "tools" not in row:
             cleaning_stats.calls[WITHOUT_TOOLS] += 1
             return
         for name in names:
             self.count(name, cleaning_stats.not_offered)
+        for name in misfitting_calls(row):
+            self.count(name, cleaning_stats.misfits)
 
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
         """Yield the outcome of each row that a line states. A line that states none yields the reason."""

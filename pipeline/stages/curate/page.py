@@ -13,10 +13,10 @@ from pipeline.pages.drawings import Step, bars, flow, histogram
 from pipeline.pages.templating import fill
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.answers import written
+from pipeline.stages.curate.called_tools import calls_sentences
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page_words import (
     answers_sentences,
-    calls_sentences,
     length_sentences,
     taken_out,
     title,
@@ -55,7 +55,7 @@ def render_data_page(stats: CurationReport, samples: Mapping[str, Any]) -> str:
         long_rows=length_sentences(stats.length),
         few_answers={written(entry["answer"]): entry["rows"] for entry in stats.answers or ()},
         near_equals=answers_sentences(stats),
-        calls=calls_sentences(stats),
+        calls=calls_sentences(stats.calls or {}),
         names={record.name: record.label for record in RULES},
         off=set(stats.not_measured),
         title=title(stats),

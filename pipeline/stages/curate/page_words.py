@@ -6,9 +6,9 @@ from typing import Any
 from pipeline.chat.template_probe import SHOWING_TOOLS
 from pipeline.core.text import count, listed, most, percent, plural, words
 from pipeline.stages.curate.account import CurationReport
-from pipeline.stages.curate.answers import NOT_SHOWN, WITHOUT_TOOLS, near_equals_sentences, several_answers
+from pipeline.stages.curate.answers import near_equals_sentences, several_answers
+from pipeline.stages.curate.called_tools import NOT_SHOWN, calls_sentences
 from pipeline.stages.curate.comparing.decide import SPLITS
-from pipeline.stages.curate.mapped import counted
 from pipeline.stages.curate.rules.catalog import BY_NAME
 
 # Text that is trained more often than this teaches hardly anything more (arXiv:2305.16264).
@@ -71,7 +71,7 @@ def warnings(stats: CurationReport) -> list[str]:
         )
     if stats.pairs and not stats.pairs["made"]:
         sentences.append(pairs_sentence(stats.pairs))
-    sentences += not_shown_sentences(stats) + answers_sentences(stats) + calls_sentences(stats)
+    sentences += not_shown_sentences(stats) + answers_sentences(stats) + calls_sentences(stats.calls or {})
     sentences += map(_repeats, filter(_is_often_repeated, stats.balance.items()))
     if stats.length["split"] and stats.length["exchanges_left_out"]:
         sentences.append(
@@ -165,24 +165,6 @@ def not_shown_sentences(stats: CurationReport) -> list[str]:
         "so this base can't learn from them, and stage preprocess leaves them out (template_drops): choose a "
         f"base whose template shows tools ({SHOWING_TOOLS})."
     ]
-
-
-def calls_sentences(stats: CurationReport) -> list[str]:
-    """Return sentences on the rows that call tools which they do not offer."""
-    calls = stats.calls or {}
-    sentences = []
-    without = calls.get(WITHOUT_TOOLS, 0)
-    if without:
-        sentences.append(
-            f"{plural(without, 'row calls', 'rows call')} tools and {'has' if without == 1 else 'have'} no "
-            "tools: the model learns to call what it is not offered. Write tools into them."
-        )
-    if calls.get("not_offered"):
-        sentences.append(
-            f"tools are called that their row does not offer: {counted(calls['not_offered'])}. "
-            "Correct the name, or offer the tool."
-        )
-    return sentences
 
 
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:

@@ -22,13 +22,13 @@ from pipeline.core.text import plural, shortened
 from pipeline.intake.files.members import NOT_READ, Unread
 from pipeline.intake.files.notes import notes_sentences
 from pipeline.stages.curate.account import CurationReport
+from pipeline.stages.curate.called_tools import calls_sentences
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments, held_out_sentences
 from pipeline.stages.curate.mapped import columns_sentences, fields_sentences
 from pipeline.stages.curate.page_words import (
     answers_sentences,
-    calls_sentences,
     length_sentences,
     not_shown_sentences,
     pairs_sentence,
@@ -166,7 +166,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         *length_sentences(report.length),
         *(f"warning: {sentence}" for sentence in not_shown_sentences(report)),
         *answers_sentences(report),
-        *calls_sentences(report),
+        *calls_sentences(report.calls or {}),
         *([DIVIDED] if "documents_divided" in report.groups else []),
         *([pairs_sentence(report.pairs)] if report.pairs else []),
     ]

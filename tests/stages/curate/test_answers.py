@@ -11,6 +11,7 @@ from tokenizer_folders import smollm_folder
 
 from pipeline.config.params import Params
 from pipeline.stages.curate.answers import LONGEST, MOST_ANSWERS, few_answers, near_equals
+from pipeline.stages.curate.called_tools import misfitting_calls
 from pipeline.stages.curate.clean import CleaningStats
 from pipeline.stages.curate.stage import main
 
@@ -116,3 +117,48 @@ def test_rows_whose_tools_the_base_does_not_show_are_a_warning(
 def test_spellings_of_one_answer_are_told_from_different_ones(answers: dict[str, int], named: bool) -> None:
     entries = [{"answer": answer, "rows": rows} for answer, rows in answers.items()]
     assert bool(near_equals(entries)) is named
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ({"berth": 4}, True),
+        ({"berth": "four"}, False),
+        ({"berth": 1.5}, False),
+        ({}, False),
+        ({"berth": 4, "side": "bow"}, False),
+        ({"berth": 4, "mast": 2}, False),
+    ],
+)
+def test_arguments_that_a_schema_does_not_allow_are_found(arguments: dict[str, Any], fits: bool) -> None:
+    properties = {"berth": {"type": "integer"}, "side": {"enum": ["port", "starboard"]}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": ["berth"],
+        "additionalProperties": False,
+    }
+    assert bool(misfitting_calls(calling_with(arguments, schema))) is not fits
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"type": "no type"},
+        {"properties": []},
+        {"properties": {"berth": {"pattern": "(a+)+$"}}},
+        "no schema",
+    ],
+)
+def test_a_schema_that_is_none_or_refers_elsewhere_allows_all(schema: Any) -> None:
+    assert not misfitting_calls(calling_with({"berth": "a" * 60 + "!"}, schema))
+
+
+def calling_with(arguments: dict[str, Any], schema: Any) -> dict[str, Any]:
+    """Return a row that calls a tool of this schema with these arguments."""
+    call = {"type": "function", "function": {"name": "book", "arguments": arguments}}
+    return {
+        "messages": [{"role": "assistant", "content": "", "tool_calls": [call]}],
+        "tools": [{"type": "function", "function": {"name": "book", "parameters": schema}}],
+    }

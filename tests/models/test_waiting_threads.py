@@ -8,7 +8,12 @@ import pytest
 
 from pipeline.llamacpp.server_process import environment
 
-ASKED = "import os, pipeline; print(os.environ.get('GOMP_SPINCOUNT'))"
+ASKED = """
+import os
+from pipeline.models.runtime import let_threads_give_way
+let_threads_give_way()
+print(os.environ.get("GOMP_SPINCOUNT"))
+"""
 
 
 @pytest.mark.parametrize(

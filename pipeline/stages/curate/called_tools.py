@@ -1,0 +1,96 @@
+"""What rows call: tools that they do not offer, and arguments that a tool's schema does not allow.
+
+Schemas come with the data. So nothing is fetched that a schema refers to, and its patterns, which may take
+endless time, are not looked at.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from typing import Any
+
+import orjson
+
+from pipeline.chat.rows import TURN_LISTS, Row
+from pipeline.core.text import plural
+from pipeline.stages.curate.mapped import counted
+
+CALLING = "rows"  # keys of the counted calls
+WITHOUT_TOOLS = "without_tools"
+NOT_SHOWN = "tools_not_shown"  # rows with tools, calls or results that the base's template does not show
+NOT_OFFERED = "not_offered"
+MISFITS = "arguments_not_allowed"
+KNOWN_SCHEMAS = 1000
+
+
+def calls_in(row: Row) -> list[Mapping[str, Any]]:
+    """Return the calls of a row, each with its `name` and `arguments`."""
+    turns = [turn for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn]
+    return [call["function"] for turn in turns for call in turn["tool_calls"]]
+
+
+def unoffered_calls(row: Row) -> set[str]:
+    """Return the names of the called tools that the row does not offer."""
+    return {call["name"] for call in calls_in(row)} - {
+        tool["function"]["name"] for tool in row.get("tools", ())
+    }
+
+
+def misfitting_calls(row: Row) -> set[str]:
+    """Return the names of the called tools whose arguments their schema does not allow."""
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in row.get("tools", ())}
+    return {
+        call["name"]
+        for call in calls_in(row)
+        if isinstance(schemas.get(call["name"]), dict)
+        and not _fits(orjson.dumps(schemas[call["name"]]), call["arguments"])
+    }
+
+
+def _fits(schema: bytes, arguments: Any) -> bool:
+    """Return True if a schema allows the arguments, or if it is none itself."""
+    from jsonschema.exceptions import SchemaError, UnknownType
+    from referencing.exceptions import Unresolvable
+
+    try:
+        return bool(_validator(schema).is_valid(arguments))
+    except (SchemaError, UnknownType, Unresolvable, AttributeError, RecursionError, TypeError, ValueError):
+        return True
+
+
+@lru_cache(KNOWN_SCHEMAS)
+def _validator(schema: bytes) -> Any:
+    from referencing import Registry
+
+    return _validator_class()(orjson.loads(schema), registry=Registry())  # which fetches nothing
+
+
+@cache
+def _validator_class() -> Any:
+    from jsonschema.validators import Draft202012Validator, extend
+
+    def passes(*_: object) -> Iterator[Any]:
+        return iter(())
+
+    return extend(Draft202012Validator, {"pattern": passes, "patternProperties": passes})
+
+
+def calls_sentences(calls: Mapping[str, Any]) -> list[str]:
+    """Return sentences on rows whose calls are not what they offer, by the counts of calls."""
+    sentences = []
+    without = calls.get(WITHOUT_TOOLS, 0)
+    if without:
+        sentences.append(
+            f"{plural(without, 'row calls', 'rows call')} tools and {'has' if without == 1 else 'have'} no "
+            "tools: the model learns to call what it is not offered. Write tools into them."
+        )
+    if calls.get(NOT_OFFERED):
+        sentences.append(
+            f"tools are called that their row does not offer: {counted(calls[NOT_OFFERED])}. "
+            "Correct the name, or offer the tool."
+        )
+    if calls.get(MISFITS):
+        sentences.append(
+            f"calls have arguments that the tool's parameters do not allow: {counted(calls[MISFITS])}. "
+            "Correct the arguments, or the parameters."
+        )
+    return sentences
