@@ -9,9 +9,7 @@ import tiny
 
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import spread
-from pipeline.stages.parity.divergence_checks import (
-    Outputs,
-)
+from pipeline.stages.parity.divergence_checks import Outputs
 from pipeline.stages.parity.outputs import Bench, Chain
 
 LIMITS: Any = SimpleNamespace(max_kld_level=0.7)

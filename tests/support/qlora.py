@@ -9,9 +9,7 @@ from peft import get_peft_model
 
 from pipeline.config.sections import Training
 from pipeline.models.chunked_loss import chunked_loss
-from pipeline.models.qlora import (
-    load_quantized,
-)
+from pipeline.models.qlora import load_quantized
 from pipeline.models.tuners.lora import lora_config
 
 

@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.pretokenizer import QWEN35

@@ -28,13 +28,7 @@ from pipeline.config.field_sources import LISTS_OF_TURNS, fields_of
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.files.files import is_table
 from pipeline.intake.rows.fields import RowMapper
-from pipeline.intake.rows.formats import (
-    FORMAT_KEYS,
-    SAYING_KEYS,
-    WITHOUT_TURNS,
-    detect,
-    to_row,
-)
+from pipeline.intake.rows.formats import FORMAT_KEYS, SAYING_KEYS, WITHOUT_TURNS, detect, to_row
 from pipeline.intake.rows.letter_case import known_names, with_known_keys
 from pipeline.intake.rows.markup import is_rendered, parse
 from pipeline.intake.rows.turns import MEDIA, ROLES, Turn, is_list

@@ -13,14 +13,7 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine, object_in, parse_lax
 from pipeline.core.text import quoted
-from pipeline.intake.exports.export import (
-    Conversation,
-    Export,
-    Head,
-    Notes,
-    Records,
-    each_record,
-)
+from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Records, each_record
 from pipeline.intake.exports.trees import Reader, Tree, parents_of, tree_rows
 from pipeline.intake.wire.draft import Turn
 

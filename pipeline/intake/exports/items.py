@@ -8,13 +8,7 @@ from typing import Any
 from pipeline.intake.exports.blocks import blocks_of, text_of
 from pipeline.intake.exports.export import Notes
 from pipeline.intake.wire.draft import Draft
-from pipeline.intake.wire.items import (
-    CALLS,
-    RESULTS,
-    call_of_item,
-    reasoning_of_item,
-    result_of_item,
-)
+from pipeline.intake.wire.items import CALLS, RESULTS, call_of_item, reasoning_of_item, result_of_item
 
 
 def add_item(draft: Draft, item: dict[str, Any], notes: Notes) -> None:

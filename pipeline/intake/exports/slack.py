@@ -13,13 +13,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.answers import objects, texts
 from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Records
-from pipeline.intake.exports.people import (
-    Message,
-    conversation_of,
-    direct_conversations,
-    is_direct,
-    spoken,
-)
+from pipeline.intake.exports.people import Message, conversation_of, direct_conversations, is_direct, spoken
 
 # subtypes of messages that somebody wrote
 SAID = (None, "bot_message", "file_share", "me_message", "thread_broadcast")

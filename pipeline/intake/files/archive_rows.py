@@ -10,18 +10,11 @@ from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports import side_files
-from pipeline.intake.exports.export import (
-    Export,
-    Record,
-    Records,
-)
+from pipeline.intake.exports.export import Export, Record, Records
 from pipeline.intake.files.archives import BrokenArchive
 from pipeline.intake.files.contents import RawRow, content_rows, recognized, records_of, values_of
 from pipeline.intake.files.exported import recognized_rows
-from pipeline.intake.files.files import (
-    Content,
-    too_large,
-)
+from pipeline.intake.files.files import Content, too_large
 from pipeline.intake.files.members import READ_INSIDE, Member, note_member, unread_members
 
 

@@ -17,9 +17,7 @@ from pipeline.core.jsonl import BadLine, parse_line, parse_value
 from pipeline.core.text import safe
 from pipeline.intake.exports import cursor
 from pipeline.intake.exports.cursor_database import composer_rows
-from pipeline.intake.exports.export import (
-    Records,
-)
+from pipeline.intake.exports.export import Records
 from pipeline.intake.files.archive_rows import archive_rows
 from pipeline.intake.files.archives import tar_members
 from pipeline.intake.files.contents import (

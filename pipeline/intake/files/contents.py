@@ -15,13 +15,7 @@ import orjson
 from pipeline.core.json_values import JSON_SPACE, array_rows, stream_rows
 from pipeline.core.jsonl import BadLine, parse_value, read_raw_lines
 from pipeline.intake.exports import mbox
-from pipeline.intake.exports.export import (
-    HEAD_RECORDS,
-    MAX_RECORD_BYTES,
-    Export,
-    Head,
-    Record,
-)
+from pipeline.intake.exports.export import HEAD_RECORDS, MAX_RECORD_BYTES, Export, Head, Record
 from pipeline.intake.exports.registry import may_be_large
 from pipeline.intake.files.columnar import arrow_rows, parquet_rows
 from pipeline.intake.files.columns import table_rows

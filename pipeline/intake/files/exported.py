@@ -9,11 +9,7 @@ from typing import Any
 import orjson
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import (
-    Export,
-    Record,
-    Records,
-)
+from pipeline.intake.exports.export import Export, Record, Records
 from pipeline.intake.exports.pieces import cut_rows
 from pipeline.intake.files.contents import RawRow, too_long_row
 from pipeline.intake.rows.own_rows import Recognizer

@@ -28,14 +28,7 @@ from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
 from pipeline.core.text import plural, quoted, safe
 from pipeline.intake.files.columns import table_rows
-from pipeline.intake.files.documents import (
-    ABOUT,
-    DOCUMENTS,
-    Style,
-    holds_rows,
-    is_document,
-    style_of,
-)
+from pipeline.intake.files.documents import ABOUT, DOCUMENTS, Style, holds_rows, is_document, style_of
 from pipeline.intake.files.encodings import HEAD, marked, no_mark, unmarked, utf8_pieces
 from pipeline.intake.files.misnamed import REFUSED, kind_inside, refuse
 from pipeline.intake.files.saved_folders import refusal_beside_state

@@ -16,15 +16,7 @@ from pipeline.core.text import listed, one_line, quoted
 from pipeline.intake.rows.marks import is_trained, marks_of
 from pipeline.intake.rows.reasoning import reasoning_of, split_reasoning
 from pipeline.intake.rows.text_calls import find_calls, value_of
-from pipeline.intake.rows.values import (
-    Value,
-    from_json,
-    is_blank,
-    is_by_columns,
-    items,
-    one_text,
-    text,
-)
+from pipeline.intake.rows.values import Value, from_json, is_blank, is_by_columns, items, one_text, text
 from pipeline.intake.wire.blocks import has_blocks, spread
 from pipeline.intake.wire.shapes import KINDS, need, without_nulls
 

@@ -22,14 +22,7 @@ from pipeline.core.publish import need_disk
 from pipeline.core.special_files import need_plain_files, unreadable
 from pipeline.intake.files.containers import is_cut_anywhere, raw_lines
 from pipeline.intake.files.contents import Part
-from pipeline.intake.files.files import (
-    document_style,
-    files_below,
-    opened,
-    raw_files,
-    refusal,
-    size,
-)
+from pipeline.intake.files.files import document_style, files_below, opened, raw_files, refusal, size
 from pipeline.stages.curate.account import CurationStats
 from pipeline.stages.curate.clean import Block, Cleaner, file_entry
 from pipeline.stages.curate.comparing.decide import FACT, hash_of

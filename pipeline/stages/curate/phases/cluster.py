@@ -19,13 +19,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import dump_line
 from pipeline.stages.curate.account import CurationStats
-from pipeline.stages.curate.comparing.contamination import (
-    PHRASE_ROWS,
-    Overlaps,
-    commonest,
-    describe,
-    phrases,
-)
+from pipeline.stages.curate.comparing.contamination import PHRASE_ROWS, Overlaps, commonest, describe, phrases
 from pipeline.stages.curate.comparing.decide import (
     CONTAMINATED,
     KEPT,
