@@ -119,8 +119,14 @@ def show(
         typer.Option("--row", metavar="ROW", help="A row's id, its source (FILE:LINE) or its number from 1."),
     ] = None,
     count: Annotated[
-        int, typer.Option("--count", metavar="N", min=1, help="How many rows, from that one on.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            "--count",
+            metavar="N",
+            min=1,
+            help="How many rows, from that one on. Default: 3; with an id or a source only its rows.",
+        ),
+    ] = None,
     root: Root = Path(),
 ) -> None:
     """Show rows as the model will see them: the base's template, and which text is trained."""

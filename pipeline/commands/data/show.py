@@ -24,6 +24,7 @@ from pipeline.core.text import console, one_line, plural
 TRAINED = "bold green"
 MASKED = "dim"
 BRACKETS = "⟦⟧"  # marks around trained text if there are no colors
+SHOWN = 3  # rows
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class View:
     note: str
 
 
-def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, Row]]:
+def chosen(source: Path, wanted: str | None, count: int | None) -> Iterator[tuple[int, Row]]:
     """Yield (number, row) of `count` rows from the wanted one on: an id, a source or a number from 1.
 
-    For a source, yield all rows that were made from it, even if there are more. Raises `DataError` if there
-    is none.
+    For a source, yield all rows that were made from it, even if there are more. Without `count` there are
+    `SHOWN` from a number on, and no others for an id or a source. Raises `DataError` if there is none.
     """
     rows = enumerate(read_rows(source), start=1)
     if wanted is not None:
@@ -59,13 +60,15 @@ def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, 
                 "the number of rows",
             )
         yield numbered
+        if count is None:
+            count = 1 if number is None else SHOWN
         for at, row in rows:
             count -= 1
             if count <= 0 and not is_made_of(row["source"], wanted):
                 return
             yield at, row
         return
-    yield from islice(rows, count)
+    yield from islice(rows, count or SHOWN)
 
 
 def views(row: Row, tokenizer: Any) -> list[View]:
@@ -81,7 +84,7 @@ def views(row: Row, tokenizer: Any) -> list[View]:
     return [view for title, turns in _sides(row) for view in _rendered(title, turns, row, tokenizer)]
 
 
-def main(root: Path, split: str, wanted: str | None, count: int) -> None:
+def main(root: Path, split: str, wanted: str | None, count: int | None) -> None:
     """Print rows of a split of `data/final`."""
     from rich.text import Text
 
