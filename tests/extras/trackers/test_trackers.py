@@ -379,6 +379,7 @@ def test_a_trackers_process_that_is_killed_or_hangs_is_a_line_and_gone(
 ) -> None:
     monkeypatch.setitem(tracking.PATIENCE, "finished", 1)
     with tracking.following(params_with("trackio"), tmp_path):
+        until(lambda: bool(followers_of(os.getpid())), 10)  # It has its name once it is the command.
         (process,) = followers_of(os.getpid())
         os.kill(process, number)
     said = capfd.readouterr().err
