@@ -1,7 +1,9 @@
 """Explain errors by id and rejected rows by reason.
 
-quench doctor explain Q-CONFIG-001
-quench doctor explain unknown_format
+    quench doctor explain Q-CONFIG-001
+    quench doctor explain unknown_format
+
+Without a name it lists all errors.
 """
 
 import difflib

@@ -12,7 +12,8 @@ from pipeline.core.errors import QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.core.text import safe
 
-CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # seconds; without a network the next place is tried soon
+CONNECT_SECONDS = 5  # Without a network the next place is tried soon.
+ANSWER_SECONDS = 10
 
 
 class Refused(Enum):

@@ -57,7 +57,7 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
         number += 1
         element = bytes(text).rstrip(JSON_SPACE)
         if size > max_bytes + BLOCK or len(element) > max_bytes:
-            yield number, start, _too_long(max_bytes)
+            yield number, start, too_long_row(max_bytes)
         elif mark == b"}" or not _is_grammatical(element):
             yield number, start, BadLine("not_json", "the array is broken here: what follows isn't read")
             return
@@ -108,7 +108,7 @@ def stream_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int
                 depth += (mark in (b"[", b"{")) - (mark in (b"]", b"}"))
             if depth <= 0:
                 is_long = size > max_bytes
-                yield *begin, _too_long(max_bytes) if is_long else bytes(text).strip(JSON_SPACE)
+                yield *begin, too_long_row(max_bytes) if is_long else bytes(text).strip(JSON_SPACE)
                 depth = size = 0
                 text.clear()
         offset += len(line)
@@ -169,5 +169,6 @@ def _is_grammatical(element: bytes) -> bool:
     return True
 
 
-def _too_long(max_bytes: int) -> BadLine:
+def too_long_row(max_bytes: int) -> BadLine:
+    """Return the reason why a row of more bytes is not read."""
     return BadLine("too_long", f"longer than {max_bytes} bytes")

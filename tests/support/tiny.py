@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -359,14 +360,19 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
         name: np.ones(hidden, np.float32)
         for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
     }
-    for name, values in (weights | (tensors or {})).items():
+    write_tensors(writer, weights | (tensors or {}))
+    return file
+
+
+def write_tensors(writer: Any, tensors: Mapping[str, Any]) -> None:
+    """Write the file of a `gguf.GGUFWriter` with these tensors, but for those that are None, and close it."""
+    for name, values in tensors.items():
         if values is not None:
             writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
 
 
 FOUR_STEPS = {

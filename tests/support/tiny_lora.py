@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import tiny
+
 RANK, ALPHA = 4, 8.0
 SHAPES = {
     "blk.0.attn_q": (32, 32),
@@ -39,11 +41,5 @@ def tiny_lora(
     for name, (rows, columns) in SHAPES.items():
         weights[f"{name}.weight.lora_a"] = random.normal(0, size, (RANK, columns)).astype(np.float32)
         weights[f"{name}.weight.lora_b"] = random.normal(0, size, (rows, RANK)).astype(np.float32)
-    for name, values in (weights | (tensors or {})).items():
-        if values is not None:
-            writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny.write_tensors(writer, weights | (tensors or {}))
     return file

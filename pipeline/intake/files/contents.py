@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
-from pipeline.core.json_values import JSON_SPACE, array_rows, stream_rows
+from pipeline.core.json_values import JSON_SPACE, array_rows, stream_rows, too_long_row
 from pipeline.core.jsonl import BadLine, parse_value, read_raw_lines
 from pipeline.intake.exports import mbox
 from pipeline.intake.exports.export import HEAD_RECORDS, MAX_RECORD_BYTES, Export, Head, Record
@@ -109,10 +109,6 @@ def plain_lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part)
         notes["crlf"] += line.endswith(b"\r")
         row = line.removesuffix(b"\r")
         yield number, offset, row if row.strip() else BadLine("blank", "nothing on this line")
-
-
-def too_long_row(max_bytes: int) -> BadLine:
-    return BadLine("too_long", f"longer than {max_bytes} bytes")
 
 
 def of_one_record(rows: Iterable[Row]) -> Iterator[RawRow]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import orjson
 
+from pipeline.core.json_values import too_long_row
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.export import Export, Record, Records
 from pipeline.intake.exports.pieces import cut_rows
-from pipeline.intake.files.contents import RawRow, too_long_row
+from pipeline.intake.files.contents import RawRow
 from pipeline.intake.rows.own_rows import Recognizer
 
 

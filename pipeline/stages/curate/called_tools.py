@@ -1,4 +1,4 @@
-"""What rows call: tools that they do not offer, and arguments that a tool's schema does not allow.
+"""Find calls in rows of tools that they do not offer, or with arguments that a tool's schema does not allow.
 
 Schemas come with the data. So nothing is fetched that a schema refers to, and its patterns, which may take
 endless time, are not looked at.

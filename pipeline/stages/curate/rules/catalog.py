@@ -25,8 +25,8 @@ from pipeline.stages.curate.rules.template import ChatTemplate
 
 @dataclass(frozen=True)
 class Means:
-    """What rules are made of: the settings, the base's added tokens (None if they are not known yet), its
-    template (None without a base), the rules that keep counts, and why the base takes no chats.
+    """Parts of which rules are made: the settings, the base's added tokens (None if they are not known yet),
+    its template (None without a base), the rules that keep counts, and why the base takes no chats.
     """
 
     settings: Curate

@@ -23,6 +23,7 @@ from pipeline.intake.exports.mail_text import (
     without_quotes,
 )
 from pipeline.intake.exports.markdown import markdown_of
+from pipeline.intake.files.notes import MAILS_LEFT
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 WRITERS = ("user", "assistant")
@@ -65,7 +66,7 @@ class Mail:
         if not any(may_be_mail(text) or HTML.match(text) for text in written):
             return row
         if self.mode == "auto" and not self.are_mails(row["source"].rpartition(":")[0]):
-            self._count("mails_left", sum(map(is_mail, written)))
+            self._count(MAILS_LEFT, sum(map(is_mail, written)))
             self._count("mail_html_left", sum(1 for text in written if HTML.match(text)))
             return row
         edited = dict(row)
