@@ -99,10 +99,12 @@ class Setup:
     @property
     def lean(self) -> bool:
         """True if LoRA on base linears computes in 16 bit on a CPU, and so shares their input with dropout
-        too (`pipeline.models.lean_lora`).
+        too (`pipeline.models.lean_lora`). DoRA with dropout is computed by PEFT.
         """
-        plain = not self.train.use_dora and not self.train.compiled
-        return self.device == "cpu" and self.train.bnb_4bit_compute_dtype == "bfloat16" and plain
+        train = self.train
+        if self.device != "cpu" or train.bnb_4bit_compute_dtype != "bfloat16":
+            return False
+        return not train.compiled and not (train.use_dora and train.dropout)
 
     @property
     def is_widened(self) -> bool:

@@ -44,6 +44,7 @@ def gradients(model: Any) -> list[torch.Tensor]:
         ({}, 0.8),
         ({"lora_dropout": 0.75}, 0.8),
         ({"quantization": "none"}, 0.8),
+        ({"lora_variants": ["dora"], "lora_dropout": 0.0}, 0.8),
         ({"lora_variants": ["dora"], "lora_dropout": 0.1}, 1),
     ],
 )

@@ -263,7 +263,9 @@ def test_what_autocast_keeps_on_a_gpu(base: Callable[[str], Path], monkeypatch: 
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.05])
-@pytest.mark.parametrize("targets", [["q_proj"], ["down_proj"], ["q_proj", "k_proj", "o_proj", "up_proj"]])
+@pytest.mark.parametrize(
+    "targets", [["q_proj"], ["q_proj", "down_proj"], ["q_proj", "k_proj", "o_proj", "up_proj"]]
+)
 def test_dora_is_planned_not_below_what_it_keeps(
     base: Callable[[str], Path], dropout: float, targets: list[str]
 ) -> None:

@@ -35,8 +35,8 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     """Return the bytes kept by a layer's LoRA branches, on `targets`.
 
     These are dropout's mask and output (or the input), and A's output. Without dropout, linears that read the
-    same tensor share it, unless each makes its own float32 copy. On a CPU only routers and DoRA do. All else
-    shares it with dropout too, and keeps a byte of mask and A's output in 16 bit
+    same tensor share it, unless each makes its own float32 copy. On a CPU only routers and DoRA with dropout
+    do. All else shares it with dropout too, and keeps a byte of mask and A's output in 16 bit
     (`pipeline.models.lean_lora`). Inputs named in `without_mask` need no gradient, so their dropout keeps no
     mask. Linears whose scales train keep only their inputs.
     """
@@ -120,9 +120,10 @@ def in_elements(size: int, setup: Setup) -> int:
 def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
     """Return the bytes that a layer's forward keeps under DoRA in addition to LoRA's.
 
-    DoRA (peft 0.21.2, `tuners/lora/dora.py`) computes B·A of a unit matrix for the lengths of the weight's
-    rows. The result is an upper bound. The unit matrices are in × in: for wide linears they outweigh all
-    else, unless layers are recomputed.
+    `pipeline.models.lean_lora` keeps the plain adapter's output. PEFT's own DoRA (peft 0.21.2,
+    `tuners/lora/dora.py`) computes B·A of a unit matrix for the lengths of the weight's rows; of that the
+    result is an upper bound. The unit matrices are in × in: for wide linears they outweigh all else, unless
+    layers are recomputed.
     """
     element = setup.element
     lora_element = setup.lora_element
@@ -130,6 +131,9 @@ def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
     output = (2 if dropout else 1) * element + lora_element  # bytes of a number of the output
     kept = 0
     for linear in targets:
+        if setup.lean and linear in setup.shape.by_layer[layer]:
+            kept += linear.outputs * (setup.tokens * element + 3 * FLOAT)  # and vectors with the lengths
+            continue
         kept += setup.tokens * linear.outputs * output
         # The unit matrix, and A of it.
         kept += linear.inputs * (linear.inputs + rank_of(linear.path(layer), setup.train)) * lora_element
