@@ -8,6 +8,9 @@ The limit is the time of the frozen linears (forward, and the gradient of their 
 products for each trained position) at the best rate that PyTorch reaches here on the very shapes. It prints
 the limit, the steps as multiples of it, the peak memory, and where a step's time goes. Other work on the
 machine makes all of it slower, but not equally: run it alone.
+
+A newer CPU computes as one with AVX2 if ONEDNN_MAX_CPU_ISA=AVX2, MKL_ENABLE_INSTRUCTIONS=AVX2 and
+ATEN_CPU_CAPABILITY=avx2 are in the environment.
 """
 
 import argparse

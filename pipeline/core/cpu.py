@@ -12,6 +12,10 @@ CARDS = "CUDA_VISIBLE_DEVICES"
 # CPU features with products of bfloat16, as Linux names them: AVX512-BF16 and AMX-BF16 on x86 (listed under
 # `flags`), FEAT_BF16 on ARM (listed under `Features`).
 INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
+# The variable that limits the instructions of oneDNN, which multiplies bfloat16 for PyTorch, and its values
+# that leave out those above.
+LIMIT = "ONEDNN_MAX_CPU_ISA"
+WITHOUT_BFLOAT16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
 
 
 def training_device(wanted: Literal["auto", "cpu", "gpu"] = "auto") -> Device:
@@ -41,10 +45,13 @@ def multiplied_in() -> Literal["bfloat16", "float32"]:
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return True if the CPU has instructions for products of bfloat16; False if unknown (not Linux).
+    """Return True if the CPU has instructions for products of bfloat16, and PyTorch may use them; False if
+    unknown (not Linux).
 
     Most CPUs of desktops and laptops have none: see `pipeline.models.wide_products`.
     """
+    if os.environ.get(LIMIT, "").upper() in WITHOUT_BFLOAT16:
+        return False
     return not INSTRUCTIONS.isdisjoint(instructions(cpuinfo))
 
 

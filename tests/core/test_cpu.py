@@ -33,6 +33,18 @@ def test_a_cpu_says_whether_it_multiplies_bfloat16(tmp_path: Path, line: str, na
 
 
 @pytest.mark.parametrize(
+    ("allowed", "native"),
+    [("AVX2", False), ("avx512_core_vnni", False), ("AVX512_CORE_BF16", True), ("ALL", True)],
+)
+def test_a_cpu_multiplies_what_onednn_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, native: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx512_bf16\n")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
+    assert multiplies_bfloat16(tmp_path / "cpuinfo") is native
+
+
+@pytest.mark.parametrize(
     ("device", "optimizer"),
     [
         ("cuda", "paged_adamw_8bit"),
