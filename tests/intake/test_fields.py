@@ -35,17 +35,13 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.jsonl import BadLine
 from pipeline.core.places import PROJECT
 from pipeline.intake.files.files import is_table
+from pipeline.intake.rows.chats import TOOLS
 from pipeline.intake.rows.fields import MAPPED, UNMAPPED, RowMapper
-from pipeline.intake.rows.formats import (
-    ANSWERS_OF_PAIRS,
-    FORMAT_KEYS,
-    PREFERRED,
-    PROMPT_KEYS,
-    WITHOUT_TURNS,
-    to_row,
-)
+from pipeline.intake.rows.formats import ANSWERS_OF_PAIRS, FORMAT_KEYS, to_row
 from pipeline.intake.rows.letter_case import with_known_keys
+from pipeline.intake.rows.pairs import PREFERRED
 from pipeline.intake.rows.reasoning import READ
+from pipeline.intake.rows.unread import PROMPT_KEYS
 from pipeline.stages.curate.mapped import columns_sentences, fields_sentences
 
 PAIR = {"prompt": "nl", "completion": "bash"}
@@ -58,7 +54,7 @@ def mapped(row: dict[str, Any], file: str = "a.jsonl", format: str = "auto", **f
 
 
 def test_every_key_that_a_format_reads_is_a_target() -> None:
-    read = {*FORMAT_KEYS, *ANSWERS_OF_PAIRS, *PREFERRED, *PROMPT_KEYS, *WITHOUT_TURNS, *READ, *VALUES, OTHERS}
+    read = {*FORMAT_KEYS, *ANSWERS_OF_PAIRS, *PREFERRED, *PROMPT_KEYS, *TOOLS, *READ, *VALUES, OTHERS}
     assert read == set(ROW_TARGETS)
     assert set(TARGETS) - read == {USER, ASSISTANT, *OF_TURNS_ALONE, ROLES_KEY}
 

@@ -9,7 +9,7 @@ from pipeline.commands.data import series
 from pipeline.commands.data.classes import message_doubt
 from pipeline.commands.data.columns import Column, are_values, turn_keys
 from pipeline.core.text import listed, one_line
-from pipeline.intake.rows.formats import ANSWER_KEYS
+from pipeline.intake.rows.unread import ANSWER_KEYS
 
 KEYS_SHOWN = 4
 KEY_SHOWN = 40  # characters of a key

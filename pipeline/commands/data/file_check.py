@@ -18,8 +18,8 @@ from pipeline.intake.files.containers import RawLine, raw_lines
 from pipeline.intake.files.files import document_style, refusal
 from pipeline.intake.files.notes import why_no_row
 from pipeline.intake.rows.fields import MAPPED
-from pipeline.intake.rows.formats import OF_CHOICES
 from pipeline.intake.rows.letter_case import with_known_keys
+from pipeline.intake.rows.unread import OF_CHOICES
 from pipeline.intake.rows.verdicts import without_decision
 from pipeline.stages.curate.answers import count_answer
 from pipeline.stages.curate.inputs import by_glob

@@ -27,11 +27,13 @@ from pipeline.commands.data.series import Choices, choices_of
 from pipeline.config.field_sources import LISTS_OF_TURNS, fields_of
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.files.files import is_table
+from pipeline.intake.rows.chats import TOOLS
 from pipeline.intake.rows.fields import RowMapper
-from pipeline.intake.rows.formats import FORMAT_KEYS, SAYING_KEYS, WITHOUT_TURNS, detect, to_row
+from pipeline.intake.rows.formats import FORMAT_KEYS, detect, to_row
 from pipeline.intake.rows.letter_case import known_names, with_known_keys
 from pipeline.intake.rows.markup import is_rendered, parse
 from pipeline.intake.rows.turns import MEDIA, ROLES, Turn, is_list
+from pipeline.intake.rows.unread import SAYING_KEYS
 from pipeline.stages.curate.rules.rendered import Markup
 
 Stated = dict[str, Any]  # mapping as in params.yaml
@@ -53,7 +55,7 @@ OF_CHOICES = 8.0
 OF_TEXTS = 1.0
 OF_LABELS = 3.0  # NAMED is added if a name supports them
 SYSTEM = ("system", "system_prompt")  # keys that are read without a mapping
-KEPT_LISTS = SAYING_KEYS.union(WITHOUT_TURNS, ("answers",))
+KEPT_LISTS = SAYING_KEYS.union(TOOLS, ("answers",))
 SIDES = ("question", "answer", "system")  # topics that a speaker's name may point to
 CUSTOMERS = frozenset(("client", "contact", "customer", "guest", "lead", "requester", "visitor"))
 MARKUP = Markup(())
@@ -91,7 +93,7 @@ class Proposal:
         first = self.guesses[0]
         dropped = {key for key, source in first.fields.items() if source is None}
         is_supported = first.candidate.is_certain and first.candidate.points >= NAMED
-        return len(self.guesses) == 1 and is_supported and dropped.isdisjoint((*MEDIA, *WITHOUT_TURNS))
+        return len(self.guesses) == 1 and is_supported and dropped.isdisjoint((*MEDIA, *TOOLS))
 
 
 def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:

@@ -6,19 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.chat.rows import OTHERS
-from pipeline.intake.rows.formats import (
-    ANSWERS_OF_PAIRS,
-    FORMAT_KEYS,
-    LABELS,
-    PREFERRED,
-    PROMPT_KEYS,
-    SPEAKERS,
-    TIMES,
-    USERS,
-    WITHOUT_TURNS,
-)
+from pipeline.intake.rows.chats import TOOLS
+from pipeline.intake.rows.formats import ANSWERS_OF_PAIRS, FORMAT_KEYS
+from pipeline.intake.rows.pairs import PREFERRED
 from pipeline.intake.rows.reasoning import READ, UNREAD
+from pipeline.intake.rows.texts import LABELS, SPEAKERS, TIMES, USERS
 from pipeline.intake.rows.turns import MEDIA
+from pipeline.intake.rows.unread import PROMPT_KEYS
 
 KNOWN = frozenset(
     (
@@ -33,7 +27,7 @@ KNOWN = frozenset(
         *TIMES,
         *UNREAD,
         *USERS,
-        *WITHOUT_TURNS,
+        *TOOLS,
         OTHERS,
         "category",
         "domain",

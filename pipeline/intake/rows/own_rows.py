@@ -7,7 +7,8 @@ from typing import Any
 from pipeline.intake.exports import side_files
 from pipeline.intake.exports.export import Export, Head, Record
 from pipeline.intake.exports.registry import export_of
-from pipeline.intake.rows.formats import CONVERSATIONS, FORMATS
+from pipeline.intake.rows.chats import CONVERSATIONS
+from pipeline.intake.rows.formats import FORMATS
 
 EXCHANGES = tuple(
     keys

@@ -18,6 +18,7 @@ from pipeline.intake.wire.shapes import KINDS, need
 Value = Mapping[str, Any]
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 DOMAIN_CHARACTERS = 64
+UNREAD = "would be lost: write it into the row's turns, or set it to null in curate.fields"
 
 
 def text(value: Any, where: str) -> str:
@@ -164,3 +165,8 @@ def domain_of(value: Value, default: str) -> str:
     names = [name.strip() for name in named if isinstance(name, str)]
     fit = (name for name in names if 0 < len(name) <= DOMAIN_CHARACTERS and name.isprintable())
     return next(fit, default)
+
+
+def filled(value: Value) -> set[str]:
+    """Return the keys that are not null."""
+    return {key for key, item in value.items() if item is not None}

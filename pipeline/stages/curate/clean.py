@@ -19,9 +19,10 @@ from pipeline.intake.files.containers import RawLine, parsed, raw_lines
 from pipeline.intake.files.files import document_style, is_table
 from pipeline.intake.rows.authors import with_authors
 from pipeline.intake.rows.fields import RowMapper
-from pipeline.intake.rows.formats import KEYS_READ, detect, left_out_of_text, to_row
+from pipeline.intake.rows.formats import KEYS_READ, detect, to_row
 from pipeline.intake.rows.letter_case import with_known_keys
 from pipeline.intake.rows.own_rows import export_with
+from pipeline.intake.rows.texts import left_out_of_text
 from pipeline.intake.rows.transform import Transform
 from pipeline.intake.rows.verdicts import decision_on, verdict_on, without_decision
 from pipeline.stages.curate.answers import bound, count_answer
