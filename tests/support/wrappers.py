@@ -35,6 +35,18 @@ WRAPPERS: dict[str, dict[str, Any]] = {
         "vision_config": SIGLIP,
         "mm_tokens_per_image": 4,
     },
+    "gemma4": {
+        "text_config": {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 300,
+        },
+        "vision_config": SIGLIP | {"num_key_value_heads": 2, "head_dim": 16},
+    },
     "qwen3_5": {
         "text_config": {
             "head_dim": 16,

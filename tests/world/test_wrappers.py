@@ -33,6 +33,7 @@ IDS = torch.arange(40).reshape(2, 20) * 7
 # the class of the text part, and whether the mmproj of the whole model can be served beside it
 PARTS = {
     "gemma3": ("Gemma3ForCausalLM", True),
+    "gemma4": ("Gemma4ForCausalLM", True),
     "qwen3_5": ("Qwen3_5ForCausalLM", True),
     "qwen2_5_vl": ("Qwen2ForCausalLM", False),
     "qwen2_vl": ("Qwen2ForCausalLM", False),
@@ -100,6 +101,19 @@ def test_names_of_older_and_newer_files_are_known(kind: str, old: str, new: str,
     if kind == "qwen2_5_vl":
         flat(tmp_path)
     taken(tmp_path)
+    assert logits(text_model(tmp_path)).equal(logits(whole))
+
+
+def test_keys_of_layers_that_use_another_layers_stay(tmp_path: Path) -> None:
+    """Published Gemmas 3n and 4 have them, transformers' models have not. llama.cpp wants those of a 3n."""
+    whole = wrapper("gemma4", tmp_path, ENDS, vocab_size=300)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    keys = "layers.{}.self_attn.k_proj.weight"
+    inside = f"model.language_model.{keys}"
+    save_file({**stored, inside.format(2): stored[inside.format(0)] + 1}, file, {"format": "pt"})
+    taken(tmp_path)
+    assert f"model.{keys.format(2)}" in load_file(file)
     assert logits(text_model(tmp_path)).equal(logits(whole))
 
 

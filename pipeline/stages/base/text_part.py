@@ -7,6 +7,7 @@ the text model determines which tensors are required.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,12 +83,16 @@ def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> d
     A stored copy of the embeddings is then left out. Raises `DataError` if a tensor is missing, surplus, or
     of another shape or kind.
     """
-    names = empty(part.config).state_dict().keys()
+    model = empty(part.config)
+    names = model.state_dict().keys()
+    # Keys and values of layers that use another layer's (Gemma 3n and 4). llama.cpp wants those of a 3n.
+    unused = model._keys_to_ignore_on_load_unexpected or ()
     tensors: dict[str, Entry] = {}
     for stored, entry in entries.items():
         prefix = next((prefix for prefix in PREFIXES if stored.startswith(prefix)), "")
         name = PREFIXES.get(prefix, "") + stored.removeprefix(prefix)
-        if name in names or name.startswith(DRAFTS):
+        is_unused = prefix and any(re.search(pattern, name) for pattern in unused)
+        if name in names or name.startswith(DRAFTS) or is_unused:
             tensors[name] = entry
         elif prefix and not name.endswith(".inv_freq"):
             raise DataError(
