@@ -120,8 +120,8 @@ class TorchSpeaker:
 
 
 def in_float32(model: Any) -> Any:
-    """Let a model of 16-bit weights compute in float32. Each module's own weights are cast only for its
-    forward; rows looked up in an embedding are cast afterwards.
+    """Let a model of 16-bit weights compute in float32. Its vectors and convolutions are cast once, each
+    module's own matrices only for its forward; rows looked up in an embedding are cast afterwards.
 
     So the peak is the stored weights and the largest other tensor in float32, not the entire model twice. NF4
     weights are dequantized by their own linear, to the type that it computes in. Returns the model.
@@ -148,6 +148,11 @@ def in_float32(model: Any) -> Any:
     def widen_output(_module: Any, _inputs: Any, output: Any) -> Any:
         return output.float()
 
+    for parameter in model.parameters():
+        # What is no matrix is small, and code outside of a module's forward reads it: a Nemotron-H casts its
+        # states to the type of a norm's weight, and computes with that of a convolution.
+        if parameter.dim() != 2 and parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()
     for module in model.modules():
         # a bitsandbytes linear, or embeddings that were trained entirely
         if hasattr(module, "compute_dtype"):

@@ -17,7 +17,7 @@ from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
-from pipeline.metrics.forward import plain_model, run_settings
+from pipeline.metrics.forward import in_float32, plain_model, run_settings
 from pipeline.stages.parity.outputs import base_at_level, output_checks, trained_outputs
 
 # --- a whole chain ---
@@ -99,6 +99,26 @@ def test_sixteen_bit_weights_are_computed_with_in_float32(finished: Path) -> Non
         first, again = speaker(PROMPTS[0]), speaker(PROMPTS[0])
     assert np.abs(first - expected).max() < 1e-5
     assert np.array_equal(first, again)
+
+
+def test_what_a_model_reads_of_its_parts_itself_is_in_float32() -> None:
+    """A Nemotron-H casts to the type of a norm's weight, and convolves by the weights of a convolution."""
+    import torch
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv = torch.nn.RMSNorm(8), torch.nn.Conv1d(8, 8, 1)
+
+        def forward(self, states: Any) -> Any:
+            states = self.norm(states.to(self.norm.weight.dtype))
+            return torch.nn.functional.conv1d(states.mT, self.conv.weight, self.conv.bias)
+
+    block = Block().to(torch.bfloat16)
+    states = torch.randn(1, 4, 8)
+    with torch.no_grad():
+        ours = in_float32(block)(states)
+        assert ours.dtype == torch.float32 and ours.equal(block.float()(states))
 
 
 # --- divergence ---
