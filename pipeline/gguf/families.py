@@ -17,6 +17,8 @@ class Family:
     name: str
     # `architectures` of its config.json. The first one is that of a file without further signs.
     classes: tuple[str, ...]
+    # The converter reads its tokenizer by rules of its own.
+    own_vocabulary: bool = False
     # An adapter or scales can be trained on its GGUF.
     trained_on: bool = False
     # Its feed-forward layers are experts.
@@ -92,6 +94,7 @@ STATE_SPACE = {
     "mamba_n_groups": "ssm.group_count",
     "mamba_n_heads": "ssm.time_step_rank",
 }
+COHERE = {"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"}
 # attention in layer_types of config.json: as published, and as transformers saves it
 ATTENTION = {"attention", "full_attention"}
 FAMILIES = (
@@ -214,11 +217,51 @@ FAMILIES = (
             "linear_num_value_heads": "ssm.time_step_rank",
         },
     ),
+    Family(
+        "nemotron_h",
+        ("NemotronHForCausalLM",),
+        own_vocabulary=True,
+        # The converter orders the rows all the same, though nothing is rotated.
+        turns_neighbors=True,
+        factors={
+            "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+            "conv_kernel": "ssm.conv_kernel",
+            "ssm_state_size": "ssm.state_size",
+            "n_groups": "ssm.group_count",
+            "mamba_num_heads": "ssm.time_step_rank",
+        },
+    ),
+    Family("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",), own_vocabulary=True),
+    Family("seed_oss", ("SeedOssForCausalLM",)),
+    Family("exaone4", ("Exaone4ForCausalLM",), factors={"sliding_window": WINDOW}),
+    Family(
+        "cohere2",
+        ("Cohere2ForCausalLM",),
+        full_every=4,
+        factors={"sliding_window": WINDOW, **COHERE},
+    ),
+    Family("command-r", ("CohereForCausalLM",), factors=COHERE),
+    Family("ernie4_5", ("Ernie4_5ForCausalLM",)),
+    Family("arcee", ("ArceeForCausalLM",), turns_neighbors=True),
+    Family("gemma", ("GemmaForCausalLM",), norms_add_one=True),
+    Family(
+        "gemma4",
+        ("Gemma4ForCausalLM",),
+        own_vocabulary=True,
+        factors={
+            "head_dim": "attention.key_length_swa",
+            "sliding_window": WINDOW,
+            "final_logit_softcapping": "final_logit_softcapping",
+            "num_kv_shared_layers": "attention.shared_kv_layers",
+        },
+    ),
 )
 # {class in config.json: family}
 BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
 # {general.architecture: family}; a file without further signs belongs to the first one.
 BY_NAME = {family.name: family for family in reversed(FAMILIES)}
+# Classes whose byte-level BPE the converter writes as it does everyone's.
+PLAIN_VOCABULARY = frozenset(name for name, family in BY_CLASS.items() if not family.own_vocabulary)
 # Names of the families whose GGUF an adapter can be trained on, and of those without experts.
 TRAINED_ON = tuple(dict.fromkeys(family.name for family in FAMILIES if family.trained_on))
 DENSE = tuple(dict.fromkeys(family.name for family in FAMILIES if family.trained_on and not family.experts))

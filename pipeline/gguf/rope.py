@@ -6,6 +6,9 @@ were published are few, so those of a file are found by computing the factors of
 
 Phi-3 and Phi-4-mini (rope_type longrope) list their factors in config.json, one set for contexts beyond the
 original one and one for others. Their GGUF has both.
+
+Gemma 4 (rope_type proportional) rotates a part of each head in layers without a window. Its GGUF has a factor
+for each frequency, which is so large for the others that they stand still.
 """
 
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.gguf.attention import FULL
 from pipeline.gguf.header import USUAL_ROPE_BASE, Header
 from pipeline.gguf.tensors import Floats, GgufTensor
 
@@ -22,6 +26,7 @@ SHORT = "rope_factors_short.weight"
 TENSORS = (LLAMA3, LONG, SHORT)
 # Field, after the architecture's name, with the context that a model was first trained with.
 FIRST_CONTEXT = "rope.scaling.original_context_length"
+STILL = 1e30  # factor of a frequency that does not rotate
 TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
 # rope_parameters of the published config.json. Llama 3.1 and 3.3 have the first factor, Llama 3.2 the second.
 PUBLISHED = tuple(
@@ -38,12 +43,14 @@ PUBLISHED = tuple(
 
 def factors_of(config: Any) -> dict[str, Floats]:
     """Return the factors in the GGUF of a model, by the tensor's name, for transformers' configuration of the
-    model: how much slower each frequency rotates than without its settings.
+    model: how much slower each frequency rotates than without its settings. Layers with a window have none.
     """
     rope = getattr(config, "rope_parameters", None) or {}
+    layer_type = FULL if FULL in rope else None
+    rope = rope.get(FULL, rope)
     match rope.get("rope_type"):
-        case "llama3":
-            return {LLAMA3: _llama3_factors(config)}
+        case "llama3" | "proportional":
+            return {LLAMA3: _slowing(config, rope, layer_type)}
         case "longrope":
             return {
                 LONG: np.asarray(rope["long_factor"], np.float32),
@@ -52,13 +59,14 @@ def factors_of(config: Any) -> dict[str, Floats]:
     return {}
 
 
-def _llama3_factors(config: Any) -> Floats:
-    # This is the function that transformers itself runs with.
+def _slowing(config: Any, rope: dict[str, Any], layer_type: str | None) -> Floats:
+    # These are the functions that transformers itself runs with.
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    slowed = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
-    plain = config.rope_parameters["rope_theta"] ** (-np.arange(len(slowed)) / len(slowed))
-    return np.asarray(plain / slowed, np.float32)
+    slowed = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu", layer_type=layer_type)[0].numpy()
+    plain = rope["rope_theta"] ** (-np.arange(len(slowed)) / len(slowed))
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.minimum(plain / slowed, STILL), np.float32)
 
 
 def stored_factors(header: Header, file: Path) -> dict[str, Floats]:
@@ -102,6 +110,6 @@ def published_settings(header: Header, file: Path) -> dict[str, Any] | None:
     for settings in PUBLISHED:
         rope = {**settings, "rope_theta": base}
         config = LlamaConfig(head_dim=2 * len(stored), rope_parameters=dict(rope))
-        if same_factors(stored, _llama3_factors(config)):
+        if same_factors(stored, factors_of(config)[LLAMA3]):
             return rope
     return None

@@ -194,12 +194,16 @@ def value_change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json's settings of the language model, separate in a model with a vision tower."""
+    """Return config.json's settings of the language model, separate in a model with a vision tower. The
+    number of layers is among them, which transformers doesn't write for a Nemotron-H.
+    """
+    settings = dict(config)
     apart = config.get("text_config")
-    if not isinstance(apart, Mapping):
-        return dict(config)
-    whole = {key: config[key] for key in ("architectures", "tie_word_embeddings") if key in config}
-    return {**apart, **whole}
+    if isinstance(apart, Mapping):
+        whole = {key: config[key] for key in ("architectures", "tie_word_embeddings") if key in config}
+        settings = {**apart, **whole}
+    kinds = settings.get("layers_block_type")
+    return {"num_hidden_layers": len(kinds), **settings} if kinds else settings
 
 
 def _name_in_file(original: str, names: Any, layers: int) -> str:
@@ -217,8 +221,12 @@ def mapped_name(name: str, names: Any) -> str | None:
     """Return the GGUF's name of transformers' tensor by the package gguf's map; None if it has none."""
     if name.endswith(".dt_bias"):  # The map has only the name that other models' linear gives it.
         name = name.replace(".dt_bias", ".dt_proj.bias")
-    mapped: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
-    return mapped
+    if name.endswith(".layer_scalar"):  # llama.cpp's converter names it so.
+        name += ".weight"
+    # The map has a Nemotron-H's layers by the names in its files.
+    spelled = (name, re.sub(r"^model\.", "backbone.", name))
+    found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in spelled)
+    return next(filter(None, found), None)
 
 
 def name_map(family: Family, layers: int) -> Any:
@@ -287,8 +295,11 @@ def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     """Return {GGUF field: its number in config.json}, for `SETTINGS` and for its family, which is known."""
     family = known_family(config)
     config = text_config(config)
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     values = {**config, **rope.get("full_attention", rope)}
+    if values.get("alpha"):  # A Hunyuan's positions are stretched by a larger base.
+        width = config["head_dim"]
+        values["rope_theta"] *= values["alpha"] ** (width / (width - 2))
     if "sliding_attention" in rope:  # transformers writes it so; published files have rope_local_base_freq.
         values["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
     return {

@@ -5,8 +5,9 @@ from typing import Any
 
 from pipeline.gguf.safetensors_rows import Entry
 
-COLUMNS = (".mamba.A_log", ".mamba.D")
-NORM = ".mamba.norm.weight"
+# A state space is called `mixer` in a Nemotron-H.
+COLUMNS = (".mamba.A_log", ".mamba.D", ".mixer.A_log", ".mixer.D")
+NORM = (".mamba.norm.weight", ".mixer.norm.weight")
 
 
 def stored_shape(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -14,6 +15,6 @@ def stored_shape(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
     if entry.name.endswith(COLUMNS):
         return (*entry.shape, 1)
     if entry.name.endswith(NORM):
-        groups = config["mamba_n_groups"]
+        groups = config["mamba_n_groups" if "mamba_n_groups" in config else "n_groups"]
         return (groups, entry.shape[0] // groups)
     return entry.shape

@@ -189,6 +189,25 @@ def test_settings_of_layers_with_a_window_are_their_own() -> None:
     }
 
 
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_a_hunyuans_alpha_is_in_its_rotary_base(key: str) -> None:
+    config: dict[str, Any] = {
+        "architectures": ["HunYuanDenseV1ForCausalLM"],
+        "head_dim": 4,
+        "rope_theta": 10.0,
+    }
+    settings = gguf_settings(config | {key: {"alpha": 3.0}})
+    assert settings["hunyuan-dense.rope.freq_base"] == pytest.approx(10.0 * 3.0**2)
+
+
+def test_a_nemotron_h_has_as_many_layers_as_it_lists(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"architectures": ["NemotronHForCausalLM"], "n_groups": 2}
+    config |= {"layers_block_type": ["linear_attention", "mlp"], "num_attention_heads": 1}
+    layer = "backbone.layers.1.mixer"
+    save_file({f"{layer}.up_proj.weight": TALL, f"{layer}.D": TALL[0]}, tmp_path / "model.safetensors")
+    assert sources(config, read_folder(tmp_path)).keys() == {"blk.1.ffn_up.weight", "blk.1.ssm_d"}
+
+
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_norms_of_a_gemma_hold_one_less_than_the_file(kind: Any, tmp_path: Path) -> None:
     """The converter adds in the type of the tensor, so the sum with a float16 is rounded to that."""
@@ -220,6 +239,18 @@ def test_a_longer_context_slows_the_frequencies_that_llama_3_slows(tmp_path: Pat
     assert 0 < np.count_nonzero((share > 0) & (share < 1)) < 14
     (found,) = rope_factors(tmp_path).items()
     assert found == ("rope_freqs.weight", pytest.approx(1 / ((1 - share) / 8 + share), rel=1e-5))
+
+
+def test_what_a_gemma_4_rotates_of_a_head_is_in_its_factors(tmp_path: Path) -> None:
+    """The rest stands still, where layers attend to all tokens; others rotate whole heads."""
+    config = {"model_type": "gemma4_text", "num_hidden_layers": 2, "global_head_dim": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert rope_factors(tmp_path) == {}  # as no published file is
+    rotary = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    rotary = {"full_attention": rotary, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": rotary}))
+    (found,) = rope_factors(tmp_path).items()
+    assert found == ("rope_freqs.weight", pytest.approx([1.0] * 2 + [1e30] * 6))
 
 
 def test_a_file_is_the_one_that_was_named_and_trained_on(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ FAMILIES: Mapping[str, str] = {
     "cohere": "Aya Expanse",
     "stablelm": "StableLM 2",
     "apertus": "Apertus (plain text by its template)",
-    "ernie4_5": "ERNIE 4.5 0.3B (plain text by its template)",
+    "ernie4_5": "ERNIE 4.5 0.3B (plain text by its own template)",
     "arcee": "AFM-4.5B",
     "glm": "GLM-4-9B",
     "gemma": "Gemma 1",

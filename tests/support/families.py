@@ -10,11 +10,13 @@ import qwen2_variants
 import tiny
 import tokenizer_folders
 from merging import write_adapter
+from safetensors.torch import load_file, save_file
 
 from pipeline.chat.tokens import load_tokenizer, save_tokenizer
 from pipeline.config.sections import Training
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.own_targets import default_targets
+from pipeline.models.text_config import SAME_FOR_CONVERTER, WANTED_BY_CONVERTER
 from pipeline.stages.base.hf_folder import examine
 from pipeline.stages.base.runs_of_spaces import settle_runs_of_spaces
 
@@ -37,6 +39,17 @@ NAMES = (
     "falcon_h1",
     "granitemoehybrid",
     "granite4_dense",
+    "nemotron_h",
+    "hunyuan_v1_dense",
+    "gemma4_text",
+    "gemma4_unified_text",
+    "seed_oss",
+    "exaone4",
+    "cohere2",
+    "cohere",
+    "ernie4_5",
+    "arcee",
+    "gemma",
 )
 # Llama 3.2's rotary positions, for `family`
 STRETCHED: dict[str, Any] = {
@@ -71,6 +84,14 @@ GRANITE = {
     "attention_multiplier": 0.1,
     "residual_multiplier": 0.5,
     "logits_scaling": 4.0,
+}
+GEMMA_4 = {
+    "initializer_range": 0.012,
+    "head_dim": 64,
+    "global_head_dim": 128,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "final_logit_softcapping": 30.0,
 }
 MORE: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": False},
@@ -187,11 +208,58 @@ MORE: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 0,
         "shared_intermediate_size": 256,
     },
+    "nemotron_h": {
+        "rms_norm_eps": None,
+        "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
+        "head_dim": 64,
+        "ssm_state_size": 64,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 64,
+        "n_groups": 2,
+        "tie_word_embeddings": False,
+    },
+    "hunyuan_v1_dense": {
+        "initializer_range": 0.014,
+        "head_dim": 64,
+        "max_position_embeddings": 32_768,  # what its converter asks for
+        "eod_token_id": 0,  # which its converter takes for the end of an answer
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 1.0, "alpha": 1000.0},
+    },
+    "gemma4_text": GEMMA_4
+    | {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": tokenizer_folders.GEMMA_WORDS,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4_unified_text": GEMMA_4,
+    "seed_oss": {"head_dim": 64, "tie_word_embeddings": False},
+    "exaone4": STRETCHED
+    | {"head_dim": 64, "sliding_window": None, "layer_types": ["full_attention", "full_attention"]},
+    "cohere2": {"sliding_window": 24, "rotary_pct": 1.0, "num_hidden_layers": 4},
+    "ernie4_5": {"head_dim": 64},
+    "arcee": {
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 20.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+        },
+    },
+    "gemma": {"head_dim": 64},
 }
 GEMMA = ("gemma2", "gemma3_text")
+GEMMA4 = ("gemma4_text", "gemma4_unified_text")
+# families that have Gemma's tokenizer here
+PIECES = (*GEMMA, *GEMMA4, "gemma", "ernie4_5")
 QWEN = ("qwen2", "qwen3", "qwen2_moe", "qwen3_5_text")
 # families that have SmolLM2's tokenizer here
-SMOLLM = tuple(name for name in NAMES if name not in (*GEMMA, *QWEN))
+SMOLLM = tuple(name for name in NAMES if name not in (*PIECES, *QWEN))
 MODEL_TYPES = {"granite4_dense": "granitemoehybrid"}  # if it is not the family's name
 GLM_TURNS = ("<|user|>", "<|assistant|>", "<|system|>")
 GLM_USER = 3  # id of `<|user|>`
@@ -204,7 +272,7 @@ QWEN_FOLDERS = {"qwen3": tokenizer_folders.qwen3_folder, "qwen3_5_text": tokeniz
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 FUSED = ("qkv_proj", "o_proj")  # of a Phi-3
 # model types with other layers than attention, whose own linears train
-HYBRIDS = ("lfm2", "falcon_h1", "granitemoehybrid")
+HYBRIDS = ("lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h")
 
 
 def family(name: str, folder: Path, tools: Toolchain, **settings: Any) -> Path:
@@ -212,7 +280,7 @@ def family(name: str, folder: Path, tools: Toolchain, **settings: Any) -> Path:
     Face folder; return the folder. `settings` are of its config.json.
 
     The Qwens have their tokenizer with a cut vocabulary and more rows of embeddings than tokens, as the
-    published ones, and so have the Gemmas, whose folders are as stage base leaves them; the others have
+    published ones, and so have the older Gemmas, whose folders are as stage base leaves them; the others have
     SmolLM2's.
     """
     import torch
@@ -226,19 +294,42 @@ def family(name: str, folder: Path, tools: Toolchain, **settings: Any) -> Path:
         torch.manual_seed(0)
         model = tiny.look_trained(AutoModelForCausalLM.from_config(config), words).to(torch.bfloat16)
     end = ends["eos_token_id"]
-    turns = {**dict.fromkeys(GEMMA, tokenizer_folders.GEMMA_END), "glm4": GLM_USER}
+    turns = {**dict.fromkeys(PIECES, tokenizer_folders.GEMMA_END), "glm4": GLM_USER}
     model.generation_config = GenerationConfig(**ends | {"eos_token_id": [end, turns.get(name, end - 2)]})
     model.save_pretrained(folder)
-    if name in GEMMA:
+    if getattr(config, "num_kv_shared_layers", 0):
+        add_unused_keys(folder, config)
+    converted = SAME_FOR_CONVERTER.get(type(model).__name__)
+    if converted:  # as stage base writes it
+        file = folder / "config.json"
+        stated = json.loads(file.read_text(encoding="utf-8"))
+        stated |= {"architectures": [converted], WANTED_BY_CONVERTER: None}
+        file.write_text(json.dumps(stated), encoding="utf-8")
+    if name in PIECES:
         examine(folder)  # finds the end of turn, which no published Gemma names
     return folder
+
+
+def add_unused_keys(folder: Path, config: Any) -> None:
+    """Give layers that use another layer's keys and values some of their own, as published files do."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    for layer in range(first, config.num_hidden_layers):
+        alike = config.layer_types.index(config.layer_types[layer])
+        for part in ("k_proj", "v_proj", "k_norm"):
+            name = "model.layers.{}.self_attn." + part + ".weight"
+            tensors[name.format(layer)] = tensors[name.format(alike)] * 0.9
+    save_file(tensors, file, {"format": "pt"})
 
 
 def rows_and_words(name: str) -> tuple[int, int | None]:
     """Return how many rows the embeddings of a family have, and how many of these are words, if not all."""
     if name in SMOLLM:
         return 49_152, None
-    if name in GEMMA:
+    if name in GEMMA4:
+        return tokenizer_folders.GEMMA_WORDS, None  # llama.cpp loads no more rows than tokens
+    if name in PIECES:
         return tokenizer_folders.GEMMA_WORDS + 256, tokenizer_folders.GEMMA_WORDS
     return qwen2_variants.ROWS, qwen2_variants.KEPT
 
@@ -253,9 +344,13 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
             glm_tokens(folder)
             return {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-    if name in GEMMA:
+    if name in PIECES:
         tokenizer_folders.gemma_folder(folder)
         settle_runs_of_spaces(folder)  # as stage base does
+        if name in GEMMA4:
+            gemma4_tokens(folder)
+        if name == "ernie4_5":
+            add_settings(folder, {"add_prefix_space": False})  # its converter asks for it
         return {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
     make = QWEN_FOLDERS.get(name, tokenizer_folders.qwen_folder)
     tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
@@ -266,11 +361,31 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
     }
 
 
+def add_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Change these keys of the tokenizer's settings."""
+    file = folder / "tokenizer_config.json"
+    stated = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(stated | settings), encoding="utf-8")
+
+
+def gemma4_tokens(folder: Path) -> None:
+    """Make Gemma's tokenizer one as Gemma 4's: tokenizer.json alone, in which runs of spaces and lines are
+    merged and no added tokens, and settings that name every control token, as its converter asks.
+    """
+    (folder / "tokenizer.model").unlink()
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["special"]]
+    tokenizer["model"]["merges"].insert(0, ["\n", "\n"])
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    control = [token["content"] for token in tokenizer["added_tokens"]]
+    stated = {str(token.pop("id")): token for token in tokenizer["added_tokens"]}
+    add_settings(folder, {"added_tokens_decoder": stated, "extra_special_tokens": control})
+
+
 def name_phi_tokenizer(folder: Path) -> None:
     """Name the tokenizer's class as Phi-4-mini does, and its converter asks for it."""
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(settings | {"tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8")
+    add_settings(folder, {"tokenizer_class": "GPT2Tokenizer"})
 
 
 def glm_tokens(folder: Path) -> None:
@@ -282,10 +397,7 @@ def glm_tokens(folder: Path) -> None:
     for old, new in zip(("<repo_name>", "<reponame>", "<file_sep>"), GLM_TURNS, strict=True):
         text = text.replace(json.dumps(old), json.dumps(new))
     file.write_text(text, encoding="utf-8")
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|endoftext|>")
-    file.write_text(json.dumps(settings | ends), encoding="utf-8")
+    add_settings(folder, dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|endoftext|>"))
     (folder / "chat_template.jinja").write_text(GLM_TEMPLATE, encoding="utf-8")
 
 

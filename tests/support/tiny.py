@@ -71,7 +71,7 @@ def look_trained(model: Any, words: int | None = None) -> Any:
 
     config, random = model.config, torch.Generator().manual_seed(1)
     heads = config.hidden_size // config.num_attention_heads
-    pairs = (getattr(config, "head_dim", None) or heads) // 2
+    pairs = (config.to_dict().get("head_dim") or heads) // 2
     last_norms = ("model.norm.weight", "model.embedding_norm.weight")  # the second one is LFM2's
     scales = {"q_norm.weight": 1.2, "k_norm.weight": 1.2, **dict.fromkeys(last_norms, 1.5)}
 

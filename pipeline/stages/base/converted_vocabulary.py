@@ -2,8 +2,7 @@
 
 Stage `base` checks two kinds of tokenizers. The first are those that are not byte-level BPE (SentencePiece):
 the converter reads other files than training, and llama.cpp has rules of its own for spaces. The second are
-those of unknown families (`pipeline.gguf.families`), because llama.cpp reads any tokenizer of some families
-by special rules.
+those of families that are unknown or have rules of their own (`pipeline.gguf.families`).
 """
 
 from collections.abc import Sequence

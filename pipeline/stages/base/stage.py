@@ -22,7 +22,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.families import PLAIN_VOCABULARY
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import HeaderFields
@@ -185,7 +185,7 @@ def base(
                 tools = find_toolchain(llamacpp_home)
                 pre = need_convertible(aside, tools).name
                 # The converter reads the tokenizers of some families (Gemma 4) by special rules.
-                if pre is None or not BY_CLASS.keys() & set(facts["architecture"]["architectures"]):
+                if pre is None or PLAIN_VOCABULARY.isdisjoint(facts["architecture"]["architectures"]):
                     same_ids_when_converted(aside, tools, pre)
                 proof = need_same_graph(aside, tools, HeaderFields(aside.name, pre, ends))
                 if proof.reason:

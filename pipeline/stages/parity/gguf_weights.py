@@ -182,7 +182,9 @@ def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
 def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
     """Return the first difference of a tensor, given in pieces, in the GGUF's type; None if there is none."""
     size = sum((piece.last - piece.first) * piece.entry.columns for piece in pieces)
-    if size != tensor.rows * tensor.columns or pieces[0].entry.shape[-1:] != tensor.shape[-1:]:
+    one_number = size == 1  # A file may have it without a dimension.
+    same_columns = one_number or pieces[0].entry.shape[-1:] == tensor.shape[-1:]
+    if size != tensor.rows * tensor.columns or not same_columns:
         shape = " + ".join(str(list(piece.entry.shape)) for piece in pieces[:2])
         return Fault(
             tensor.name,
