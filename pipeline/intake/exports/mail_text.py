@@ -5,7 +5,7 @@ Readers of mailboxes use it for all texts. For texts that may be no mail, `is_ma
 
 import re
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 
 Notes = MutableMapping[str, int]
 
@@ -59,7 +59,7 @@ UNDERLINE = re.compile(r"\n\s*_{5,}\s*\Z")  # Outlook's, above the head of a mai
 CLOSING = re.compile(
     r"(?:^|(?<=[.!?])[ \t]+)[*_]{0,2}"
     r"(?:(?:mit )?(?:freundliche|beste|viele|liebe|herzliche|schöne)[mnr]? gr(?:ü(?:ß|ss)en?|uß|uss)|mfg\b"
-    r"|(?:kind|best|warm|kindest|warmest|many thanks and kind) regards|regards,|best wishes"
+    r"|(?:kind|best|warm|kindest|warmest|many thanks and kind) regards|best wishes"
     r"|yours (?:sincerely|faithfully|truly)|sincerely(?: yours)?,"
     r"|(?:(?:bien|très) )?cordialement|bien à (?:vous|toi)|salutations (?:distinguées|cordiales)"
     r"|(?:(?:belle|bonne) journée|un saludo|saludos|cordialmente)(?=[,.!]?[ \t]*$)"
@@ -68,12 +68,12 @@ CLOSING = re.compile(
     r"|alvast bedankt|bij voorbaat dank"
     r"|(?:med )?(?:vänliga?|venlige?|vennlige?) (?:hälsning(?:ar)?|hilsen(?:er)?)|z poważaniem"
     r"|z wyrazami szacunku"
-    r"|(?:all the best|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg)(?=[,.!]?[ \t]*$))"
+    r"|(?:regards|all the best|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg)(?=[,.!]?[ \t]*$))"
     r"[^\n.?]{0,60}$",
     re.MULTILINE | re.IGNORECASE,
 )
 NAME_WORD = r"(?:[A-ZÀ-ÞĀ-Ž][\w'’-]*|\[NAME_\d+\])"
-NAME = rf"{NAME_WORD}(?:\.? {NAME_WORD}){{0,3}}"
+NAME = rf"{NAME_WORD}(?:\.? {NAME_WORD}){{0,3}}(?:(?<=\b[A-Z])\.)?"
 # Where the writer works, behind the name; lines of an address; a question for a rating at the end.
 OFFICE = r"(?:,?[ \t]+(?:vom|von|aus|im|from|of|at|in|the|der|[-–|])[ \t][^\n]{1,60})?"
 ADDRESS = r"(?:\n[ \t]*(?![-*•>])[^\n]{1,60}(?<![.:;?!])){0,6}"
@@ -92,8 +92,29 @@ CLOSING_LINE = re.compile(
     r"[ \t]*\Z",
     re.IGNORECASE,
 )
+# A line that writers close with, if it often stands before a name: two to six words, or one with a comma.
+LEARNABLE = r"(?!\s*>)[^\W\d][^\d\n:;()<>\[\]]{1,38}"
+BEFORE_NAME = re.compile(
+    rf"^[ \t]*(?P<line>{LEARNABLE})\n\s*(?P<name>{NAME})(?:,[^\n]{{1,60}})?[ \t]*$", re.MULTILINE
+)
+LEARNED_WORDS = 6  # of such a line, at most
+LEARNED_FROM = 5  # texts that it closes, at least
+LEARNED_SHARE = 0.8  # of the texts with that line, at least
 # What a writer adds below the closing, which stays.
 POSTSCRIPT = re.compile(r"^(?:P\.?[ -]?S\b|Post-?scriptum\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE)
+# Below a closing, unlike a name, an address and how the writer is reached: an amount, an item, a sentence, a
+# label with its value, the address of a page.
+REACHED_BY = (
+    r"(?:tel|tél|ph|fon|fax|mob|cell|hand|e-?mail|mail|web|internet|sito|url|home|www|skype|whatsapp|linkedin"
+    r"|direct|office|büro|zentrale|hotline|support|service|p\.? ?iva|c\.? ?f\b|ust|vat|btw|kvk|siret|hrb|reg"
+    r"|sitz|geschäftsf|managing|ceo|director)"
+)
+SAYS = re.compile(
+    r"[€$£]\s?\d|\d\s?(?:[€$£%]|(?:euro?s?|usd|gbp|chf|pounds|dollars)\b)|^\s*(?:[-*•+]|\d+[.)])\s"
+    r"|(?:\S+ ){2}\S*[a-zß-ÿ][.!?]\s*$|(?:\S+ ){4}\S+[.!?]\s*$|\?\s*$"
+    rf"|^\s*(?!{REACHED_BY})[^\W\d][^\n:]{{1,60}}: ?\S|https?://[^\s/]+/\S",
+    re.IGNORECASE,
+)
 LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
     r"^[ \t]*(?:sent from (?:my \S.{0,30}|outlook for \S+)|get outlook for \S+"
@@ -142,7 +163,46 @@ SIGNS = (
 def may_be_mail(text: str) -> bool:
     """Return False for a text that surely is no mail. It is quick, since most texts are none."""
     folded = text.lower()
-    return any(sign in folded for sign in SIGNS) or bool(SHORT_CLOSING.search(text[-SHORT_END:]))
+    if any(sign in folded for sign in SIGNS):
+        return True
+    end = text[-SHORT_END:]
+    return bool(SHORT_CLOSING.search(end) or BEFORE_NAME.search(end))
+
+
+def learned_closings(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Return what finds the lines that the writers of mails close with, in any language: each stands before a
+    name at the end of `LEARNED_FROM` texts, and rarely elsewhere. None if there is no such line.
+    """
+    closing = Counter[str]()
+    everywhere = Counter[str]()
+    for text in texts:
+        last_lines = text.splitlines()[-LAST_LINES:]
+        everywhere.update({_folded(line) for line in last_lines})
+        end = "\n".join(last_lines)
+        closing.update(
+            {_folded(match["line"]) for match in BEFORE_NAME.finditer(end) if _closes(match["line"])}
+        )
+    learned = [
+        re.escape(line)
+        for line, count in closing.items()
+        if count >= LEARNED_FROM and count >= LEARNED_SHARE * everywhere[line]
+    ]
+    if not learned:
+        return None
+    return re.compile(rf"^[ \t]*(?:{'|'.join(sorted(learned))})[,.!]?[ \t]*$", re.MULTILINE | re.IGNORECASE)
+
+
+def _folded(line: str) -> str:
+    """Return a line as others write it too: in small letters, without what ends it."""
+    return line.strip().rstrip(",.!").lower()
+
+
+def _closes(line: str) -> bool:
+    """Return True for a line that may close a mail: a few words that are no name, or one before a comma."""
+    words = line.split()
+    if len(words) == 1:
+        return line.rstrip().endswith(",")
+    return len(words) <= LEARNED_WORDS and not re.fullmatch(NAME, line.strip().rstrip(",.!"))
 
 
 def own_words(text: str, notes: Notes) -> str:
@@ -155,8 +215,15 @@ def own_words(text: str, notes: Notes) -> str:
     return without_quotes(text, notes, every=True)
 
 
-def without_quotes(text: str, notes: Notes, *, every: bool, is_question: bool = False) -> str:
-    """Return the text without quoted mails and what introduces them.
+def without_quotes(
+    text: str,
+    notes: Notes,
+    *,
+    every: bool,
+    is_question: bool = False,
+    learned: re.Pattern[str] | None = None,
+) -> str:
+    """Return the text without quoted mails and what introduces them. `learned` finds the file's own closings.
 
     Not `every` line with `>` is one if the text may hold prompts or Markdown: then only those are that an
     introduction with a date precedes, and those at the text's end. A mail stays that the own words announce
@@ -164,7 +231,7 @@ def without_quotes(text: str, notes: Notes, *, every: bool, is_question: bool = 
     """
     quotation = QUOTATION.search(text)
     if not every and quotation:
-        own = without_end(text[: quotation.start()].rstrip(), Counter(), every=False)
+        own = without_end(text[: quotation.start()].rstrip(), Counter(), every=False, learned=learned)
         if own.endswith(":") or (is_question and SPEAKS_OF_QUOTED.search(own)):
             return text
     begin = _quoted_from(text)
@@ -243,18 +310,18 @@ def _drop_introduction(kept: list[str]) -> None:
         kept.pop()
 
 
-def without_end(text: str, notes: Notes, *, every: bool) -> str:
-    """Return a mail's text without the line that a telephone adds, its signature, its closing, and a notice
-    of confidentiality below them.
+def without_end(text: str, notes: Notes, *, every: bool, learned: re.Pattern[str] | None = None) -> str:
+    """Return a mail's text without the line that a telephone adds, its signature, its closing (also one of
+    those `learned`), and a notice of confidentiality below them.
 
     Not `every` signature is one if the text may hold code below two hyphens.
     """
-    text = _without_closing(text, notes, every=every)
+    text = _without_closing(text, notes, every=every, learned=learned)
     paragraph = _last_paragraph(text)
     if paragraph is None or not _is_notice(text[paragraph.end() :]):
         return text
     notes["signatures"] += 1
-    return _without_closing(text[: paragraph.start()].rstrip(), notes, every=every)
+    return _without_closing(text[: paragraph.start()].rstrip(), notes, every=every, learned=learned)
 
 
 def _last_paragraph(text: str) -> re.Match[str] | None:
@@ -267,8 +334,10 @@ def _is_notice(paragraph: str) -> bool:
     return bool(NOTICE.search(paragraph) and OF_NOTICE.search(paragraph)) and "?" not in paragraph
 
 
-def _without_closing(text: str, notes: Notes, *, every: bool) -> str:
-    """Return a mail's text without what `without_end` takes, except for a notice that stands alone."""
+def _without_closing(text: str, notes: Notes, *, every: bool, learned: re.Pattern[str] | None) -> str:
+    """Return a mail's text without what `without_end` takes, except for a notice that stands alone. What the
+    writer says below the closing stays.
+    """
     device = DEVICE.search(text)
     if device:
         notes["signatures"] += 1
@@ -279,11 +348,35 @@ def _without_closing(text: str, notes: Notes, *, every: bool) -> str:
         text = text[: signature.start()].rstrip()
     postscript = POSTSCRIPT.search(text, max(0, len(text) - CLOSING_END))
     end = postscript.start() if postscript else len(text)
-    closing = closing_of(text[:end]) or _short_closing(text[:end])
+    closing = closing_of(text[:end], learned) or _short_closing(text[:end])
     if closing:
         notes["closings"] += 1
-        text = f"{text[: closing.start()].rstrip()}\n\n{text[end:]}".rstrip()
+        added = _added_below(text[closing.start() : end])
+        parts = (text[: closing.start()].rstrip(), added, text[end:])
+        text = "\n\n".join(filter(None, parts)).rstrip()
     return text
+
+
+def _added_below(text: str) -> str:
+    """Return what a writer says below a closing, which is the first line of `text`, and its name and address:
+    all from the first line that says something, or from the paragraph that it is in, to a notice.
+    """
+    lines = _before_notice(text).splitlines(keepends=True)
+    saying = (number for number, line in enumerate(lines) if number and _says(line))
+    first = next(saying, None)
+    if first is None:
+        return ""
+    begin = first
+    while begin and lines[begin - 1].strip():
+        begin -= 1
+    if not begin:  # The name stands above it in the same paragraph.
+        begin = first
+    return "".join(lines[begin:]).strip()
+
+
+def _says(line: str) -> bool:
+    """Return True for a line below a closing that is more than a name, an address or a wish to be rated."""
+    return bool(SAYS.search(line)) and not re.search(ASKS_FOR_RATING, line)
 
 
 def _signature(text: str, *, is_sure: bool) -> re.Match[str] | None:
@@ -305,12 +398,14 @@ def _signature(text: str, *, is_sure: bool) -> re.Match[str] | None:
     return signature if is_signature and not NO_SIGNATURE.search(below) else None
 
 
-def closing_of(text: str) -> re.Match[str] | None:
+def closing_of(text: str, learned: re.Pattern[str] | None = None) -> re.Match[str] | None:
     """Return the closing that a text ends with, before a name, an address or a notice; None if it has none.
+    Those `learned` from a file's texts count too.
 
     A closing with a place to fill in belongs to a letter that somebody is to send.
     """
-    for match in CLOSING.finditer(text, max(0, len(text) - CLOSING_END)):
+    begin = max(0, len(text) - CLOSING_END)
+    for match in (found for kind in (CLOSING, learned) if kind for found in kind.finditer(text, begin)):
         after = _before_notice(text[match.end() :]).strip().splitlines()
         is_short = len(after) <= CLOSING_LINES and all(len(line) <= LINE for line in after)
         is_end = is_short and not QUOTATION.search(text, match.end()) and not _is_announced(text, match)
@@ -356,15 +451,15 @@ def is_mail(text: str) -> bool:
     return bool(_signature(text, is_sure=False)) or bool(GREETING.match(text) and closing_of(text))
 
 
-def ends_as_mail(text: str) -> bool:
-    """Return True if a text ends with a closing, or surely is a mail."""
-    return _ends_with_closing(text) or is_mail(text)
+def ends_as_mail(text: str, learned: re.Pattern[str] | None) -> bool:
+    """Return True if a text ends with a closing (also one of those `learned`), or surely is a mail."""
+    return _ends_with_closing(text, learned) or is_mail(text)
 
 
-def _ends_with_closing(text: str) -> bool:
+def _ends_with_closing(text: str, learned: re.Pattern[str] | None = None) -> bool:
     """Return True if a text ends with a closing. Chats end with short ones too, but not with a name."""
     short = _short_closing(text)
-    return bool(closing_of(text) or (short and short["name"]))
+    return bool(closing_of(text, learned) or (short and short["name"]))
 
 
 def keeps_quotation(text: str) -> bool:
@@ -372,6 +467,7 @@ def keeps_quotation(text: str) -> bool:
     return bool(FORWARDED.search(text) or _introduction(text))
 
 
-def keeps_closing(text: str) -> bool:
+def keeps_closing(text: str, learned: re.Pattern[str] | None) -> bool:
     """Return True if a line near the end of a text is a closing still, whatever stands below it."""
-    return any(CLOSING.match(line) or CLOSING_LINE.match(line) for line in text.splitlines()[-LAST_LINES:])
+    kinds = [kind for kind in (CLOSING, CLOSING_LINE, learned) if kind]
+    return any(kind.match(line) for kind in kinds for line in text.splitlines()[-LAST_LINES:])

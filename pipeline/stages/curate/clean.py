@@ -41,7 +41,7 @@ from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.rules.catalog import Means, rules_of
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.length import Length
-from pipeline.stages.curate.rules.mail import Mail, are_of_help_desk
+from pipeline.stages.curate.rules.mail import HelpDesk, Mail, help_desk
 from pipeline.stages.curate.rules.redaction import Redactor
 from pipeline.stages.curate.rules.template import ChatTemplate
 
@@ -182,7 +182,7 @@ class Cleaner:
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
         self.paths: dict[str, Path] = {}  # of the files that lines came from, by their names below data/raw
-        self.mail = None if settings.mail == "never" else Mail(settings.mail, self.has_mails)
+        self.mail = None if settings.mail == "never" else Mail(settings.mail, self.desk_of)
         template = None if base is None else self.template
         self.rules = rules_of(
             Means(settings, added_tokens, template, self.is_shown, self.redact, self.mail, no_chats)
@@ -226,9 +226,9 @@ class Cleaner:
         transform = None if function is None else self.transforms[function]
         return FileSettings(domain_of(file), given_format, mapper, transform)
 
-    def has_mails(self, file: str) -> bool:
-        """Return True if the first rows of a file are a help desk's."""
-        return file in self.paths and are_of_help_desk(self.rows_of(file))
+    def desk_of(self, file: str) -> HelpDesk:
+        """Return whether the first rows of a file are a help desk's, and how its mails close."""
+        return help_desk(self.rows_of(file)) if file in self.paths else HelpDesk(is_sure=False)
 
     def rows_of(self, file: str) -> Iterator[Row]:
         """Yield the rows of a file in the canonical form, before any rule."""

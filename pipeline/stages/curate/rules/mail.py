@@ -3,13 +3,15 @@ closings.
 
 A help desk's export has mails in its cells. A row that asks for a letter, or about a mail or HTML, looks the
 same, in any language. So a file's first rows decide together: in a help desk's file customers write mails,
-and most answers end as mails do.
+and most answers end as mails do. They also show the closings of the file's own language.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, Literal
 
 from pipeline.chat.rows import TURN_LISTS, Row
@@ -18,6 +20,7 @@ from pipeline.intake.exports.mail_text import (
     is_mail,
     keeps_closing,
     keeps_quotation,
+    learned_closings,
     may_be_mail,
     without_end,
     without_quotes,
@@ -41,14 +44,22 @@ OF_MARKUP = re.compile(r"\b(?:(?i:html|css|xml|markup|markdown)|tags?|divs?|span
 Turn = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class HelpDesk:
+    """A file of a help desk's mails. `closings` finds those of its own, `is_sure` if it is one."""
+
+    is_sure: bool
+    closings: re.Pattern[str] | None = None
+
+
 class Mail:
-    """Rule for turns that are mails: `auto` asks `are_mails` for the row's file, `always` takes all rows for
+    """Rule for turns that are mails: `auto` asks `desk_of` for the row's file, `always` takes all rows for
     mails.
     """
 
-    def __init__(self, mode: Literal["auto", "always"], are_mails: Callable[[str], bool]) -> None:
+    def __init__(self, mode: Literal["auto", "always"], desk_of: Callable[[str], HelpDesk]) -> None:
         self.mode = mode
-        self.are_mails = lru_cache(KNOWN_FILES)(are_mails)
+        self.desk_of = lru_cache(KNOWN_FILES)(desk_of)
         self.counts = Counter[str]()
 
     def take_counts(self) -> Counter[str]:
@@ -65,19 +76,20 @@ class Mail:
         written = [turn["content"] for field in TURN_LISTS for turn in _written(row.get(field, ()))]
         if not any(may_be_mail(text) or HTML.match(text) for text in written):
             return row
-        if self.mode == "auto" and not self.are_mails(row["source"].rpartition(":")[0]):
+        desk = self.desk_of(row["source"].rpartition(":")[0])
+        if self.mode == "auto" and not desk.is_sure:
             self._count(MAILS_LEFT, sum(map(is_mail, written)))
             self._count("mail_html_left", sum(1 for text in written if HTML.match(text)))
             return row
         edited = dict(row)
         for field in filter(row.__contains__, TURN_LISTS):
             edited[field] = [
-                self._edited(turn, f"{field} {number}", changes)
+                self._edited(turn, f"{field} {number}", desk.closings, changes)
                 for number, turn in enumerate(row[field], start=1)
             ]
         left = [turn for field in TURN_LISTS for turn in _written(edited.get(field, ()))]
         self._count("mail_html_left", sum(1 for turn in left if HTML.match(turn["content"])))
-        self._count("closings_left", sum(keeps_closing(turn["content"]) for turn in left))
+        self._count("closings_left", sum(keeps_closing(turn["content"], desk.closings) for turn in left))
         self._count("quotes_left", sum(keeps_quotation(turn["content"]) for turn in left))
         return row if edited == row else edited
 
@@ -85,7 +97,7 @@ class Mail:
         if texts:
             self.counts[name] += texts
 
-    def _edited(self, turn: Turn, place: str, changes: Changes) -> Turn:
+    def _edited(self, turn: Turn, place: str, closings: re.Pattern[str] | None, changes: Changes) -> Turn:
         text = turn["content"]
         if turn["role"] not in WRITERS or not text:
             return turn
@@ -93,8 +105,9 @@ class Mail:
         words = _without_html(text)
         counts["mail_html"] += words != text
         every = self.mode == "always"
-        words = without_quotes(words, counts, every=every, is_question=turn["role"] == "user")
-        words = without_end(words, counts, every=every)
+        is_question = turn["role"] == "user"
+        words = without_quotes(words, counts, every=every, is_question=is_question, learned=closings)
+        words = without_end(words, counts, every=every, learned=closings)
         if not words or not counts.total():
             return turn
         self.counts.update(+counts)
@@ -102,24 +115,27 @@ class Mail:
         return {**turn, "content": words}
 
 
-def are_of_help_desk(rows: Iterable[Row]) -> bool:
-    """Return True if the first rows of a file are a help desk's: customers write mails, and most answers end
-    as mails do.
+def help_desk(rows: Iterable[Row]) -> HelpDesk:
+    """Return what the first rows of a file show: they are a help desk's if customers write mails, and most
+    answers end as mails do.
     """
-    seen = 0
-    questions = 0
-    answers = 0
+    seen = list(islice(_exchanges(rows), ROWS_SEEN))
+    closings = learned_closings(chain.from_iterable(chain.from_iterable(seen)))
+    questions = sum(any(ends_as_mail(text, closings) for text in asked) for asked, _ in seen)
+    answers = sum(any(ends_as_mail(text, closings) for text in answered) for _, answered in seen)
+    are_mails = questions >= QUESTIONS * len(seen) and answers >= ANSWERS * len(seen)
+    return HelpDesk(bool(questions) and are_mails, closings)
+
+
+def _exchanges(rows: Iterable[Row]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the texts of the user and those of the assistant of each row in which both write."""
     for row in rows:
         texts: dict[str, list[str]] = {role: [] for role in WRITERS}
         for turn in _written(row["messages"]):
             texts[turn["role"]].append(_without_html(turn["content"]))
-        if texts["user"] and texts["assistant"]:
-            seen += 1
-            questions += any(map(ends_as_mail, texts["user"]))
-            answers += any(map(ends_as_mail, texts["assistant"]))
-        if seen == ROWS_SEEN:
-            break
-    return questions > 0 and questions >= QUESTIONS * seen and answers >= ANSWERS * seen
+        asked, answered = texts.values()
+        if asked and answered:
+            yield asked, answered
 
 
 def _written(turns: Iterable[Turn]) -> list[Turn]:
