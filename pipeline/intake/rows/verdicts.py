@@ -2,52 +2,24 @@
 or `deleted_at`.
 
 Words decide, those of the key and those of its value. Each word of the key must speak of a verdict or of the
-row, so `order_status` and `thread_safe`, which judge something else, are no verdicts.
+row, so `order_status` and `thread_safe`, which judge something else, are no verdicts. `verdict_words` has the
+words, by language.
 """
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 from pipeline.intake.rows.marks import words_in
+from pipeline.intake.rows.verdict_words import ALL, words_of
 
 Kind = Literal["bad", "good", "moment", "state"]
 
 
-def _words(*lines: str) -> frozenset[str]:
-    return frozenset(word for line in lines for word in line.split())
-
-
-BAD = _words(
-    "bad cancel canceled cancelled delete deleted discard discarded drop dropped exclude excluded flag",
-    "flagged incorrect invalid junk reject rejected remove removed retracted skip skipped spam trash trashed",
-    "unusable withdrawn wrong",
-)
-GOOD = _words(
-    "accept accepted approval approve approved correct correctness good include keep kept ok passed usable",
-    "use valid validity",
-)
-STATES = _words(
-    "decision disposition judgement judgment moderation qa qc quality state status validation verdict"
-)
-OF_RUNS = _words("state status")  # What failed there may be a run, and not the row.
-REVIEWS = ("review_outcome", "review_result")  # Results of something else are no verdicts.
-BAD_STATES = BAD | _words("declined disapproved nonsense unapproved")
-FAILED = _words("fail failed")
-NEGATIONS = _words("no non not never")
-VERBS = _words("be been has is should to was")
-MOMENTS = _words("at by date on time")
-# Words of the row, its parts and its judges.
-OF_ROWS = VERBS | _words(
-    "all an annotation annotator answer answers by chat completion conversation do entry example final human",
-    "item label message output prompt question record response result review reviewed reviewer row sample",
-    "test tests the unit",
-)
-# Numbers and yes or no below these words may count or answer something, unless a verb precedes them.
-OPEN = _words("accepted bad correct correctness flag good incorrect passed rejected use valid wrong")
-YES = ("1", "1.0", "yes", "y")
-NO = ("0", "0.0", "no", "n")
-NOTHING = ("false", "n/a", "na", "nan", "nat", "never", "no", "none", "null")  # in the place of a time
+BAD_STATES = ALL.bad | words_of("declined disapproved nonsense unapproved")
+FAILED = words_of("fail failed")
+OF_ROWS = ALL.verbs | ALL.of_rows
 ABOUT_ROWS = ("annotation", "meta", "metadata", "moderation", "review")  # objects that may hold a verdict
 TURNS = ("messages", "conversations", "conversation")
 OTHER_ROLES = ("system", "developer", "tool", "function", "observation")
@@ -107,14 +79,14 @@ def bad_word(key: str, value: Any) -> str | None:
     if kind is None or value is None:
         return None
     if kind == "state":
-        judging = [word for word in words_in(key) if word not in OF_ROWS]
+        judging = [word for word in plain_words(key) if word not in OF_ROWS]
         return _bad_state(
-            value, BAD_STATES if judging and OF_RUNS.issuperset(judging) else BAD_STATES | FAILED
+            value, BAD_STATES if judging and ALL.of_runs.issuperset(judging) else BAD_STATES | FAILED
         )
     if kind == "moment":
         return "set" if _is_filled(value) else None
     is_bad = kind == "bad"
-    return str(is_bad).lower() if _says(value, words_in(key), truth=is_bad) else None
+    return str(is_bad).lower() if _says(value, plain_words(key), truth=is_bad) else None
 
 
 @lru_cache(KNOWN_KEYS)
@@ -122,22 +94,22 @@ def kind_of(key: str) -> Kind | None:
     """Return how a key states a verdict: `bad` by true, `good` by false, `moment` by any time or person,
     `state` by a word. None for other keys.
     """
-    words = words_in(key)
+    words = plain_words(key)
     judging = [word for word in words if word not in OF_ROWS]
-    if "_".join(words) in REVIEWS:
+    if "_".join(words) in ALL.reviews:
         return "state"
-    if words and words[-1] in MOMENTS and BAD.intersection(words):
-        return "moment" if BAD.issuperset(word for word in judging if word not in MOMENTS) else None
+    if words and words[-1] in ALL.moments and ALL.bad.intersection(words):
+        return "moment" if ALL.bad.issuperset(word for word in judging if word not in ALL.moments) else None
     if not judging:
         return None
-    if STATES.issuperset(judging):
+    if ALL.states.issuperset(judging):
         return "state"
     # `correct_answer` and `rejected_response` hold a text; `answer_correct` and `is_correct_answer` judge.
-    if OPEN.intersection(words) and words[-1] not in OPEN and words[0] not in VERBS:
+    if ALL.open.intersection(words) and words[-1] not in ALL.open and words[0] not in ALL.verbs:
         return None
-    if BAD.issuperset(judging):
+    if ALL.bad.issuperset(judging):
         return "bad"
-    return "good" if GOOD.issuperset(judging) else None
+    return "good" if ALL.good.issuperset(judging) else None
 
 
 def _says(value: Any, words: Sequence[str], *, truth: bool) -> bool:
@@ -148,29 +120,43 @@ def _says(value: Any, words: Sequence[str], *, truth: bool) -> bool:
         return value is truth
     if not isinstance(value, str | int | float):
         return False
-    stated = str(value).strip().lower()
-    if stated == str(truth).lower():
+    stated = _plain(str(value).strip().lower())
+    if stated in (ALL.true if truth else ALL.false):
         return True
-    if OPEN.intersection(words) and words[0] not in VERBS:
+    if ALL.open.intersection(words) and words[0] not in ALL.verbs:
         return False
-    return stated in (YES if truth else NO)
+    return stated in (ALL.yes if truth else ALL.no)
 
 
 def _is_filled(value: Any) -> bool:
     """Return True for a time or a person, and not for zeros such as 0000-00-00 and words for nothing."""
     if isinstance(value, list | dict):
         return False
-    stated = str(value).strip().lower()
-    return stated not in NOTHING and bool(stated.strip("0-/.: "))
+    stated = _plain(str(value).strip().lower())
+    return stated not in ALL.nothing and bool(stated.strip("0-/.: "))
 
 
 def _bad_state(value: Any, bad: frozenset[str]) -> str | None:
     """Return the word by which a state is one of the `bad`; None for other states, and for sentences."""
     if not isinstance(value, str) or len(value) > LONGEST_STATE:
         return None
-    words = [word for word in words_in(value) if word not in OF_ROWS]
-    if words[:1] and words[0] in NEGATIONS:
-        return " ".join(words[:2]) if GOOD.intersection(words[1:2]) else None
-    if not words or words[0] not in bad or not GOOD.isdisjoint(words):
+    words = [word for word in plain_words(value) if word not in OF_ROWS]
+    if words[:1] and words[0] in ALL.negations:
+        return " ".join(words[:2]) if ALL.good.intersection(words[1:2]) else None
+    if not words or words[0] not in bad or not ALL.good.isdisjoint(words):
         return None
     return words[0]
+
+
+def plain_words(name: str) -> list[str]:
+    """Return the words of a name or a value in small letters and without accents."""
+    return words_in(_plain(name))
+
+
+def _plain(text: str) -> str:
+    """Return a text without accents, so that `rejeté` and `rejete` are one word."""
+    if text.isascii():
+        return text
+    return "".join(
+        character for character in unicodedata.normalize("NFKD", text) if not unicodedata.combining(character)
+    )
