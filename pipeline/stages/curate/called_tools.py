@@ -1,7 +1,8 @@
 """Find calls in rows of tools that they do not offer, or with arguments that a tool's schema does not allow.
 
 Schemas come with the data. So nothing is fetched that a schema refers to, and its patterns, which may take
-endless time, are not looked at.
+endless time, are not looked at. Most schemas leave out whether other properties are allowed: then an argument
+that none declares, a misspelled one for example, is not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,20 @@ NOT_SHOWN = "tools_not_shown"  # rows with tools, calls or results that the base
 NOT_OFFERED = "not_offered"
 MISFITS = "arguments_not_allowed"
 KNOWN_SCHEMAS = 1000
+# Keys of a schema by which an object may have properties beside its `properties`.
+ELSEWHERE = frozenset(
+    (
+        "$dynamicRef",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "dependentSchemas",
+        "if",
+        "oneOf",
+        "patternProperties",
+        "unevaluatedProperties",
+    )
+)
 
 
 def calls_in(row: Row) -> list[Mapping[str, Any]]:
@@ -61,7 +76,23 @@ def _fits(schema: bytes, arguments: Any) -> bool:
 def _validator(schema: bytes) -> Any:
     from referencing import Registry
 
-    return _validator_class()(orjson.loads(schema), registry=Registry())  # which fetches nothing
+    closed = _closed(orjson.loads(schema))
+    return _validator_class()(closed, registry=Registry())  # which fetches nothing
+
+
+def _closed(schema: Any) -> Any:
+    """Return a schema whose objects allow only the properties that they declare, unless it says otherwise."""
+    # Properties that are declared elsewhere can't be told from those that nothing declares.
+    if not isinstance(schema, dict) or not ELSEWHERE.isdisjoint(schema):
+        return schema
+    closed = dict(schema)
+    if "items" in schema:
+        closed["items"] = _closed(schema["items"])
+    properties = schema.get("properties")
+    if properties and isinstance(properties, dict):
+        closed["properties"] = {name: _closed(value) for name, value in properties.items()}
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 @cache
@@ -90,7 +121,7 @@ def calls_sentences(calls: Mapping[str, Any]) -> list[str]:
         )
     if calls.get(MISFITS):
         sentences.append(
-            f"calls have arguments that the tool's parameters do not allow: {counted(calls[MISFITS])}. "
-            "Correct the arguments, or the parameters."
+            "calls have arguments that the tool's parameters do not allow or declare: "
+            f"{counted(calls[MISFITS])}. Correct the arguments, or the parameters."
         )
     return sentences

@@ -141,6 +141,32 @@ def test_arguments_that_a_schema_does_not_allow_are_found(arguments: dict[str, A
     assert bool(misfitting_calls(calling_with(arguments, schema))) is not fits
 
 
+DECLARED = {"berth": {"type": "integer"}}
+NESTED = {"type": "object", "properties": DECLARED}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema", "fits"),
+    [
+        ({"berth": 4}, {"properties": DECLARED}, True),
+        ({"berht": 4}, {"properties": DECLARED}, False),
+        ({"berth": 4, "mast": 2}, {"properties": DECLARED, "required": ["berth"]}, False),
+        ({"place": {"mast": 2}}, {"properties": {"place": NESTED}}, False),
+        ({"places": [{"mast": 2}]}, {"properties": {"places": {"items": NESTED}}}, False),
+        ({"mast": 2}, {"properties": DECLARED, "additionalProperties": True}, True),
+        ({"mast": 2}, {"properties": DECLARED, "additionalProperties": {"type": "integer"}}, True),
+        ({"mast": 2}, {"properties": DECLARED, "patternProperties": {"^m": {}}}, True),
+        ({"mast": 2}, {"properties": DECLARED, "allOf": [{"properties": {"mast": {}}}]}, True),
+        ({"place": {"mast": 2}}, {"properties": {"place": {"type": "object"}}}, True),
+        ({"mast": 2}, {"type": "object", "properties": {}}, True),
+    ],
+)
+def test_an_argument_that_no_property_declares_is_found_unless_the_schema_is_open(
+    arguments: dict[str, Any], schema: Any, fits: bool
+) -> None:
+    assert bool(misfitting_calls(calling_with(arguments, schema))) is not fits
+
+
 @pytest.mark.parametrize(
     "schema",
     [
