@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median
 
 from pipeline.config.params import Params
 from pipeline.config.products import Product, product_of
@@ -29,7 +29,9 @@ MOST = 4  # steps that are returned: more are not a plan
 HOUR = 3600  # seconds
 ONE_PASS = 1.0  # passes over the training rows; with fewer, most rows were never seen
 FEW_ROWS = 200  # training rows below which more rows help more than more steps
-RISEN = 1.05  # held-out loss at the end over its lowest: rows are learned by heart
+RISEN = 1.05  # held-out loss at the end over its lowest: rows may be learned by heart
+LAST_STEPS = 10  # training steps whose mean loss is compared with that of held-out rows
+FEW_HELD_OUT = 30  # held-out rows below which a risen loss may be chance
 FLOOR = 0.01  # score (0 to 1) of a base that does not answer in the wanted form
 AS_LONG = 0.8  # length of the references over that of answers that did not end: these were cut off
 KEYS_SHOWN = 3  # keys of a JSON answer that a sentence names
@@ -205,25 +207,38 @@ def _unended(case: Case) -> tuple[bool, list[Answer]] | None:
     return wanted >= AS_LONG * written, answers
 
 
-def _learned_by_heart(case: Case) -> NextStep | None:
-    losses = [
-        (int(row["step"]), float(row["eval_loss"]))
-        for row in case.inputs.metrics_log
-        if row["kind"] == "eval" and isinstance(row.get("eval_loss"), int | float)
-    ]
-    losses = [(step, loss) for step, loss in losses if math.isfinite(loss)]
-    if len(losses) < 2:
+def _risen_loss(case: Case) -> NextStep | None:
+    held_out = _losses(case, "eval", "eval_loss")
+    trained = [loss for _, loss in _losses(case, "step", "loss")][-LAST_STEPS:]
+    if len(held_out) < 2 or not trained:
         return None
-    step, lowest = min(losses, key=lambda pair: pair[1])
-    last_step, last = losses[-1]
+    step, lowest = min(held_out, key=lambda pair: pair[1])
+    last_step, last = held_out[-1]
     kept = (case.inputs.train.model_extra or {}).get("adapter_step")
     if last <= RISEN * lowest or kept == step or step == last_step:
         return None
-    reason = (
-        f"The loss on held-out rows was lowest at step {step:,} ({lowest:.3f}) and has risen to {last:.3f} "
-        "since: rows are learned by heart."
-    )
-    return NextStep(reason, "Stop there", _run("train.max_steps", step), "training")
+    rows = case.inputs.data.splits.get("val", 0)
+    may_be_chance = 0 < rows < FEW_HELD_OUT
+    lowest_at = f"The loss on held-out rows was lowest at step {step:,} ({lowest:.3f})"
+    risen = f"{lowest_at} and has risen to {last:.3f} since"
+    if may_be_chance:
+        risen += f" (on {plural(rows, 'row')}, so it may be chance)"
+    # What is learned by heart has a lower loss in training than held out.
+    if fmean(trained) < last:
+        reason = f"{risen}: rows {'may be' if may_be_chance else 'are'} learned by heart."
+        return NextStep(reason, "Stop there", _run("train.max_steps", step), "training")
+    reason = f"{risen}, but training's own is no lower ({fmean(trained):.3f}): rows are not learned by heart."
+    return NextStep(reason, "Try a lower learning rate, or more steps", _half_the_rate(case), "training")
+
+
+def _losses(case: Case, kind: str, key: str) -> list[tuple[int, float]]:
+    """Return the steps and finite losses of one kind of rows in the metrics log."""
+    rows = [row for row in case.inputs.metrics_log if row["kind"] == kind]
+    return [
+        (int(row["step"]), float(row[key]))
+        for row in rows
+        if isinstance(row.get(key), int | float) and math.isfinite(row[key])
+    ]
 
 
 def _scorer(case: Case) -> NextStep | None:
@@ -247,7 +262,7 @@ def _forgetting(case: Case) -> NextStep | None:
     if not models:
         return None
     reason = f"{models[0]} forgot more of what the base knew than the gate allows."
-    command = _command(f"train.learning_rate={case.params.train.learning_rate / 2:.1e}")
+    command = _half_the_rate(case)
     return NextStep(reason, "Train more gently, or mix general chats into data/raw", command, "general")
 
 
@@ -393,7 +408,7 @@ CAUSES: tuple[Callable[[Case], NextStep | None], ...] = (
     _memory,
     _no_gain,
     _ship,
-    _learned_by_heart,
+    _risen_loss,
     _scorer,
     _base_unmeasured,
     _base_at_the_floor,
@@ -427,6 +442,11 @@ def _run(key: str, value: object) -> str:
     """Return the command that runs again with another value."""
     text = _listing(value) if isinstance(value, list) else f"{value:g}" if isinstance(value, float) else value
     return _command(f"{key}={text}")
+
+
+def _half_the_rate(case: Case) -> str:
+    """Return the command that trains at half of the learning rate."""
+    return _command(f"train.learning_rate={case.params.train.learning_rate / 2:.1e}")
 
 
 def _command(*settings: str) -> str:

@@ -70,10 +70,13 @@ def endless(longer: int) -> Change:
     return apply
 
 
-def losses(*held_out: float) -> Change:
+def losses(*held_out: float, trained: float = 0.1, rows_held_out: int = 100) -> Change:
+    """As if evaluations had found these losses, and the last steps one of their own."""
+
     def apply(root: Path) -> None:
         file = root / "reports/train.jsonl"
-        rows = [row for row in read_rows(file) if row["kind"] == "step"]
+        rows = [row | {"loss": trained} for row in read_rows(file) if row["kind"] == "step"]
+        change(root / "reports/data.json", splits={"train": 28, "val": rows_held_out, "test": 8})
         evaluated = [
             {"kind": "eval", "step": 10 * number, "eval_loss": loss, "samples": []}
             for number, loss in enumerate(held_out, start=1)
@@ -120,6 +123,11 @@ CAUSES: dict[str, tuple[Change, str, str]] = {  # cause: (change, command of a s
         "checks",
     ),
     "learned by heart": (losses(0.5, 0.2, 0.3), "quench run train.max_steps=20", "training"),
+    "trained too fast": (
+        losses(0.5, 0.2, 0.3, trained=0.8),
+        "quench run train.learning_rate=5.0e-04",
+        "training",
+    ),
     "too few questions": (lambda root: None, "quench run curate.test_fraction=0.24", "task"),
     "passes": (lambda root: None, "quench ship Q4_K_M", "gate"),
 }
@@ -143,6 +151,32 @@ def test_without_its_cause_no_step_is_there(tmp_path: Path) -> None:
     sections = [step.section for step in of(tmp_path, demo_params())]
     assert "training" not in sections
     assert "checks" not in sections
+
+
+@pytest.mark.parametrize(
+    ("trained", "rows_held_out", "reason"),
+    [
+        (0.1, 100, "has risen to 0.300 since: rows are learned by heart."),
+        (
+            0.1,
+            29,
+            "has risen to 0.300 since (on 29 rows, so it may be chance): rows may be learned by heart.",
+        ),
+        (0.8, 100, "has risen to 0.300 since, but training's own is no lower (0.800): rows are not learned"),
+        (
+            0.8,
+            29,
+            "since (on 29 rows, so it may be chance), but training's own is no lower (0.800): rows are not",
+        ),
+    ],
+)
+def test_a_held_out_loss_that_rises_is_read_beside_that_of_training(
+    trained: float, rows_held_out: int, reason: str, tmp_path: Path
+) -> None:
+    root = report_inputs.write_inputs(tmp_path)
+    losses(0.5, 0.2, 0.3, trained=trained, rows_held_out=rows_held_out)(root)
+    (step,) = [step for step in of(root, demo_params()) if step.section == "training"]
+    assert reason in step.reason
 
 
 def test_a_level_that_rounding_spoils_is_followed_by_a_wider_one(tmp_path: Path) -> None:
