@@ -148,12 +148,14 @@ def in_float32(model: Any) -> Any:
     def widen_output(_module: Any, _inputs: Any, output: Any) -> Any:
         return output.float()
 
-    for parameter in model.parameters():
-        # What is no matrix is small, and code outside of a module's forward reads it: a Nemotron-H casts its
-        # states to the type of a norm's weight, and computes with that of a convolution.
-        if parameter.dim() != 2 and parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.float()
     for module in model.modules():
+        # These are small, and code outside of a module's forward reads them: a Nemotron-H casts its states to
+        # the type of a norm's weight, and computes with that of a convolution.
+        is_convolution = isinstance(module, torch.nn.Conv1d)
+        for parameter in module.parameters(recurse=False):
+            is_small = is_convolution or parameter.dim() < 2
+            if is_small and parameter.dtype in (torch.float16, torch.bfloat16):
+                parameter.data = parameter.data.float()
         # a bitsandbytes linear, or embeddings that were trained entirely
         if hasattr(module, "compute_dtype"):
             module.compute_dtype = torch.float32

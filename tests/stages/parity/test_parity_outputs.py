@@ -121,6 +121,23 @@ def test_what_a_model_reads_of_its_parts_itself_is_in_float32() -> None:
         assert ours.dtype == torch.float32 and ours.equal(block.float()(states))
 
 
+def test_experts_are_cast_only_for_their_forward() -> None:
+    """They are most of a mixture's weights, stacked in one tensor."""
+    import torch
+
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.Parameter(torch.randn(4, 8, 8, dtype=torch.bfloat16))
+
+        def forward(self, states: Any) -> Any:
+            return torch.einsum("td,edo->to", states, self.weights)
+
+    experts = in_float32(Experts())
+    assert experts(torch.randn(2, 8)).dtype == torch.float32
+    assert experts.weights.dtype == torch.bfloat16
+
+
 # --- divergence ---
 
 
