@@ -6,6 +6,8 @@ Readers of mailboxes use it for all texts. For texts that may be no mail, `is_ma
 import re
 from collections import Counter
 from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+from itertools import chain
 
 Notes = MutableMapping[str, int]
 
@@ -39,10 +41,13 @@ OF_NOTICE = re.compile(
     re.IGNORECASE,
 )
 PARAGRAPH = re.compile(r"\n\s*\n(?:[-*_]{3,}\s*\n\s*)?")
-WROTE = r"(?:wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef)"
+WROTE = (
+    r"(?:wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef|escreveu|napisał(?:a|\(a\))?"
+    r"|napsal(?:a|\(a\))?|írta|kirjoitti)"
+)
 # A line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:".
 INTRODUCES = re.compile(rf"{WROTE}\b.*:\s*$", re.IGNORECASE)
-BEGINNINGS = ("On ", "Am ", "Le ", "El ", "Il ", "Den ", "Op ")
+BEGINNINGS = ("On ", "Am ", "Le ", "El ", "Il ", "Den ", "Op ", "Em ", "A ", "W dniu ", "Dnia ", "Dne ")
 BEGINNING = re.compile(f"^(?:{'|'.join(BEGINNINGS)})", re.MULTILINE)
 INTRODUCTION_LINES = 3  # A long introduction is broken into lines.
 INTRODUCTION = 300  # characters
@@ -50,9 +55,12 @@ INTRODUCTION = 300  # characters
 DATED = re.compile(r"\d:\d\d|\d[./-]\d{1,2}[./-]\d\d|<\S{1,100}@\S{1,100}>|<\[EMAIL")
 # The head of a mail below an answer, as Outlook writes it, with a line above it or not.
 FORWARDED = re.compile(
-    r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original) ?-{2,}"
+    r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original"
+    r"|Mensagem original|Messaggio originale|Oorspronkelijk bericht|Wiadomość oryginalna|Oryginalna"
+    r" wiadomość) ?-{2,}"
     r"|_{20,}\s*\n(From|Von|De|Da|Van|Od)\s?:.*"
-    r"|\W{0,2}(From|Von|De|Da|Van)\s?:.+\n(?:.+\n)?\W{0,2}(Sent|Gesendet|Envoyé|Enviado|Inviato|Verzonden)\s?:.*)$",
+    r"|\W{0,2}(From|Von|De|Da|Van|Od)\s?:.+\n(?:.+\n)?"
+    r"\W{0,2}(Sent|Gesendet|Envoyé|Enviad[oa]|Inviato|Verzonden|Wysłano|Data)\s?:.*)$",
     re.MULTILINE | re.IGNORECASE,
 )
 UNDERLINE = re.compile(r"\n\s*_{5,}\s*\Z")  # Outlook's, above the head of a mail
@@ -100,21 +108,23 @@ BEFORE_NAME = re.compile(
 LEARNED_WORDS = 6  # of such a line, at most
 LEARNED_FROM = 5  # texts that it closes, at least
 LEARNED_SHARE = 0.8  # of the texts with that line, at least
+ENDING_SHARE = 0.03  # of all texts, at least, that end with a line which is their company's or a notice
 # What a writer adds below the closing, which stays.
 POSTSCRIPT = re.compile(r"^(?:P\.?[ -]?S\b|Post-?scriptum\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE)
-# Below a closing, unlike a name, an address and how the writer is reached: an amount, an item, a sentence, a
-# label with its value, the address of a page.
-REACHED_BY = (
-    r"(?:tel|tél|ph|fon|fax|mob|cell|hand|e-?mail|mail|web|internet|sito|url|home|www|skype|whatsapp|linkedin"
-    r"|direct|office|büro|zentrale|hotline|support|service|p\.? ?iva|c\.? ?f\b|ust|vat|btw|kvk|siret|hrb|reg"
-    r"|sitz|geschäftsf|managing|ceo|director)"
-)
-SAYS = re.compile(
-    r"[€$£]\s?\d|\d\s?(?:[€$£%]|(?:euro?s?|usd|gbp|chf|pounds|dollars)\b)|^\s*(?:[-*•+]|\d+[.)])\s"
-    r"|(?:\S+ ){2}\S*[a-zß-ÿ][.!?]\s*$|(?:\S+ ){4}\S+[.!?]\s*$|\?\s*$"
-    rf"|^\s*(?!{REACHED_BY})[^\W\d][^\n:]{{1,60}}: ?\S|https?://[^\s/]+/\S",
+# A line below a closing that says how the writer is reached, or who the company is.
+REACHED_BY = re.compile(
+    r"\s*(?:tel|tél|ph|fon|fax|mob|cell|hand|e-?mail|mail|web|internet|sito|url|home|www|skype|whatsapp"
+    r"|linkedin|direct|office|büro|zentrale|hotline|support|service|p\.? ?iva|c\.? ?f\b|ust|vat|btw|kvk|siret"
+    r"|hrb|reg|nip|sitz|geschäftsf|managing|ceo|director)\w*\.?\s*(?:[:.|]|\+|\d)",
     re.IGNORECASE,
 )
+# The first line below a closing, in any letters, also with where the writer works.
+NAME_LINE = re.compile(rf"[^\W\d]\S*(?: [^\W\d]\S*){{0,2}}|{NAME}{OFFICE}")
+CITY = re.compile(r",|\b[\d-]{4,6} [A-ZÀ-ÞĀ-Ž]")  # in a line of an address that has digits
+STREET = re.compile(
+    r"\s*[^\d\n]{3,40} \d{1,4}\w?\s*\n\s*[\d-]{4,6} [A-ZÀ-ÞĀ-Ž]"
+)  # above the line of the city
+LITTLE = 3  # letters of a word that a name or an address may have in small letters
 LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
     r"^[ \t]*(?:sent from (?:my \S.{0,30}|outlook for \S+)|get outlook for \S+"
@@ -153,6 +163,7 @@ GREETING_LINE = re.compile(rf"{GREETING.pattern}[^\n.?]{{0,60}}[,!][ \t]*\n", re
 SIGNS = (
     *("\n--", "\n__", "from:", "von:", "de:", "de :", "da:", "van:"),
     *("wrote", "writes", "schrieb", "schreibt", "a écrit", "escribió", "ha scritto", "skrev", "schreef"),
+    *("\n>", "escreveu", "napisał", "napsal", "írta", "kirjoitti", "od:"),
     *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely"),
     *("cordial", "distinti saluti", "atentamente", "atenciosamente", "groet", "bien à ", "salutations"),
     *("journée", "saludo", "saluti", "hoogachtend", "alvast", "voorbaat", "hälsning", "hilsen", "mvh", "mvg"),
@@ -169,27 +180,43 @@ def may_be_mail(text: str) -> bool:
     return bool(SHORT_CLOSING.search(end) or BEFORE_NAME.search(end))
 
 
-def learned_closings(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Return what finds the lines that the writers of mails close with, in any language: each stands before a
-    name at the end of `LEARNED_FROM` texts, and rarely elsewhere. None if there is no such line.
+@dataclass(frozen=True)
+class Habits:
+    """How the mails of a file end: what finds its own closings, and the lines that many texts end with."""
+
+    closings: re.Pattern[str] | None = None
+    endings: frozenset[str] = frozenset()
+
+
+UNKNOWN = Habits()
+
+
+def habits_of(texts: Iterable[str]) -> Habits:
+    """Return how mails end, in any language. A closing stands before a name at the end of `LEARNED_FROM`
+    texts, and rarely elsewhere. Endings are at the end of as many: a company, its address, a notice.
     """
     closing = Counter[str]()
-    everywhere = Counter[str]()
+    last = Counter[str]()
+    seen = 0
     for text in texts:
+        seen += 1
         last_lines = text.splitlines()[-LAST_LINES:]
-        everywhere.update({_folded(line) for line in last_lines})
+        last.update({_folded(line) for line in last_lines})
         end = "\n".join(last_lines)
         closing.update(
             {_folded(match["line"]) for match in BEFORE_NAME.finditer(end) if _closes(match["line"])}
         )
+    often = max(LEARNED_FROM, ENDING_SHARE * seen)
+    endings = frozenset(line for line, count in last.items() if line and count >= often)
     learned = [
         re.escape(line)
         for line, count in closing.items()
-        if count >= LEARNED_FROM and count >= LEARNED_SHARE * everywhere[line]
+        if count >= LEARNED_FROM and count >= LEARNED_SHARE * last[line]
     ]
     if not learned:
-        return None
-    return re.compile(rf"^[ \t]*(?:{'|'.join(sorted(learned))})[,.!]?[ \t]*$", re.MULTILINE | re.IGNORECASE)
+        return Habits(None, endings)
+    lines = "|".join(sorted(learned))
+    return Habits(re.compile(rf"^[ \t]*(?:{lines})[,.!]?[ \t]*$", re.MULTILINE | re.IGNORECASE), endings)
 
 
 def _folded(line: str) -> str:
@@ -221,9 +248,9 @@ def without_quotes(
     *,
     every: bool,
     is_question: bool = False,
-    learned: re.Pattern[str] | None = None,
+    habits: Habits = UNKNOWN,
 ) -> str:
-    """Return the text without quoted mails and what introduces them. `learned` finds the file's own closings.
+    """Return the text without quoted mails and what introduces them. `habits` are those of its file.
 
     Not `every` line with `>` is one if the text may hold prompts or Markdown: then only those are that an
     introduction with a date precedes, and those at the text's end. A mail stays that the own words announce
@@ -231,7 +258,7 @@ def without_quotes(
     """
     quotation = QUOTATION.search(text)
     if not every and quotation:
-        own = without_end(text[: quotation.start()].rstrip(), Counter(), every=False, learned=learned)
+        own = without_end(text[: quotation.start()].rstrip(), Counter(), every=False, habits=habits)
         if own.endswith(":") or (is_question and SPEAKS_OF_QUOTED.search(own)):
             return text
     begin = _quoted_from(text)
@@ -269,7 +296,9 @@ def _last_quotation(lines: list[str]) -> int:
         if line.startswith(">") and not line.startswith(">>> "):
             first = number
         elif line.strip():
-            is_announced = line.rstrip().endswith(":") and not INTRODUCES.search(line)
+            # A date or an address introduces a mail in any language.
+            is_introduction = INTRODUCES.search(line) or DATED.search(line)
+            is_announced = line.rstrip().endswith(":") and not is_introduction
             return len(lines) if is_announced else first
     return first
 
@@ -306,22 +335,22 @@ def _drop_introduction(kept: list[str]) -> None:
         if lines[0].startswith(BEGINNINGS) and INTRODUCES.search(" ".join(lines)):
             del kept[-count:]
             return
-    if kept and INTRODUCES.search(kept[-1]):
+    if kept and (INTRODUCES.search(kept[-1]) or (kept[-1].rstrip().endswith(":") and DATED.search(kept[-1]))):
         kept.pop()
 
 
-def without_end(text: str, notes: Notes, *, every: bool, learned: re.Pattern[str] | None = None) -> str:
-    """Return a mail's text without the line that a telephone adds, its signature, its closing (also one of
-    those `learned`), and a notice of confidentiality below them.
+def without_end(text: str, notes: Notes, *, every: bool, habits: Habits = UNKNOWN) -> str:
+    """Return a mail's text without the line that a telephone adds, its signature, its closing (also by
+    the `habits` of its file), and a notice of confidentiality below them.
 
     Not `every` signature is one if the text may hold code below two hyphens.
     """
-    text = _without_closing(text, notes, every=every, learned=learned)
+    text = _without_closing(text, notes, every=every, habits=habits)
     paragraph = _last_paragraph(text)
     if paragraph is None or not _is_notice(text[paragraph.end() :]):
         return text
     notes["signatures"] += 1
-    return _without_closing(text[: paragraph.start()].rstrip(), notes, every=every, learned=learned)
+    return _without_closing(text[: paragraph.start()].rstrip(), notes, every=every, habits=habits)
 
 
 def _last_paragraph(text: str) -> re.Match[str] | None:
@@ -334,7 +363,7 @@ def _is_notice(paragraph: str) -> bool:
     return bool(NOTICE.search(paragraph) and OF_NOTICE.search(paragraph)) and "?" not in paragraph
 
 
-def _without_closing(text: str, notes: Notes, *, every: bool, learned: re.Pattern[str] | None) -> str:
+def _without_closing(text: str, notes: Notes, *, every: bool, habits: Habits) -> str:
     """Return a mail's text without what `without_end` takes, except for a notice that stands alone. What the
     writer says below the closing stays.
     """
@@ -348,35 +377,56 @@ def _without_closing(text: str, notes: Notes, *, every: bool, learned: re.Patter
         text = text[: signature.start()].rstrip()
     postscript = POSTSCRIPT.search(text, max(0, len(text) - CLOSING_END))
     end = postscript.start() if postscript else len(text)
-    closing = closing_of(text[:end], learned) or _short_closing(text[:end])
+    closing = closing_of(text[:end], habits) or _short_closing(text[:end])
     if closing:
         notes["closings"] += 1
-        added = _added_below(text[closing.start() : end])
+        added = _added_below(text[closing.start() : end], habits)
         parts = (text[: closing.start()].rstrip(), added, text[end:])
         text = "\n\n".join(filter(None, parts)).rstrip()
     return text
 
 
-def _added_below(text: str) -> str:
-    """Return what a writer says below a closing, which is the first line of `text`, and its name and address:
-    all from the first line that says something, or from the paragraph that it is in, to a notice.
+def _added_below(text: str, habits: Habits) -> str:
+    """Return what a writer says below a closing, which is the first line of `text`, and below the name,
+    company and address: all from the first line, or paragraph, that is something else, to a notice.
     """
     lines = _before_notice(text).splitlines(keepends=True)
-    saying = (number for number, line in enumerate(lines) if number and _says(line))
-    first = next(saying, None)
-    if first is None:
-        return ""
-    begin = first
-    while begin and lines[begin - 1].strip():
-        begin -= 1
-    if not begin:  # The name stands above it in the same paragraph.
-        begin = first
-    return "".join(lines[begin:]).strip()
+    below = next((number for number, line in enumerate(lines) if number and line.strip()), len(lines))
+    if below < len(lines) and NAME_LINE.fullmatch(lines[below].strip()):
+        below += 1
+    # An address that is only this writer's stands in one paragraph with the name.
+    paragraph = below
+    for number in range(below, len(lines)):
+        if not lines[number].strip():
+            paragraph = number + 1
+        elif not (
+            _is_usual_end(lines[number], habits) or (paragraph == below and _is_address(lines[number:]))
+        ):
+            first = number if paragraph == below else paragraph
+            kept = (line for line in lines[first:] if not line.strip() or _folded(line) not in habits.endings)
+            return "".join(kept).strip()
+    return ""
 
 
-def _says(line: str) -> bool:
-    """Return True for a line below a closing that is more than a name, an address or a wish to be rated."""
-    return bool(SAYS.search(line)) and not re.search(ASKS_FOR_RATING, line)
+def _is_usual_end(line: str, habits: Habits) -> bool:
+    """Return True for a line that many texts of the file end with, that says how the writer is reached, or
+    that asks for a rating.
+    """
+    if _folded(line) in habits.endings or re.search(ASKS_FOR_RATING, line):
+        return True
+    return bool(CONTACT.search(line) or REACHED_BY.match(line)) and not line.rstrip().endswith("?")
+
+
+def _is_address(lines: list[str]) -> bool:
+    """Return True if the first of the lines is a name or a company in capitals, or of an address."""
+    line = lines[0].strip()
+    if STREET.match("".join(lines)):
+        return True
+    if line[-1] in ":?!" or (re.search(r"\d", line) and not CITY.search(line)):
+        return False
+    words = [word.strip(".,;:()|–-") for word in line.split()]
+    small = [word for word in words if word[:1].islower()]
+    return all(len(word) <= LITTLE for word in small) and 2 * len(small) <= len(words)
 
 
 def _signature(text: str, *, is_sure: bool) -> re.Match[str] | None:
@@ -398,15 +448,17 @@ def _signature(text: str, *, is_sure: bool) -> re.Match[str] | None:
     return signature if is_signature and not NO_SIGNATURE.search(below) else None
 
 
-def closing_of(text: str, learned: re.Pattern[str] | None = None) -> re.Match[str] | None:
+def closing_of(text: str, habits: Habits = UNKNOWN) -> re.Match[str] | None:
     """Return the closing that a text ends with, before a name, an address or a notice; None if it has none.
-    Those `learned` from a file's texts count too.
+    The `habits` of its file count too.
 
     A closing with a place to fill in belongs to a letter that somebody is to send.
     """
+    kinds = [kind for kind in (CLOSING, habits.closings) if kind]
     begin = max(0, len(text) - CLOSING_END)
-    for match in (found for kind in (CLOSING, learned) if kind for found in kind.finditer(text, begin)):
-        after = _before_notice(text[match.end() :]).strip().splitlines()
+    for match in chain.from_iterable(kind.finditer(text, begin) for kind in kinds):
+        below = _before_notice(text[match.end() :]).strip().splitlines()
+        after = [line for line in below if _folded(line) not in habits.endings]
         is_short = len(after) <= CLOSING_LINES and all(len(line) <= LINE for line in after)
         is_end = is_short and not QUOTATION.search(text, match.end()) and not _is_announced(text, match)
         if is_end:
@@ -451,15 +503,15 @@ def is_mail(text: str) -> bool:
     return bool(_signature(text, is_sure=False)) or bool(GREETING.match(text) and closing_of(text))
 
 
-def ends_as_mail(text: str, learned: re.Pattern[str] | None) -> bool:
-    """Return True if a text ends with a closing (also one of those `learned`), or surely is a mail."""
-    return _ends_with_closing(text, learned) or is_mail(text)
+def ends_as_mail(text: str, habits: Habits) -> bool:
+    """Return True if a text ends with a closing (also by the `habits` of its file), or surely is a mail."""
+    return _ends_with_closing(text, habits) or is_mail(text)
 
 
-def _ends_with_closing(text: str, learned: re.Pattern[str] | None = None) -> bool:
+def _ends_with_closing(text: str, habits: Habits = UNKNOWN) -> bool:
     """Return True if a text ends with a closing. Chats end with short ones too, but not with a name."""
     short = _short_closing(text)
-    return bool(closing_of(text, learned) or (short and short["name"]))
+    return bool(closing_of(text, habits) or (short and short["name"]))
 
 
 def keeps_quotation(text: str) -> bool:
@@ -467,7 +519,7 @@ def keeps_quotation(text: str) -> bool:
     return bool(FORWARDED.search(text) or _introduction(text))
 
 
-def keeps_closing(text: str, learned: re.Pattern[str] | None) -> bool:
+def keeps_closing(text: str, habits: Habits) -> bool:
     """Return True if a line near the end of a text is a closing still, whatever stands below it."""
-    kinds = [kind for kind in (CLOSING, CLOSING_LINE, learned) if kind]
+    kinds = [kind for kind in (CLOSING, CLOSING_LINE, habits.closings) if kind]
     return any(kind.match(line) for kind in kinds for line in text.splitlines()[-LAST_LINES:])

@@ -31,10 +31,11 @@ def remedy(encoding: str) -> str:
     return f"`iconv -f {encoding} -t UTF-8 FILE > NEW` converts it"
 
 
-# Windows-1252 is what Excel writes in Western Europe and America.
+# What Excel writes depends on the country. Nothing in the file tells which it is, but its reader sees it.
 NOT_UTF8 = (
-    f"if all of the file comes from Windows, {remedy('CP1252')}; if only some rows do, correct these, for it "
-    "would garble the others"
+    f"if all of the file comes from Windows, {remedy('CP1252')}, with CP1250 instead if it is Polish, Czech, "
+    "Hungarian or the like, CP1251 if it is Cyrillic (read a line of NEW); if only some rows do, correct "
+    "these, for it would garble the others"
 )
 
 

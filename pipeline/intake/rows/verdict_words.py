@@ -79,8 +79,8 @@ ITALIAN = Words(
         "accettata accettato approvata approvato corretta corretto utilizzabile valida valido validita"
     ),
     open=words_of(
-        "accettata accettato corretta corretto errata errato respinta respinto rifiutata rifiutato sbagliata",
-        "sbagliato scorretta scorretto valida valido",
+        "accettata accettato corretta corretto errata errato sbagliata sbagliato scorretta scorretto valida",
+        "valido",
     ),
     states=words_of("decisione moderazione qualita stato validazione verdetto"),
     of_runs=words_of("stato"),
@@ -106,8 +106,7 @@ SPANISH = Words(
     ),
     good=words_of("aceptada aceptado aprobada aprobado correcta correcto utilizable valida valido validez"),
     open=words_of(
-        "aceptada aceptado correcta correcto erronea erroneo incorrecta incorrecto rechazada rechazado",
-        "valida valido",
+        "aceptada aceptado correcta correcto erronea erroneo incorrecta incorrecto valida valido",
     ),
     states=words_of("calidad decision estado moderacion validacion veredicto"),
     of_runs=words_of("estado"),
@@ -132,10 +131,9 @@ PORTUGUESE = Words(
     ),
     good=words_of("aceita aceito aprovada aprovado correta correto utilizavel valida validade valido"),
     open=words_of(
-        "aceita aceito correta correto errada errado incorreta incorreto recusada recusado rejeitada",
-        "rejeitado valida valido",
+        "aceita aceito correta correto errada errado incorreta incorreto valida valido",
     ),
-    states=words_of("decisao estado moderacao qualidade status validacao veredito"),
+    states=words_of("decisao estado moderacao qualidade situacao status validacao veredito"),
     of_runs=words_of("estado"),
     reviews=words_of("resultado_revisao"),
     negations=words_of("nao nunca"),
@@ -156,7 +154,7 @@ FRENCH = Words(
         "refusee rejete rejetee rejeter supprime supprimee supprimer",
     ),
     good=words_of("acceptee approuve approuvee correct correcte utilisable valable valide validee validite"),
-    open=words_of("acceptee correcte erronee incorrecte refusee rejete rejetee valable valide validee"),
+    open=words_of("acceptee correcte erronee incorrecte valable valide validee"),
     states=words_of("decision etat moderation qualite statut validation verdict"),
     of_runs=words_of("etat statut"),
     reviews=words_of("resultat_relecture resultat_revision"),
@@ -180,7 +178,7 @@ GERMAN = Words(
         "verwerfen verworfen zurueckgewiesen zuruckgewiesen",
     ),
     good=words_of("akzeptiert angenommen brauchbar freigegeben gueltig gultig korrekt richtig verwendbar"),
-    open=words_of("abgelehnt akzeptiert angenommen gueltig gultig inkorrekt korrekt richtig"),
+    open=words_of("akzeptiert angenommen gueltig gultig inkorrekt korrekt richtig"),
     states=words_of("entscheidung moderation pruefstatus prufstatus qualitaet qualitat status validierung"),
     of_runs=words_of("status"),
     reviews=words_of("pruefergebnis prufergebnis"),
@@ -203,7 +201,7 @@ DUTCH = Words(
         "uitgesloten uitsluiten verwerpen verwijderd verwijderen verworpen weggegooid",
     ),
     good=words_of("bruikbaar correct geaccepteerd geldig goedgekeurd juist"),
-    open=words_of("afgewezen geaccepteerd geldig geweigerd juist ongeldig onjuist"),
+    open=words_of("geaccepteerd geldig juist ongeldig onjuist"),
     states=words_of("beslissing besluit kwaliteit moderatie status validatie"),
     of_runs=words_of("status"),
     reviews=words_of("resultaat_beoordeling"),
@@ -219,6 +217,33 @@ DUTCH = Words(
     false=words_of("onwaar"),
     nothing=words_of("nee niemand nooit"),
 )
-LANGUAGES = (ENGLISH, ITALIAN, SPANISH, PORTUGUESE, FRENCH, GERMAN, DUTCH)
+POLISH = Words(
+    bad=words_of(
+        "bledna bledne bledny niepoprawna niepoprawne niepoprawny nieprawidlowa nieprawidlowe nieprawidlowy",
+        "odrzuc odrzucic odrzucona odrzucone odrzucono odrzucony pominieta pominiete pominieto pominiety",
+        "usun usunac usunieta usuniete usunieto usuniety wykluczona wykluczone wykluczono wykluczony",
+    ),
+    good=words_of(
+        "poprawna poprawne poprawny prawidlowa prawidlowe prawidlowy zaakceptowana zaakceptowane",
+        "zaakceptowany zatwierdzona zatwierdzone zatwierdzony",
+    ),
+    open=words_of(
+        "bledna bledne bledny niepoprawna niepoprawne niepoprawny nieprawidlowa nieprawidlowe nieprawidlowy",
+        "poprawna poprawne poprawny prawidlowa prawidlowe prawidlowy",
+    ),
+    states=words_of("decyzja jakosc moderacja ocena stan status walidacja weryfikacja"),
+    of_runs=words_of("stan status"),
+    reviews=words_of("wynik_weryfikacji"),
+    negations=words_of("nie nigdy"),
+    verbs=words_of("byl byla czy jest zostal zostala"),
+    moments=words_of("dnia przez"),
+    of_rows=words_of("adnotacja przyklad rozmowa weryfikator wiadomosc wiersz wpis"),
+    yes=words_of("t tak"),
+    no=words_of("nie"),
+    true=words_of("prawda"),
+    false=words_of("falsz"),
+    nothing=words_of("brak nie nigdy nikt"),
+)
+LANGUAGES = (ENGLISH, ITALIAN, SPANISH, PORTUGUESE, FRENCH, GERMAN, DUTCH, POLISH)
 # A row's key and its value may be of different languages.
 ALL = Words(*(frozenset[str]().union(*lists) for lists in zip(*LANGUAGES, strict=True)))

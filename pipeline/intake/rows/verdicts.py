@@ -157,6 +157,5 @@ def _plain(text: str) -> str:
     """Return a text without accents, so that `rejeté` and `rejete` are one word."""
     if text.isascii():
         return text
-    return "".join(
-        character for character in unicodedata.normalize("NFKD", text) if not unicodedata.combining(character)
-    )
+    parts = unicodedata.normalize("NFKD", text.replace("ł", "l").replace("Ł", "L"))  # which has no accent
+    return "".join(character for character in parts if not unicodedata.combining(character))

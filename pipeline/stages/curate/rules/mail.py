@@ -16,11 +16,13 @@ from typing import Any, Literal
 
 from pipeline.chat.rows import TURN_LISTS, Row
 from pipeline.intake.exports.mail_text import (
+    UNKNOWN,
+    Habits,
     ends_as_mail,
+    habits_of,
     is_mail,
     keeps_closing,
     keeps_quotation,
-    learned_closings,
     may_be_mail,
     without_end,
     without_quotes,
@@ -46,10 +48,10 @@ Turn = dict[str, Any]
 
 @dataclass(frozen=True)
 class HelpDesk:
-    """A file of a help desk's mails. `closings` finds those of its own, `is_sure` if it is one."""
+    """A file whose rows may be a help desk's mails: `is_sure` if they are, and how they end."""
 
     is_sure: bool
-    closings: re.Pattern[str] | None = None
+    habits: Habits = UNKNOWN
 
 
 class Mail:
@@ -84,12 +86,12 @@ class Mail:
         edited = dict(row)
         for field in filter(row.__contains__, TURN_LISTS):
             edited[field] = [
-                self._edited(turn, f"{field} {number}", desk.closings, changes)
+                self._edited(turn, f"{field} {number}", desk.habits, changes)
                 for number, turn in enumerate(row[field], start=1)
             ]
         left = [turn for field in TURN_LISTS for turn in _written(edited.get(field, ()))]
         self._count("mail_html_left", sum(1 for turn in left if HTML.match(turn["content"])))
-        self._count("closings_left", sum(keeps_closing(turn["content"], desk.closings) for turn in left))
+        self._count("closings_left", sum(keeps_closing(turn["content"], desk.habits) for turn in left))
         self._count("quotes_left", sum(keeps_quotation(turn["content"]) for turn in left))
         return row if edited == row else edited
 
@@ -97,7 +99,7 @@ class Mail:
         if texts:
             self.counts[name] += texts
 
-    def _edited(self, turn: Turn, place: str, closings: re.Pattern[str] | None, changes: Changes) -> Turn:
+    def _edited(self, turn: Turn, place: str, habits: Habits, changes: Changes) -> Turn:
         text = turn["content"]
         if turn["role"] not in WRITERS or not text:
             return turn
@@ -106,8 +108,8 @@ class Mail:
         counts["mail_html"] += words != text
         every = self.mode == "always"
         is_question = turn["role"] == "user"
-        words = without_quotes(words, counts, every=every, is_question=is_question, learned=closings)
-        words = without_end(words, counts, every=every, learned=closings)
+        words = without_quotes(words, counts, every=every, is_question=is_question, habits=habits)
+        words = without_end(words, counts, every=every, habits=habits)
         if not words or not counts.total():
             return turn
         self.counts.update(+counts)
@@ -120,11 +122,11 @@ def help_desk(rows: Iterable[Row]) -> HelpDesk:
     answers end as mails do.
     """
     seen = list(islice(_exchanges(rows), ROWS_SEEN))
-    closings = learned_closings(chain.from_iterable(chain.from_iterable(seen)))
-    questions = sum(any(ends_as_mail(text, closings) for text in asked) for asked, _ in seen)
-    answers = sum(any(ends_as_mail(text, closings) for text in answered) for _, answered in seen)
+    habits = habits_of(chain.from_iterable(chain.from_iterable(seen)))
+    questions = sum(any(ends_as_mail(text, habits) for text in asked) for asked, _ in seen)
+    answers = sum(any(ends_as_mail(text, habits) for text in answered) for _, answered in seen)
     are_mails = questions >= QUESTIONS * len(seen) and answers >= ANSWERS * len(seen)
-    return HelpDesk(bool(questions) and are_mails, closings)
+    return HelpDesk(bool(questions) and are_mails, habits)
 
 
 def _exchanges(rows: Iterable[Row]) -> Iterator[tuple[list[str], list[str]]]:
