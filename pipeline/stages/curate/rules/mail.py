@@ -15,18 +15,9 @@ from itertools import chain, islice
 from typing import Any, Literal
 
 from pipeline.chat.rows import TURN_LISTS, Row
-from pipeline.intake.exports.mail_text import (
-    UNKNOWN,
-    Habits,
-    ends_as_mail,
-    habits_of,
-    is_mail,
-    keeps_closing,
-    keeps_quotation,
-    may_be_mail,
-    without_end,
-    without_quotes,
-)
+from pipeline.intake.exports.mail_ends import UNKNOWN, Habits, habits_of, keeps_closing, without_end
+from pipeline.intake.exports.mail_quotes import keeps_quotation
+from pipeline.intake.exports.mail_text import ends_as_mail, is_mail, may_be_mail, without_quotes
 from pipeline.intake.exports.markdown import markdown_of
 from pipeline.intake.files.notes import MAILS_LEFT
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts

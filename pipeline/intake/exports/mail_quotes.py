@@ -1,0 +1,99 @@
+"""Mails that are quoted in another: where they begin, and what introduces them in several languages."""
+
+import re
+
+WROTE = (
+    r"(?:wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef|escreveu|napisał(?:a|\(a\))?"
+    r"|napsal(?:a|\(a\))?|írta|kirjoitti)"
+)
+# A line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:".
+INTRODUCES = re.compile(rf"{WROTE}\b.*:\s*$", re.IGNORECASE)
+BEGINNINGS = ("On ", "Am ", "Le ", "El ", "Il ", "Den ", "Op ", "Em ", "A ", "W dniu ", "Dnia ", "Dne ")
+BEGINNING = re.compile(f"^(?:{'|'.join(BEGINNINGS)})", re.MULTILINE)
+INTRODUCTION_LINES = 3  # A long introduction is broken into lines.
+INTRODUCTION = 300  # characters
+# A time, a date in digits or an address, with which no prose introduces a quotation.
+DATED = re.compile(r"\d:\d\d|\d[./-]\d{1,2}[./-]\d\d|<\S{1,100}@\S{1,100}>|<\[EMAIL")
+# The head of a mail below an answer, as Outlook writes it, with a line above it or not.
+FORWARDED = re.compile(
+    r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original"
+    r"|Mensagem original|Messaggio originale|Oorspronkelijk bericht|Wiadomość oryginalna|Oryginalna"
+    r" wiadomość) ?-{2,}"
+    r"|_{20,}\s*\n(From|Von|De|Da|Van|Od)\s?:.*"
+    r"|\W{0,2}(From|Von|De|Da|Van|Od)\s?:.+\n(?:.+\n)?"
+    r"\W{0,2}(Sent|Gesendet|Envoyé|Enviad[oa]|Inviato|Verzonden|Wysłano|Data)\s?:.*)$",
+    re.MULTILINE | re.IGNORECASE,
+)
+UNDERLINE = re.compile(r"\n\s*_{5,}\s*\Z")  # Outlook's, above the head of a mail
+# The beginning of a quotation or of a forwarded mail.
+QUOTATION = re.compile(
+    rf"^(?:>|-{{3,}} ?\S.{{0,60}}-{{3,}}|{FORWARDED.pattern[1:-1]}|(?:{'|'.join(BEGINNINGS)})[^\n]{{0,200}}"
+    rf"{WROTE}\b[^\n]{{0,100}}:\s*$)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+def keeps_quotation(text: str) -> bool:
+    """Return True if a text holds a quoted mail still."""
+    return bool(FORWARDED.search(text) or introduction_of(text))
+
+
+def before_quoted(text: str) -> str:
+    """Return the words before the first head or dated introduction of a mail; "" if there is none."""
+    introduction = introduction_of(text)
+    places = [place for place in (quoted_from(text), introduction and introduction[0]) if place is not None]
+    return text[: min(places, default=0)].rstrip()
+
+
+def quoted_from(text: str) -> int | None:
+    """Return where a mail begins that is quoted without `>`; None if there is none."""
+    forwarded = FORWARDED.search(text)
+    introduction = introduction_of(text)
+    places = [forwarded.start()] if forwarded else []
+    if introduction and not text[introduction[1] :].lstrip().startswith(">"):
+        places.append(introduction[0])
+    return min(places, default=None)
+
+
+def introduction_of(text: str) -> tuple[int, int] | None:
+    """Return where the first dated introduction of a quotation begins and ends; None if there is none."""
+    for match in BEGINNING.finditer(text):
+        lines = text[match.start() : match.start() + INTRODUCTION].split("\n")
+        for count in range(1, INTRODUCTION_LINES + 1):
+            words = "\n".join(lines[:count])
+            if INTRODUCES.search(words) and DATED.search(words):
+                return match.start(), match.start() + len(words)
+    return None
+
+
+def last_quotation(lines: list[str]) -> int:
+    """Return the number of the first line of the quotation that ends a text; if none does, that of all lines.
+
+    Prompts of Python (`>>> `) are no quotation, and one below a colon ("The rule says:") is the text's own.
+    """
+    first = len(lines)
+    for number in range(len(lines) - 1, -1, -1):
+        line = lines[number]
+        if line.startswith(">") and not line.startswith(">>> "):
+            first = number
+        elif line.strip():
+            # A date or an address introduces a mail in any language.
+            is_introduction = INTRODUCES.search(line) or DATED.search(line)
+            is_announced = line.rstrip().endswith(":") and not is_introduction
+            return len(lines) if is_announced else first
+    return first
+
+
+def drop_introduction(kept: list[str]) -> None:
+    """Remove the lines that introduce the quotation that follows, if there are any."""
+    while kept and not kept[-1].strip():
+        kept.pop()
+    for count in range(1, INTRODUCTION_LINES + 1):
+        lines = kept[-count:]
+        if not lines or not all(map(str.strip, lines)):
+            break
+        if lines[0].startswith(BEGINNINGS) and INTRODUCES.search(" ".join(lines)):
+            del kept[-count:]
+            return
+    if kept and (INTRODUCES.search(kept[-1]) or (kept[-1].rstrip().endswith(":") and DATED.search(kept[-1]))):
+        kept.pop()
