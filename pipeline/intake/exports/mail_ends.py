@@ -25,7 +25,7 @@ CONTACT = re.compile(
 # What code and the answers of a help desk have below such a line: amounts, items, columns, sentences.
 NO_SIGNATURE = re.compile(
     r"[;{}=]|^--|[€$£]\s?\d|\d\s?(?:€|\$|£|%|(?:euro?s?|usd|gbp|chf|kg|km|cm|mm|gb|mb|stück|pcs)\b)|^\s*(?:[-*•+]|\d+[.)])\s"
-    r"|\t|\w \| \d|(?:\S+ ){2}\S*[a-zß-ÿ][.!?]\s*$",
+    r"|\t|\w \| \d|(?:\S+ ){2}\S*[a-zß-ÿ\d][.!?]\s*$",
     re.MULTILINE | re.IGNORECASE,
 )
 # A notice of confidentiality, which may be a paragraph in one line.
@@ -69,9 +69,10 @@ ASKS_FOR_RATING = r"\b(?i:rate|rating|how did we do|bewert\w*|feedback|survey|um
 RATING = rf"(?:\n\s*[^\n]{{0,120}}{ASKS_FOR_RATING}[^\n]{{0,120}}){{0,2}}"
 # At a mail's end, before nothing, or a name and an address. Chats end so too: it is no sign of a mail.
 SHORT_CLOSING = re.compile(
-    r"^[ \t]*(?i:(?:[lvb]g|cheers|thanks|many thanks|thank you|danke|(?:vielen|besten) dank"
+    rf"^[ \t]*(?:(?i:[lvb]g|mfg|gruß|grüße)[ \t]+{NAME}(?=\s*\Z)"
+    r"|(?i:(?:[lvb]g|cheers|thanks|many thanks|thank you|danke|(?:vielen|besten) dank"
     r"|(?:(?:danke|dank) und |(?:mit )?(?:freundliche|beste|liebe)[mrn] |viele |liebe )*gr(?:uß|uss|üße|üsse)"
-    rf"|best(?=,|\s*\n))(?:,[ \t]+(?-i:{NAME})(?=\s*\Z)|[,!.]?))[ \t]*"
+    rf"|best(?=,|\s*\n))(?:,[ \t]+(?-i:{NAME})(?=\s*\Z)|[,!.]?)))[ \t]*"
     rf"(?:\n\s*(?P<name>{NAME}){OFFICE}[ \t]*{ADDRESS})?{RATING}\s*\Z",
     re.MULTILINE,
 )
@@ -83,27 +84,25 @@ CLOSING_LINE = re.compile(
 # A line that writers close with, if it often stands before a name: two to six words, or one with a comma.
 LEARNABLE = r"(?!\s*>)[^\W\d][^\d\n:;()<>\[\]]{1,38}"
 BEFORE_NAME = re.compile(
-    rf"^[ \t]*(?P<line>{LEARNABLE})\n\s*(?P<name>{NAME})(?:,[^\n]{{1,60}})?[ \t]*$", re.MULTILINE
+    rf"^[ \t]*(?P<line>{LEARNABLE})\n\s*(?P<name>{NAME})(?: ?[,@|(–-][^\n]{{1,60}})?[ \t]*$", re.MULTILINE
 )
 LEARNED_WORDS = 6  # of such a line, at most
 LEARNED_FROM = 5  # texts that it closes, at least
 LEARNED_SHARE = 0.8  # of the texts with that line, at least
 ENDING_SHARE = 0.03  # of all texts, at least, that end with a line which is their company's or a notice
 # What a writer adds below the closing, which stays.
-POSTSCRIPT = re.compile(r"^(?:P\.?[ -]?S\b|Post-?scriptum\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE)
+POSTSCRIPT = re.compile(r"^(?:P\.?(?:P\.?)?[ -]?S\b|Post-?scriptum\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE)
 # A line below a closing that says how the writer is reached, or who the company is.
 REACHED_BY = re.compile(
     r"\s*(?:tel|tél|ph|fon|fax|mob|cell|hand|e-?mail|mail|web|internet|sito|url|home|www|skype|whatsapp"
     r"|linkedin|direct|office|büro|zentrale|hotline|support|service|p\.? ?iva|c\.? ?f\b|ust|vat|btw|kvk|siret"
-    r"|hrb|reg|nip|sitz|geschäftsf|managing|ceo|director)\w*\.?\s*(?:[:.|]|\+|\d)",
+    r"|hrb|reg|nip|sitz|geschäftsf|managing|ceo|director|[tmfp]\b)\w*\.?\s*(?:[:.|]|\+|\d)",
     re.IGNORECASE,
 )
 # The first line below a closing, in any letters, also with where the writer works.
 NAME_LINE = re.compile(rf"[^\W\d]\S*(?: [^\W\d]\S*){{0,2}}|{NAME}{OFFICE}")
-CITY = re.compile(r",|\b[\d-]{4,6} [A-ZÀ-ÞĀ-Ž]")  # in a line of an address that has digits
-STREET = re.compile(
-    r"\s*[^\d\n]{3,40} \d{1,4}\w?\s*\n\s*[\d-]{4,6} [A-ZÀ-ÞĀ-Ž]"
-)  # above the line of the city
+# A line of an address that has digits, with a comma or a postal code beside the city. The street is above.
+CITY = re.compile(r",|\b[\d-]{4,6} [A-ZÀ-ÞĀ-Ž]|\b[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}\b")
 LITTLE = 3  # letters of a word that a name or an address may have in small letters
 LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
@@ -171,7 +170,7 @@ def _closes(line: str) -> bool:
     """Return True for a line that may close a mail: a few words that are no name, or one before a comma."""
     words = line.split()
     if len(words) == 1:
-        return line.rstrip().endswith(",")
+        return line.rstrip().endswith(",") or bool(CLOSING_LINE.match(line))
     return len(words) <= LEARNED_WORDS and not re.fullmatch(NAME, line.strip().rstrip(",.!"))
 
 
@@ -230,9 +229,9 @@ def _without_closing(text: str, notes: Notes, *, every: bool, habits: Habits) ->
 
 def _added_below(text: str, habits: Habits) -> str:
     """Return what a writer says below a closing, which is the first line of `text`, and below the name,
-    company and address: all from the first line, or paragraph, that is something else, to a notice.
+    company and address: all from the first line, or paragraph, that is something else, without notices.
     """
-    lines = _before_notice(text).splitlines(keepends=True)
+    lines = _without_notices(text).splitlines(keepends=True)
     below = next((number for number, line in enumerate(lines) if number and line.strip()), len(lines))
     if below < len(lines) and NAME_LINE.fullmatch(lines[below].strip()):
         below += 1
@@ -250,6 +249,12 @@ def _added_below(text: str, habits: Habits) -> str:
     return ""
 
 
+def _without_notices(text: str) -> str:
+    """Return a text without notices of confidentiality: each to the end of its paragraph."""
+    paragraphs = re.split(r"(\n[ \t]*\n)", text)
+    return "".join(_before_notice(paragraph) for paragraph in paragraphs)
+
+
 def _is_usual_end(line: str, habits: Habits) -> bool:
     """Return True for a line that many texts of the file end with, that says how the writer is reached, or
     that asks for a rating.
@@ -262,9 +267,9 @@ def _is_usual_end(line: str, habits: Habits) -> bool:
 def _is_address(lines: list[str]) -> bool:
     """Return True if the first of the lines is a name or a company in capitals, or of an address."""
     line = lines[0].strip()
-    if STREET.match("".join(lines)):
-        return True
-    if line[-1] in ":?!" or (re.search(r"\d", line) and not CITY.search(line)):
+    if line[-1] in ":?!":
+        return False
+    if re.search(r"\d", line) and not any(CITY.search(near) for near in lines[:2]):
         return False
     words = [word.strip(".,;:()|–-") for word in line.split()]
     small = [word for word in words if word[:1].islower()]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 from curating import SPLITS, Project, chat, lines, of_rows, sentence, with_system
 from draws import draws
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
@@ -22,6 +22,7 @@ from pipeline.chat.rows import row_id
 from pipeline.core.catalog import reasons
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.places import PROJECT
+from pipeline.intake.rows.text_calls import ENDS
 from pipeline.stages.curate.phases import cleaning, compare
 
 DOCS = PROJECT / "docs/data-formats.md"
@@ -230,6 +231,8 @@ def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
 ) -> None:
     off = {"reject": [], "secrets": "keep", "personal": [], "drop_duplicates": "none"}
     rows = json.loads(unicodedata.normalize("NFC", json.dumps(rows, ensure_ascii=False)))
+    # Hypothesis draws texts of the code itself; a call in text loses the token that ends it.
+    assume(not any(end in json.dumps(rows) for end in ENDS))
     project = Project(tmp_path_factory.mktemp("curate"), {"a.jsonl": lines(*rows)})
     project.run(**off)
     assert [row["messages"] for row in project.rows()] == [row["messages"] for row in rows]
