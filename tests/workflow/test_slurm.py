@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
 ]
-STEPS = 40  # enough of them that a job can be preempted in their midst
+STEPS = 120  # enough of them that a job can be preempted in their midst, also on a fast machine
 PAGE = (PROJECT / "docs" / "cluster.md").read_text(encoding="utf-8")
 
 
