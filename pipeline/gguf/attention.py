@@ -26,7 +26,7 @@ def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any
     The embeddings of a Falcon-H1 are multiplied when it is converted, and the head is the same tensor if the
     two are tied.
     """
-    layers = config.get("num_hidden_layers", 0)  # transformers writes none for a Nemotron-H.
+    layers = config["num_hidden_layers"]
     settings: dict[str, Any] = {}
     if family.largest:
         share = config["hidden_size"] // config["num_attention_heads"]

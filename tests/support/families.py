@@ -93,6 +93,14 @@ GEMMA_4 = {
     "layer_types": ["sliding_attention", "full_attention"],
     "final_logit_softcapping": 30.0,
 }
+NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
+    "head_dim": 64,
+    "ssm_state_size": 64,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "n_groups": 2,
+}
 MORE: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 64},
@@ -208,16 +216,7 @@ MORE: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 0,
         "shared_intermediate_size": 256,
     },
-    "nemotron_h": {
-        "rms_norm_eps": None,
-        "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
-        "head_dim": 64,
-        "ssm_state_size": 64,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 64,
-        "n_groups": 2,
-        "tie_word_embeddings": False,
-    },
+    "nemotron_h": NEMOTRON | {"rms_norm_eps": None, "tie_word_embeddings": False},
     "hunyuan_v1_dense": {
         "initializer_range": 0.014,
         "head_dim": 64,

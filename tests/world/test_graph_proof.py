@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from families import NEMOTRON
 from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -40,14 +41,6 @@ GEMMA_3N: dict[str, Any] = {
     "laurel_rank": 16,
 }
 EXAONE = {"head_dim": 64, "sliding_window": 512, "sliding_window_pattern": 4}
-NEMOTRON: dict[str, Any] = {
-    "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
-    "head_dim": 64,
-    "ssm_state_size": 64,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 64,
-    "n_groups": 2,
-}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 # {model_type: what makes a small config.json of the family}

@@ -1,4 +1,4 @@
-"""What a mail ends with: a closing, a name and address, a signature, a notice of confidentiality.
+"""The end of a mail: a closing, a name and address, a signature, a notice of confidentiality.
 
 Lists have the closings of some languages. A file's own texts show the others, and the lines that many end
 with.
@@ -124,7 +124,7 @@ GREETING = re.compile(
 
 @dataclass(frozen=True)
 class Habits:
-    """How the mails of a file end: what finds its own closings, and the lines that many texts end with."""
+    """The usual ends of a file's mails: what finds its own closings, and the lines that many end with."""
 
     closings: re.Pattern[str] | None = None
     endings: frozenset[str] = frozenset()

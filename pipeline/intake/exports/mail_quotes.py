@@ -77,9 +77,7 @@ def last_quotation(lines: list[str]) -> int:
         if line.startswith(">") and not line.startswith(">>> "):
             first = number
         elif line.strip():
-            # A date or an address introduces a mail in any language.
-            is_introduction = INTRODUCES.search(line) or DATED.search(line)
-            is_announced = line.rstrip().endswith(":") and not is_introduction
+            is_announced = line.rstrip().endswith(":") and not _introduces(line)
             return len(lines) if is_announced else first
     return first
 
@@ -95,5 +93,12 @@ def drop_introduction(kept: list[str]) -> None:
         if lines[0].startswith(BEGINNINGS) and INTRODUCES.search(" ".join(lines)):
             del kept[-count:]
             return
-    if kept and (INTRODUCES.search(kept[-1]) or (kept[-1].rstrip().endswith(":") and DATED.search(kept[-1]))):
+    if kept and _introduces(kept[-1]):
         kept.pop()
+
+
+def _introduces(line: str) -> bool:
+    """Return True for a line that introduces a quotation: by its words, or in any language by a date or an
+    address before a colon.
+    """
+    return bool(INTRODUCES.search(line) or (line.rstrip().endswith(":") and DATED.search(line)))

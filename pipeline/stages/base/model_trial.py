@@ -10,6 +10,7 @@ from pipeline.core.text import quoted, shortened
 from pipeline.gguf.attention import assumed_settings, dropped_window
 from pipeline.gguf.attention_settings import lost_differences
 from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.sources import text_config
 from pipeline.models.own_targets import default_targets
 from pipeline.models.packed_rows import measure
 from pipeline.models.small_model import TooLarge, cut_config, empty, small_model
@@ -64,9 +65,9 @@ def need_assumed_settings(config: Any, folder: Path) -> None:
     family = BY_CLASS.get(name)
     if family is None:
         return
-    settings = config.to_dict()
+    settings = text_config(config.to_dict())
     for key, assumed in assumed_settings(family, settings).items():
-        stated = settings.get(key)
+        stated: Any = settings.get(key)
         if stated == assumed:
             continue
         place = key
