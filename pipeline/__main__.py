@@ -65,12 +65,12 @@ def run(
     from pipeline.workflow.graph_source import LAST
     from pipeline.workflow.project import need_usable_path
     from pipeline.workflow.remote import finish, inputs_read
+    from pipeline.workflow.settle import reuse
     from pipeline.workflow.state.cleanup import remove_obsolete
     from pipeline.workflow.state.integrity import verify_inputs
     from pipeline.workflow.state.lockfile import inputs_of, need_inputs
     from pipeline.workflow.state.record import inputs_state, is_project_config, refresh_keys_for, running
     from pipeline.workflow.state.settings import need_settings
-    from pipeline.workflow.state.sync_mtimes import reuse
 
     name, item = parsed(stage, resume, shards, replay=replay)
     extra: dict[str, Any] = {"shards": shards} if shards else {}

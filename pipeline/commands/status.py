@@ -331,7 +331,7 @@ def open_page(root: Path) -> None:
 
 def accept(root: Path, stage: str, why: str) -> None:
     """Declare what changed for a stage to be without effect, and print what that is."""
-    from pipeline.workflow.overview import accepted
+    from pipeline.workflow import accepted
 
     need_stage(stage.partition("@")[0])
     for job, what in accepted.accept(root, stage, why).items():
@@ -341,7 +341,7 @@ def accept(root: Path, stage: str, why: str) -> None:
 
 def take_back(root: Path, stage: str) -> None:
     """Take back what was accepted for a stage."""
-    from pipeline.workflow.overview import accepted
+    from pipeline.workflow import accepted
 
     need_stage(stage.partition("@")[0])
     jobs = accepted.undo(root, stage)

@@ -31,7 +31,7 @@ from pipeline.core.publish import remove, write_text
 Settings = dict[str, dict[str, Any]]  # {section: {key: value}}
 # Variables of the run that a sub-project does not get: nothing of a sub-project is in DVC's cache, and its
 # stages stop with this process, which is told when the run stops. The first is
-# `pipeline.workflow.state.sync_mtimes.REUSE`; an import would put all code of the workflow into the keys of
+# `pipeline.workflow.settle.REUSE`; an import would put all code of the workflow into the keys of
 # what is trained.
 OF_THE_RUN = ("QUENCH_REUSE", RUN, DVC)
 ERRORS: dict[int, type[QuenchError]] = {

@@ -1,5 +1,5 @@
-"""Preparation before Snakemake plans: check `params.yaml` and `data/raw`, allow one run at a time, write the
-code's keys, set dates.
+"""Preparation before Snakemake plans: a list of named steps (`STEPS`), each with those that it comes after
+and the reason.
 
 The first lines of the Snakefile call it, in its main process only. Messages go to stderr, because stdout
 belongs to `snakemake --rulegraph` and the like.
@@ -10,12 +10,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from pipeline.config.conditions import idle
 from pipeline.config.overrides import Given, from_sections, override
-from pipeline.config.params import Params, read_params
+from pipeline.config.params import Params, Read, read_params
 from pipeline.config.trackers import need_trackers
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take, unusable
@@ -29,10 +31,10 @@ from pipeline.workflow.cluster.shards import drop_stale
 from pipeline.workflow.dvc_yaml import follow_settings
 from pipeline.workflow.project import need_no_namesake, need_usable_path, read_settings, refresh_keys
 from pipeline.workflow.remote import record_finished, use_this_python
+from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.stages import users
 from pipeline.workflow.state.cleanup import share, working
 from pipeline.workflow.state.settings import need_settings
-from pipeline.workflow.state.sync_mtimes import REUSE, Settled, settle
 
 RECORDS = 1 << 20  # bytes that Snakemake itself writes: its log, its records of stages
 PATIENCE = 3.0  # seconds in which the stages of a killed run exit
@@ -63,51 +65,150 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     `given` contains Snakemake's `--config` and `--configfile` (`workflow.config_settings`). The first is
     written into params.yaml, which every stage reads.
     """
-    use_this_python()
-    source_cache.use_home()
+    run = Preparation(root, given, is_dry_run(sys.argv[1:]))
     try:
-        settings = _settings(given)
-        need_usable_path(root)
-        need_no_namesake(root)
-        read = read_settings(root)
-        need_disk(root.resolve(), RECORDS)
-        be_the_only_one(root)
-        wait_for_jobs(root, is_dry_run=is_dry_run(sys.argv[1:]))
-        no_stage_at_work(root)
-        if settings:  # Each change is shown.
-            for change in override(root / "params.yaml", settings):
-                print(f"{root / 'params.yaml'}: {change}", file=sys.stderr)
-            read = read_params(root / "params.yaml")
-        params = read.params
-        if follow_settings(root, params, is_dry_run=is_dry_run(sys.argv[1:])):
-            print(f"{root / 'dvc.yaml'}: other stages, as params.yaml asks for", file=sys.stderr)
-        need_settings(root, read)
-        if not is_dry_run(sys.argv[1:]):  # Otherwise the training would say so, hours later.
-            need_trackers(params.train.trackers)
-        for setting in idle(params):
-            print(f"{root / 'params.yaml'}: {setting}", file=sys.stderr)
-        with working(root):  # This removes what killed runs left.
-            if not is_dry_run(sys.argv[1:]):
-                drop_stale(root, params.curating)
-        _held.append(share(root))
-        # Files that DVC would open and wait for without end, and names that it can't record.
-        need_plain_files(*(root / folder for folder in users()), recorded=(root / ".dvc").is_dir())
-        _empty(root / ".snakemake" / "locks")  # The owners are dead, because we have the project's lock.
-        _allow_reuse(sys.argv[1:])
-        refresh_keys(root)
-        if (root / ".dvc").is_dir():
-            record_finished(root)
-            take_failures(root)  # Failed jobs without a waiting parent are planned again.
-            settled = settle(root)
-            _report(settled)
-            _refetch(settled.refetch, root)
-            # DVC's verdict has priority over Snakemake's record of incomplete jobs.
-            _empty(root / ".snakemake" / "incomplete")
-        _need_raw_data(root)
+        for step in STEPS:
+            step.do(run)
     except QuenchError as error:
         print(f"snakemake: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
-    return params
+    return run.params
+
+
+@dataclass
+class Preparation:
+    """What the steps share: the project's folder, Snakemake's `given` settings, and what was read."""
+
+    root: Path
+    given: Any
+    is_dry: bool  # Snakemake runs nothing
+    settings: Given = field(default_factory=dict)  # those of `--config`
+    read: Read | None = None  # params.yaml
+
+    @property
+    def params(self) -> Params:
+        """The project's settings. Only the steps after `read_project` may ask for them."""
+        assert self.read is not None
+        return self.read.params
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if DVC records this project."""
+        return (self.root / ".dvc").is_dir()
+
+
+def use_own_places(run: Preparation) -> None:
+    """Let Snakemake's jobs find this Python and a folder that can be written."""
+    use_this_python()
+    source_cache.use_home()
+
+
+def read_project(run: Preparation) -> None:
+    """Check the words of the command line, the folder's path and params.yaml."""
+    run.settings = _settings(run.given)
+    need_usable_path(run.root)
+    need_no_namesake(run.root)
+    run.read = read_settings(run.root)
+    need_disk(run.root.resolve(), RECORDS)
+
+
+def take_project(run: Preparation) -> None:
+    """Take the project's lock until this process exits, and wait for jobs of runs that were killed."""
+    be_the_only_one(run.root)
+    wait_for_jobs(run.root, is_dry_run=run.is_dry)
+    no_stage_at_work(run.root)
+
+
+def write_given_settings(run: Preparation) -> None:
+    """Write the settings of `--config` into params.yaml; each change is shown."""
+    if not run.settings:
+        return
+    for change in override(run.root / "params.yaml", run.settings):
+        print(f"{run.root / 'params.yaml'}: {change}", file=sys.stderr)
+    run.read = read_params(run.root / "params.yaml")
+
+
+def write_graph(run: Preparation) -> None:
+    """Write dvc.yaml and params.lock.yaml as the settings ask for, and say which settings have no effect."""
+    assert run.read is not None
+    if follow_settings(run.root, run.params, is_dry_run=run.is_dry):
+        print(f"{run.root / 'dvc.yaml'}: other stages, as params.yaml asks for", file=sys.stderr)
+    need_settings(run.root, run.read)
+    if not run.is_dry:  # Otherwise the training would say so, hours later.
+        need_trackers(run.params.train.trackers)
+    for setting in idle(run.params):
+        print(f"{run.root / 'params.yaml'}: {setting}", file=sys.stderr)
+
+
+def remove_leftovers(run: Preparation) -> None:
+    """Remove what killed runs left, and share the place of temporary files with the jobs."""
+    with working(run.root):
+        if not run.is_dry:
+            drop_stale(run.root, run.params.curating)
+    _held.append(share(run.root))
+    _empty(run.root / ".snakemake" / "locks")  # Their owners are dead: this process has the project's lock.
+
+
+def check_files(run: Preparation) -> None:
+    """Refuse files that DVC would open and wait for without end, and names that it can't record."""
+    need_plain_files(*(run.root / folder for folder in users()), recorded=run.is_recorded)
+
+
+def write_code_keys(run: Preparation) -> None:
+    """Write the keys of the code, and say whether jobs may take their outputs from DVC's cache."""
+    _allow_reuse(sys.argv[1:])
+    refresh_keys(run.root)
+
+
+def settle_files(run: Preparation) -> None:
+    """Record what jobs on other machines finished, bring lost outputs back, judge all jobs and set dates."""
+    if not run.is_recorded:
+        return
+    record_finished(run.root)
+    take_failures(run.root)  # Failed jobs without a waiting parent are planned again.
+    settled = settle(run.root)
+    _report(settled)
+    _refetch(settled.refetch, run.root, is_dry=run.is_dry)
+    # The verdict has priority over Snakemake's record of incomplete jobs.
+    _empty(run.root / ".snakemake" / "incomplete")
+
+
+def need_data(run: Preparation) -> None:
+    """Raise `DataError` if there is no raw data."""
+    raw = run.root / "data" / "raw"
+    if not any(path.is_file() for path in raw.rglob("*")):
+        remedy = "run `quench data demo`"
+        if (run.root / "data" / "raw.dvc").is_file():
+            remedy = "run `dvc pull` for the recorded data"
+        raise DataError("Q-WORKFLOW-013", f"{raw} holds no file: put JSONL files of chats there, or {remedy}")
+
+
+class Step(NamedTuple):
+    """A step of the preparation: its function, the steps that it comes `after`, and why."""
+
+    do: Callable[[Preparation], None]
+    after: tuple[Callable[[Preparation], None], ...] = ()
+    because: str = ""
+
+
+STEPS = (
+    Step(use_own_places),
+    Step(read_project),
+    Step(
+        take_project, (read_project,), "a mistake in params.yaml is said at once, and waits for no other run"
+    ),
+    Step(write_given_settings, (take_project,), "a stage at work reads params.yaml when it is done"),
+    Step(write_graph, (write_given_settings,), "dvc.yaml and params.lock.yaml follow from params.yaml"),
+    Step(remove_leftovers, (take_project,), "leftovers of a run that is alive look the same"),
+    Step(check_files, (take_project,), "another run may write there"),
+    Step(write_code_keys, (take_project,), "a stage at work would be recorded with the keys of other code"),
+    Step(
+        settle_files,
+        (write_graph, remove_leftovers, check_files, write_code_keys),
+        "the verdict compares the graph, the settings, the keys and all files with their records",
+    ),
+    Step(need_data, (settle_files,), "raw data that is lost comes back from DVC's cache"),
+)
 
 
 def _settings(given: Any) -> Given:
@@ -143,7 +244,7 @@ def _allow_reuse(words: list[str]) -> None:
 
     Snakemake plans once. If a stage then writes the same bytes as before, its followers are run all the same.
     With this variable they check first if DVC's cache has what they would make
-    (`pipeline.workflow.state.sync_mtimes.reuse`). It is not set if a user runs a stage by hand.
+    (`pipeline.workflow.settle.reuse`). It is not set if a user runs a stage by hand.
     """
     os.environ.pop(REUSE, None)
     if not any(FORCED.fullmatch(word) for word in words):
@@ -210,7 +311,7 @@ def _report(settled: Settled) -> None:
             print(f"{sentence}: {', '.join(paths)}", file=sys.stderr)
 
 
-def _refetch(stages: list[str], root: Path) -> None:
+def _refetch(stages: Sequence[str], root: Path, *, is_dry: bool) -> None:
     """Make DVC rerun what it records but doesn't keep (base weights), and set dates again.
 
     A dry run only reports it.
@@ -222,7 +323,7 @@ def _refetch(stages: list[str], root: Path) -> None:
         "needed",
         file=sys.stderr,
     )
-    if is_dry_run(sys.argv[1:]):
+    if is_dry:
         print(
             "this dry run can't know the result: the plan below counts stages that a real run may find done",
             file=sys.stderr,
@@ -232,12 +333,3 @@ def _refetch(stages: list[str], root: Path) -> None:
     if subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode:
         raise ToolError("Q-WORKFLOW-012", f"{', '.join(stages)} failed (see above): fix that, then run again")
     settle(root)
-
-
-def _need_raw_data(root: Path) -> None:
-    raw = root / "data" / "raw"
-    if not any(path.is_file() for path in raw.rglob("*")):
-        remedy = "run `quench data demo`"
-        if (root / "data" / "raw.dvc").is_file():
-            remedy = "run `dvc pull` for the recorded data"
-        raise DataError("Q-WORKFLOW-013", f"{raw} holds no file: put JSONL files of chats there, or {remedy}")

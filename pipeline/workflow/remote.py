@@ -21,12 +21,12 @@ from pipeline.workflow import source_cache
 from pipeline.workflow.cluster.jobs import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
 from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.keys.code_keys import FOLDER as KEYS
+from pipeline.workflow.settle import REUSE
 from pipeline.workflow.state.cleanup import remove_obsolete
 from pipeline.workflow.state.dvc_project import check_record, open_project, update_dvc_state
 from pipeline.workflow.state.hashes import Hashes
 from pipeline.workflow.state.lockfile import changed_paths, md5s_of, stages_of
 from pipeline.workflow.state.record import inputs_state, record, record_all, refresh_keys_for
-from pipeline.workflow.state.sync_mtimes import REUSE
 
 VIEW = "QUENCH_VIEW"  # in a job's environment: QUIET if its output goes into its log only
 QUIET = "quiet"

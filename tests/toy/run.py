@@ -25,9 +25,9 @@ from pipeline.core.errors import QuenchError, Stopped
 from pipeline.core.interruption import Interruption
 from pipeline.llamacpp.tools import run_tool
 from pipeline.workflow.cluster.jobs import leave_failure
+from pipeline.workflow.settle import reuse
 from pipeline.workflow.state.integrity import verify_inputs
 from pipeline.workflow.state.record import record, running
-from pipeline.workflow.state.sync_mtimes import reuse
 
 PARAMS = yaml.safe_load(Path("params.yaml").read_text())
 NAME = PARAMS["convert"]["name"]

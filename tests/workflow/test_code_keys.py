@@ -196,7 +196,7 @@ FREE_FOR_TRAINING: dict[str, tuple[str, Edit]] = {
     "a verb": ("commands/serve.py", MORE),
     "the runner of stages": ("__main__.py", MORE),
     "what is planned": ("planning/memory/parts.py", MORE),
-    "when a stage is fresh": ("workflow/state/sync_mtimes.py", MORE),
+    "when a stage is fresh": ("workflow/settle.py", MORE),
     "the gate": ("gate/rules.py", MORE),
     "an extra": ("extras/compare/stage.py", MORE),
     "the table of extras": ("extras/table.py", MORE),

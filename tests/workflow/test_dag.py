@@ -36,16 +36,16 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
+from pipeline.workflow import accepted
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
-from pipeline.workflow.overview import accepted
 from pipeline.workflow.overview.states import overview
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL
+from pipeline.workflow.settle import reuse, settle
 from pipeline.workflow.stages import optional, stages_in, table
 from pipeline.workflow.state.dvc_project import place
 from pipeline.workflow.state.lockfile import in_force, recorded_stages
-from pipeline.workflow.state.sync_mtimes import reuse, settle
 
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 EMPTIES = ["data/rejects.jsonl", "data/spare"]  # outputs of its curation

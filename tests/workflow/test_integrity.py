@@ -34,11 +34,11 @@ from pipeline.core.publish import remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.workflow.keys.code_keys import CODE, FOLDER, LOCK
 from pipeline.workflow.keys.stamps import files_below
+from pipeline.workflow.settle import reuse, settle
 from pipeline.workflow.state.hashes import Hashes
 from pipeline.workflow.state.integrity import verify_inputs, verify_outputs
 from pipeline.workflow.state.record import running
 from pipeline.workflow.state.settings import refresh_lock
-from pipeline.workflow.state.sync_mtimes import reuse, settle
 
 FOLDERS = ("models/base", "models/adapter", "models/merged", "data/tokens")
 F16 = "models/gguf/tiny-F16.gguf"
@@ -188,7 +188,7 @@ def test_sixty_random_flips_are_all_found(project: Path) -> None:
     with pytest.raises(DataError, match=r"Q-WORKFLOW-\d+: data/raw/file "):
         settle(project)
     put(raw[0], b"meant")
-    assert {one.stage for one in broken} <= settle(project).stale
+    assert {one.stage for one in broken} <= settle(project).would_run
 
     said = damage_found(project)
     assert all(one.path in said for one in broken)
@@ -204,7 +204,7 @@ def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_recovers(
     ran = []
     monkeypatch.setattr("pipeline.stages.quantize.stage.main", lambda params, root, item: ran.append(item))
     monkeypatch.setattr("pipeline.workflow.state.record.record", lambda stage, root: None)
-    assert settle(project).stale == set()  # both tools have read everything
+    assert settle(project).would_run == set()  # both tools have read everything
     whole = (project / F16).read_bytes()
     flip(project / F16, random.Random(0))  # noqa: S311
     assert dvc(project, "checkout", "--force", F16) == 0
@@ -212,13 +212,14 @@ def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_recovers(
     assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == DataError.exit_code
     said = capsys.readouterr().err
     assert f"Q-WORKFLOW-007: {F16} " in said and f"`dvc checkout --force {F16}`" in said
-    assert settle(project).stale >= {"convert", "quantize@Q4_K_M"}  # the other remedy: `snakemake` runs it
+    # the other remedy: `snakemake` runs it
+    assert settle(project).would_run >= {"convert", "quantize@Q4_K_M"}
     assert ran == []
     assert dvc(project, "checkout", "--force", F16) == 0
     assert (project / F16).read_bytes() == whole
     assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == 0
     assert ran == ["Q4_K_M"]
-    assert settle(project).stale == set()
+    assert settle(project).would_run == set()
 
 
 def test_a_folder_names_its_file_and_extra_files_count_only_if_dvc_counts_them(project: Path) -> None:
@@ -288,7 +289,7 @@ def test_a_good_file_repairs_the_cache(project: Path) -> None:
     whole = rotten.read_bytes()
     flip(rotten, random.Random(0))  # noqa: S311
     assert rotten.parent.name + rotten.name in damage_found(project)
-    assert settle(project).stale == set()
+    assert settle(project).would_run == set()
     assert rotten.read_bytes() == whole
     assert verify(project)[0] == 0
 
@@ -318,7 +319,7 @@ def test_what_the_disk_does_not_give_back_is_damage(project: Path, monkeypatch: 
 
 def test_what_another_process_read_is_not_believed(project: Path) -> None:
     """One that was killed before it could tell DVC, which believes in what it had."""
-    assert settle(project).stale == set()
+    assert settle(project).would_run == set()
     (project / ".quench/hashes.db").unlink()
     flip(project / F16, random.Random(0))  # noqa: S311
     time.sleep(0.11)
@@ -326,7 +327,7 @@ def test_what_another_process_read_is_not_believed(project: Path) -> None:
         hashes.md5(project / F16)
     with pytest.raises(DataError, match=F16):
         verify_inputs("quantize@Q4_K_M", project)
-    assert "convert" in settle(project).stale
+    assert "convert" in settle(project).would_run
 
 
 @pytest.mark.slow
@@ -467,7 +468,7 @@ def test_a_damaged_lock_file_is_a_sentence_and_snakemake_repairs_it(
     assert "Q-WORKFLOW-018" in capsys.readouterr().err
     with pytest.raises(DataError, match="Q-WORKFLOW-018"):
         verify_outputs([project / F16], project)
-    assert "convert" in settle(project).stale
+    assert "convert" in settle(project).would_run
     verify_outputs([project / F16], project)
 
 
@@ -559,14 +560,14 @@ def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_i
     project: Path, kind: str, find: Callable[[Path], object]
 ) -> None:
     assert dvc(project, "config", "cache.type", kind) == dvc(project, "checkout", "--relink") == 0
-    assert settle(project).stale == set()
+    assert settle(project).would_run == set()
     folder_file = next(file for file in files_below(project / "models/adapter") if file.name == "c.bin")
     for file in (project / F16, folder_file):
         flip(file, random.Random(0))  # noqa: S311
     find(project)
     settled = settle(project)
-    assert "train" in settled.stale
-    assert "convert" in settled.stale or settled.absent == [F16]
+    assert "train" in settled.would_run
+    assert "convert" in settled.would_run or settled.absent == [F16]
     if (project / F16).exists():
         (project / F16).unlink()  # as Snakemake does before it runs a stage
     put(project / F16, b"made again")
@@ -586,7 +587,7 @@ def test_links_into_the_cache_of_another_place_are_made_again(project: Path) -> 
     assert dvc(moved, "checkout", "data/raw.dvc") == 0
     assert not (moved / F16).exists()
     settled = settle(moved)
-    assert settled.stale == set() and F16 in settled.restored
+    assert settled.would_run == set() and F16 in settled.restored
     assert (moved / F16).exists()
 
 
@@ -605,7 +606,7 @@ def lock_of_dvc(root: Path, pid: int, kind: str, command: str) -> Path:
 def test_a_lock_whose_number_another_program_has_now_does_not_stop(project: Path, kind: str) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         lock = lock_of_dvc(project, other.pid, kind, "/bin/dvc repro")
-        assert settle(project).stale == set()
+        assert settle(project).would_run == set()
         assert not lock.exists()
         other.kill()
 
@@ -616,7 +617,7 @@ def test_a_lock_older_than_the_process_of_its_number_does_not_stop(project: Path
         with pytest.raises(MachineError, match=r"^Q-WORKFLOW-015.*rwlock"):
             settle(project)
         os.utime(lock, (0, 0))
-        assert settle(project).stale == set()
+        assert settle(project).would_run == set()
         other.kill()
 
 
@@ -637,18 +638,18 @@ def test_dvc_is_asked_only_if_a_file_has_changed(
     project: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     asked = []
-    real = pipeline.workflow.state.sync_mtimes.open_project
+    real = pipeline.workflow.settle.open_project
 
     def opened(root: Path) -> Any:
         asked.append(root)
         return real(root)
 
-    monkeypatch.setattr("pipeline.workflow.state.sync_mtimes.open_project", opened)
-    assert settle(project).stale == set()
+    monkeypatch.setattr("pipeline.workflow.settle.open_project", opened)
+    assert settle(project).would_run == set()
     time.sleep(0.11)  # a file that was changed just now is not remembered
     settle(project)
     before = len(asked)
-    assert settle(project).stale == set() and len(asked) == before
+    assert settle(project).would_run == set() and len(asked) == before
     CHANGES[change](project)
     settle(project)
-    assert len(asked) == before + 1
+    assert len(asked) > before

@@ -4,12 +4,10 @@ where DVC has its outputs.
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import chdir
 from itertools import product
 from pathlib import Path
@@ -23,7 +21,7 @@ from pipeline.__main__ import main
 from pipeline.core.errors import MachineError
 from pipeline.core.locks import lock_file, take
 from pipeline.workflow.prepare import prepare, take_run_lock
-from pipeline.workflow.state.lockfile import seems_unchanged
+from pipeline.workflow.state.lockfile import recorded_stages
 
 DVC_YAML = """
 stages:
@@ -210,69 +208,11 @@ def test_a_stage_whose_outputs_came_back_does_not_run(
     monkeypatch.setattr(
         "pipeline.workflow.state.record.record", lambda stage, root: happened.append("record")
     )
-    monkeypatch.setattr("pipeline.workflow.state.sync_mtimes.reuse", lambda stage, root: True)
+    monkeypatch.setattr("pipeline.workflow.settle.reuse", lambda stage, root: True)
     other = project / "other.yaml"
     other.write_text((project / "params.yaml").read_text())
     assert main(["curate", "--root", str(project), *(["--params", str(other)] if elsewhere else [])]) == 0
     assert happened == ([] if spared else ["run"])
-
-
-def rewrite(root: Path, old: str, new: str, recorded: str, recorded_now: str) -> None:
-    """Another text in params.yaml, and in dvc.lock."""
-    for file, before, after in (("params.yaml", old, new), ("dvc.lock", recorded, recorded_now)):
-        text = (root / file).read_text()
-        assert before in text
-        (root / file).write_text(text.replace(before, after))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "unchanged"),
-    [
-        (lambda root: None, True),
-        (lambda root: (root / "code.py").touch(), True),
-        (
-            lambda root: (root / "folder/file").write_text("other"),
-            True,
-        ),  # a folder's content is for DVC to judge
-        (lambda root: (root / "code.py").write_text("seed = 2"), False),
-        (lambda root: (root / "code.py").write_text("seed = 12"), False),
-        (lambda root: (root / "code.py").unlink(), False),
-        (lambda root: (root / "folder").rename(root / "moved"), False),
-        (lambda root: (root / "params.yaml").write_text("stage: {rate: 2.0e-4}\nother: {size: 1}"), False),
-        (lambda root: (root / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: 1"), False),
-        (
-            lambda root: (root / "params.yaml").write_text(
-                "stage: {rate: 1.0e-4}\nother: {size: 1, unread: 3}"
-            ),
-            True,
-        ),
-        # as DVC writes them, which is YAML 1.2
-        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: 1.0e-5", "rate: 0.0001", "rate: 1e-05"), True),
-        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: 'on'", "rate: 0.0001", "rate: on"), True),
-        (lambda root: rewrite(root, "rate: 1.0e-4", "rate: '1:30'", "rate: 0.0001", "rate: 90"), False),
-        (lambda root: (root / "dvc.lock").write_text(""), False),
-        (lambda root: (root / "dvc.lock").unlink(), False),
-        (lambda root: (root / ".dvc").rename(root / ".no-dvc"), False),
-    ],
-)
-def test_the_first_look_at_a_record(tmp_path: Path, spoil: Callable[[Path], object], unchanged: bool) -> None:
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/file").write_text("text")
-    (tmp_path / "code.py").write_text("seed = 1")
-    (tmp_path / "params.yaml").write_text("stage: {rate: 1.0e-4}\nother: {size: 1, unread: 2}")
-    code = {"path": "code.py", "hash": "md5", "md5": hashlib.md5(b"seed = 1").hexdigest(), "size": 8}  # noqa: S324
-    folder = {"path": "folder", "hash": "md5", "md5": "d" * 32 + ".dir", "size": 4, "nfiles": 1}
-    entry = {
-        "cmd": "run",
-        "deps": [code, folder],
-        "params": {"params.yaml": {"stage": {"rate": 1.0e-4}, "other.size": 1}},
-        "outs": [],
-    }
-    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"stage@item": entry}}))
-    spoil(tmp_path)
-    assert seems_unchanged("stage@item", tmp_path) == unchanged
-    assert not seems_unchanged("stage@another", tmp_path)
 
 
 def test_a_lock_that_fails_is_no_project_that_can_only_be_read(
@@ -285,4 +225,4 @@ def test_a_lock_that_fails_is_no_project_that_can_only_be_read(
     (tmp_path / ".dvc").mkdir()
     (tmp_path / "dvc.lock").touch()
     with pytest.raises(OSError, match="No locks"):
-        seems_unchanged("curate", tmp_path)
+        recorded_stages(tmp_path)

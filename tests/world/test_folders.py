@@ -13,8 +13,8 @@ from toy_project import write_toy
 from pipeline.__main__ import main
 from pipeline.core.errors import DataError
 from pipeline.workflow.prepare import prepare
+from pipeline.workflow.settle import settle
 from pipeline.workflow.state.lockfile import recorded_stages
-from pipeline.workflow.state.sync_mtimes import settle
 
 # a name that DVC takes for a field of a template, an unfinished one, the same in a parent's name, Latin-1
 UNUSABLE = ["a{b}c", "a{b", "b}", "my {notes}/project", "${HOME}", os.fsdecode(b"caf\xe9")]

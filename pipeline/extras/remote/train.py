@@ -29,10 +29,10 @@ from pipeline.extras.table import load_extra
 from pipeline.stages.train.run import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.dvc_yaml import need_graph
+from pipeline.workflow.settle import reuse
 from pipeline.workflow.state.integrity import verify_inputs
 from pipeline.workflow.state.record import inputs_state, record, refresh_keys_for, running
 from pipeline.workflow.state.settings import need_settings
-from pipeline.workflow.state.sync_mtimes import reuse
 
 NEEDED = ("pydantic", "pyyaml", "psutil", "pyarrow", "safetensors", "gguf", "tensorboard", "orjson")
 REPORT = "reports/train.json"

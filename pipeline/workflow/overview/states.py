@@ -1,8 +1,7 @@
 """The state of each job of a project, why it is not fresh, and what a run would do.
 
-A job is what Snakemake runs at once: a stage, or a stage for one level or model ("quantize@Q4_K_M"). DVC's
-and Snakemake's verdict is `pipeline.workflow.state.sync_mtimes`; this one is the same, with names, without
-starting DVC and without changing anything but the cache of hashes.
+A job is what Snakemake runs at once: a stage, or a stage for one level or model ("quantize@Q4_K_M"). This is
+the XX dvc.lock without starting DVC, and changes nothing but the cache of hashes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -64,13 +63,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Overview:
-    """All jobs in their order, the stages that the settings don't ask for with the reason, and the jobs that
-    a run would run.
+    """All jobs in their order, the stages that the settings don't ask for with the reason, the jobs that a
+    run would run, and those of them that DVC makes first, to the same bytes. `entries` are dvc.yaml's.
     """
 
     jobs: tuple[Job, ...]
     off: Mapping[str, str]
     would_run: tuple[str, ...]
+    made_first: tuple[str, ...]
+    entries: Mapping[str, Entry]
 
     def job(self, name: str) -> Job | None:
         """Return a job by its name; None if the settings ask for no such one."""
@@ -112,11 +113,26 @@ def overview(root: Path, params: Params, targets: Collection[str] = ()) -> Overv
     contents = Contents(root, [path for path in paths if not _meets(path, written_now)])
     goals = _goals(entries, targets) if targets else {name for name in entries if _stage_of(name) == LAST}
     judged = _Judged(root, entries, Now(root, values, contents), uncached(stages, values), goals)
-    seen = Overview(judged.jobs(at_work), off(params, values), judged.would_run())
+    seen = Overview(
+        judged.jobs(at_work), off(params, values), judged.would_run(), judged.made_first(), entries
+    )
     if not targets:
         return seen
     wanted = goals | seen.needed_by(goals)
     return replace(seen, would_run=tuple(name for name in seen.would_run if name in wanted))
+
+
+def is_unchanged(job: str, root: Path, params: Params) -> bool:
+    """Return True if nothing of a job differs from its record under these settings.
+
+    Raises `DataError` if dvc.lock is damaged, `ConfigError` if dvc.yaml is of other settings.
+    """
+    values = values_of(params)
+    entry = jobs_of(graph_for(root, params), values).get(job)
+    if entry is None or not all((root / dep).exists() for dep in entry.deps):
+        return False
+    now = Now(root, values, Contents(root, [*entry.deps, *entry.outs]))
+    return not any(causes(entry, recorded_stages(root).get(job), now))
 
 
 def _goals(entries: Mapping[str, Entry], targets: Collection[str]) -> set[str]:
@@ -208,7 +224,8 @@ class _Judged:
             name: [other for other, before in entries.items() if other != name and _follows(entry, before)]
             for name, entry in entries.items()
         }
-        self._to_do = self._find_to_do(unkept, goals)
+        self._unkept = {*unkept}
+        self._to_do = self._find_to_do(goals)
 
     def jobs(self, at_work: Collection[str]) -> tuple[Job, ...]:
         """Return all jobs, in the order in which they can run."""
@@ -241,8 +258,12 @@ class _Judged:
         """Return the jobs that a run would run, in that order."""
         return tuple(name for name in self._in_order() if name in self._to_do)
 
-    def _find_to_do(self, unkept: Collection[str], goals: Collection[str]) -> set[str]:
-        """Return the jobs that a run would run; `unkept` are the outputs that no cache has.
+    def made_first(self) -> tuple[str, ...]:
+        """Return the jobs that would run, in that order, for the sake of only some of their readers."""
+        return tuple(name for name in self.would_run() if self._is_made_first(name, self._to_do))
+
+    def _find_to_do(self, goals: Collection[str]) -> set[str]:
+        """Return the jobs that a run would run.
 
         A job whose output is missing runs only if one that runs reads it, or if it is one of the `goals`.
         """
@@ -252,21 +273,33 @@ class _Judged:
             for name, lost in self._lost.items():
                 if name in running or not lost or (not self._own.get(name) and self._restorable(name)):
                     continue
-                readers = [
-                    other
-                    for other, entry in self._entries.items()
-                    if any(_meets(dep, lost) for dep in entry.deps)
-                ]
-                waiting = [other for other in readers if other in running or self._is_lost(other)]
-                # DVC makes it first, to the same bytes, if only some of its readers wait for it.
-                alone = not self._own.get(name) and {*lost} <= {*unkept} and 0 < len(waiting) < len(readers)
-                if alone:
+                if self._is_made_first(name, running):
                     more.add(name)
-                elif name in goals or running & {*readers}:
+                elif name in goals or running & {*self._readers(name)}:
                     more |= self._with_followers([name])
             if more <= running:
                 return running
             running |= more
+
+    def _is_made_first(self, name: str, running: Collection[str]) -> bool:
+        """Return True if a job is fresh, its missing outputs (the base's weights in a clone) are in no cache,
+        and only some of the jobs that read them will run.
+
+        Snakemake on its own would run it again together with all of these, also those that are fresh.
+        """
+        lost = self._lost[name]
+        if not lost or self._own.get(name) or not {*lost} <= self._unkept:
+            return False
+        readers = self._readers(name)
+        waiting = [other for other in readers if other in running or self._is_lost(other)]
+        return 0 < len(waiting) < len(readers)
+
+    def _readers(self, name: str) -> list[str]:
+        """Return the jobs that read a missing output of a job."""
+        lost = self._lost[name]
+        return [
+            other for other, entry in self._entries.items() if any(_meets(dep, lost) for dep in entry.deps)
+        ]
 
     def _has_any(self, name: str) -> bool:
         """Return True if an output is there, or would come back from DVC's cache."""

@@ -19,7 +19,7 @@ from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import NO_PART, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.text import shortened
-from pipeline.core.yaml_readers import UNREADABLE, read_fast, read_strict
+from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.cluster.jobs import receipts
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
 from pipeline.workflow.keys.stamps import files_below
@@ -39,32 +39,6 @@ class Entry(NamedTuple):
     outs: list[str]
     command: str = ""
     params: Mapping[str, list[str]] = {}  # keys by the file of settings that has them
-
-
-def seems_unchanged(stage: str, root: Path) -> bool:
-    """Return True if `stage` may match its record in `dvc.lock`, by parameters, sizes and code.
-
-    The check takes milliseconds.
-
-    False is certain. True is for DVC to confirm, by the content of large files and folders.
-    """
-    entry = recorded_stages(root).get(stage)
-    if entry is None:
-        return False
-    for file, recorded in entry.get("params", {}).items():
-        params = Values(read_strict(root / file)[0])
-        if any(params.at(key) != value for key, value in recorded.items()):
-            return False
-    return not changed_inputs(entry, root)
-
-
-def changed_inputs(entry: Mapping[str, Any], root: Path) -> list[str]:
-    """Return the inputs in an entry of `dvc.lock` that certainly differ from what it records."""
-    return [
-        dep["path"]
-        for dep in entry.get("deps", [])
-        if _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)
-    ]
 
 
 def recorded_outputs(root: Path) -> dict[Path, str]:
@@ -115,7 +89,7 @@ def recorded_stages(root: Path, patience: float | None = None) -> dict[str, Any]
 def in_force(root: Path, params: Params) -> dict[str, Acceptance]:
     """Return {job: a change that was declared to be without effect} of the outputs that are recorded now.
 
-    A job that has run since and wrote others is left out (`pipeline.workflow.overview.accepted`).
+    A job that has run since and wrote others is left out (`pipeline.workflow.accepted`).
     """
     records = recorded_stages(root)
     return {
@@ -248,19 +222,6 @@ def _keys_by_file(entry: Mapping[str, Any]) -> dict[str, list[str]]:
         for file, more in named.items():
             keys.setdefault(file, []).extend(more or [])
     return keys
-
-
-def _surely_differs(path: Path, size: int | None, md5: str | None, is_folder: bool) -> bool:
-    """Return True if an input can't be the recorded one.
-
-    The content of folders and large files is left to DVC, which caches hashes.
-    """
-    if not path.is_file():
-        return not path.is_dir() or not is_folder
-    now = path.stat().st_size
-    return now != size or (
-        now < LARGE and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != md5
-    )
 
 
 def changed_paths(records: Mapping[Path, str], hashes: Hashes, *, again: bool = False) -> list[Path]:

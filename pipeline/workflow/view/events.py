@@ -8,8 +8,15 @@ events and fields, so a reader ignores what it doesn't know.
 
 import json
 import time
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What every event has: the time at which it happened, in seconds since 1970."""
+
+    time: float = field(default_factory=time.time, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -27,18 +34,16 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Timed):
     """Snakemake has planned. `up_to_date` are the stages before these that need not run."""
 
     stages: list[Planned]
     up_to_date: list[str]
-    _: KW_ONLY
-    event: Literal["plan"] = "plan"
-    time: float = field(default_factory=time.time)
+    event: Literal["plan"] = field(default="plan", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Timed):
     """A job has started, on this machine (`local`) or another one, where it may have to wait.
 
     `seconds` is how long it will take by earlier runs or the plan, None if unknown.
@@ -49,60 +54,50 @@ class Started:
     log: str
     seconds: float | None
     local: bool
-    _: KW_ONLY
-    event: Literal["started"] = "started"
-    time: float = field(default_factory=time.time)
+    event: Literal["started"] = field(default="started", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(Timed):
     """A job has written a line into its log."""
 
     job: str
     text: str
-    _: KW_ONLY
-    event: Literal["line"] = "line"
-    time: float = field(default_factory=time.time)
+    event: Literal["line"] = field(default="line", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Warned:
+class Warned(Timed):
     """A job has written a warning into its log."""
 
     job: str
     text: str
-    _: KW_ONLY
-    event: Literal["warning"] = "warning"
-    time: float = field(default_factory=time.time)
+    event: Literal["warning"] = field(default="warning", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(Timed):
     """How far a job is: a share from 0 to 1, seconds that are left (None: unknown), and that in words."""
 
     job: str
     share: float
     left: float | None
     text: str
-    _: KW_ONLY
-    event: Literal["progress"] = "progress"
-    time: float = field(default_factory=time.time)
+    event: Literal["progress"] = field(default="progress", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(Timed):
     """A job is done: its stage ran, or its outputs came back from DVC's cache."""
 
     job: str
     how: Literal["ran", "restored"]
     seconds: float
-    _: KW_ONLY
-    event: Literal["finished"] = "finished"
-    time: float = field(default_factory=time.time)
+    event: Literal["finished"] = field(default="finished", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(Timed):
     """A job has failed, or was stopped with the run. `lines` are the last ones of its log."""
 
     job: str
@@ -110,20 +105,16 @@ class Failed:
     log: str
     lines: list[str]
     stopped: bool
-    _: KW_ONLY
-    event: Literal["failed"] = "failed"
-    time: float = field(default_factory=time.time)
+    event: Literal["failed"] = field(default="failed", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Message:
+class Message(Timed):
     """A sentence of Snakemake's own."""
 
     level: Literal["info", "warning", "error"]
     text: str
-    _: KW_ONLY
-    event: Literal["message"] = "message"
-    time: float = field(default_factory=time.time)
+    event: Literal["message"] = field(default="message", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -135,7 +126,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class End:
+class End(Timed):
     """The run is over. `missing` jobs of the plan have not been done."""
 
     seconds: float
@@ -144,9 +135,7 @@ class End:
     failed: int
     missing: int
     next: list[Advice]
-    _: KW_ONLY
-    event: Literal["end"] = "end"
-    time: float = field(default_factory=time.time)
+    event: Literal["end"] = field(default="end", kw_only=True)
 
 
 Event = Plan | Started | Line | Warned | Progress | Finished | Failed | Message | End

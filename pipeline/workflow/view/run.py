@@ -239,6 +239,6 @@ def is_newer(newer: Far, far: Far) -> bool:
 
 def is_restored(line: str, job: str) -> bool:
     """Return True if a job says by this line that its outputs came from DVC's cache."""
-    from pipeline.workflow.state.sync_mtimes import RESTORED
+    from pipeline.workflow.settle import RESTORED
 
     return line == f"{job}: {RESTORED}"

@@ -24,10 +24,10 @@ from pipeline.workflow.overview.causes import Kind
 from pipeline.workflow.overview.states import Job, State, overview
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import read_settings, refresh_keys
+from pipeline.workflow.settle import settle
 from pipeline.workflow.state.dvc_project import open_project
 from pipeline.workflow.state.lockfile import in_force, outputs_hash, recorded_stages
 from pipeline.workflow.state.settings import need_settings
-from pipeline.workflow.state.sync_mtimes import settle
 
 FOLDER = Path(".quench/accepted")
 PLACE = ("report", "accepted")
