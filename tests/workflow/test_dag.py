@@ -4,7 +4,6 @@ The graphs are the project's own; the behaviors are shown on a toy project (`tes
 Snakefile and settings use the real `record`, `settle` and `prepare`.
 """
 
-import atexit
 import hashlib
 import os
 import random
@@ -15,19 +14,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import chdir, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
-from forked import SERVER, Forked
+from forked import SERVER
 from graph_settings import graph_text
 from make import ended, ran, until
-from toy_project import write_toy
+from toy_project import ALL, EMPTIES, Toy, git, lose
 from user_project import BIN, nothing_to_do
 
 from pipeline.config.params import Params, load_params
@@ -39,17 +37,15 @@ from pipeline.core.places import PROJECT
 from pipeline.workflow import accepted
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
-from pipeline.workflow.overview.states import overview
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL
 from pipeline.workflow.settle import reuse, settle
 from pipeline.workflow.stages import optional, stages_in, table
-from pipeline.workflow.state.dvc_project import place
 from pipeline.workflow.state.lockfile import in_force, recorded_stages
 
-ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
-EMPTIES = ["data/rejects.jsonl", "data/spare"]  # outputs of its curation
 QUENCH = BIN / "quench"
+pytestmark = pytest.mark.usefixtures("toy_tools")
+
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
 
 
@@ -254,178 +250,10 @@ def test_a_stage_depends_on_the_keys_of_its_code_and_on_no_module(
 # ---- the toy: two tools, one project
 
 
-@cache
-def _forked() -> Forked:
-    """One for this process."""
-    forked = Forked()
-    atexit.register(forked.close)
-    return forked
-
-
-class Toy:
-    """A toy project and the two tools on it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return _forked().run("snakemake", *arguments, cwd=self.root)
-
-    def build(self) -> None:
-        done = self.snakemake()
-        assert done.returncode == 0, done.stderr
-
-    def plan(self, *targets: str) -> list[str]:
-        """What `snakemake -n` would run, sorted."""
-        done = self.snakemake("-n", *targets)
-        assert done.returncode == 0, done.stderr
-        counts = dict(re.findall(r"^(\w+) +(\d+)\b", done.stdout, re.M))
-        assert counts or nothing_to_do(done.stdout + done.stderr)
-        return sorted(
-            name for name, count in counts.items() if name not in ("all", "total") for _ in range(int(count))
-        )
-
-    def repro(self) -> list[str]:
-        """`dvc repro`; gives the stages that it ran."""
-        return self._ran(lambda: self._repo(lambda repo: repo.reproduce()))
-
-    def status(self) -> dict[str, Any]:
-        return self._repo(lambda repo: repo.status())
-
-    def commit(self, stage: str) -> None:
-        self._repo(lambda repo: repo.commit(stage, force=True))
-
-    def ran(self) -> list[str]:
-        counter = self.root / "counter"
-        return [line.partition("@")[0] for line in counter.read_text().split()] if counter.exists() else []
-
-    def change(self, old: str, new: str) -> None:
-        """Change one line of params.yaml."""
-        text = (self.root / "params.yaml").read_text()
-        assert text.count(old) == 1
-        (self.root / "params.yaml").write_text(text.replace(old, new))
-
-    def bytes(self) -> dict[str, str]:
-        """Hash of every artifact's file."""
-        files = [
-            path
-            for folder in ("models", "reports", "data/final")
-            for path in (self.root / folder).rglob("*")
-            if path.is_file()
-        ]
-        return {
-            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in files
-            if path.name[0] != "."
-        }
-
-    def empties(self) -> list[str]:
-        """Those of `EMPTIES` that are there, and empty but for Snakemake's stamp."""
-        file, folder = (self.root / name for name in EMPTIES)
-        found = [
-            file.is_file() and file.stat().st_size == 0,
-            folder.is_dir() and not list(folder.glob("[!.]*")),
-        ]
-        return [name for name, is_there in zip(EMPTIES, found, strict=True) if is_there]
-
-    def object(self, path: str) -> Path:
-        """Where DVC's cache has an output."""
-        outs = [out for stage in recorded_stages(self.root).values() for out in stage["outs"]]
-        md5 = next(out["md5"] for out in outs if out["path"] == path)
-        return place(self.root / ".dvc/cache/files/md5", md5)
-
-    def agree(self) -> None:
-        """Neither tool has anything to do, and neither did anything to find that out."""
-        before = self.ran()
-        assert self.status() == {}
-        assert self.plan() == []
-        assert self.ran() == before
-
-    def _ran(self, action: Any) -> list[str]:
-        before = len(self.ran())
-        action()
-        return self.ran()[before:]
-
-    def _repo(self, action: Any) -> Any:
-        from dvc.repo import Repo
-
-        with chdir(self.root), Repo(str(self.root)) as repo:
-            return action(repo)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _python_of_this_environment() -> Iterable[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
-    patch.setenv(SERVER, _forked().socket)
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="module")
-def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy in git and DVC with its raw data tracked and a remote, nothing built. Read only."""
-    from dvc.repo import Repo
-
-    root = write_toy(tmp_path_factory.mktemp("toy") / "toy")
-    with Repo(str(root)) as repo:
-        repo.add(str(root / "data/raw"))
-        with repo.config.edit() as config:
-            config["core"] |= {"remote": "store", "analytics": False}
-            config["remote"]["store"] = {"url": str(root.parent / "store")}
-    _git(root, "add", "--all")
-    _git(root, "commit", "--quiet", "--message", "toy")
-    return root
-
-
-@pytest.fixture(scope="module")
-def built_toy(fresh_toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy built by `snakemake` on two cores, recorded, committed and pushed. Read only.
-
-    Its levels wait for each other, so it is only built where they run side by side.
-    """
-    root = tmp_path_factory.mktemp("built") / "toy"
-    shutil.copytree(fresh_toy, root)
-    (root / "together").touch()
-    done = Toy(root).snakemake("-c2")
-    assert done.returncode == 0, done.stderr
-    (root / "together").unlink()
-    _git(root, "add", "dvc.lock")
-    _git(root, "commit", "--quiet", "--message", "built")
-    Toy(root)._repo(lambda repo: repo.push())
-    return root
-
-
-@pytest.fixture
-def toy(built_toy: Path, tmp_path: Path) -> Toy:
-    """A copy of the built toy, dates kept."""
-    shutil.copytree(built_toy, tmp_path / "toy")
-    return Toy(tmp_path / "toy")
-
-
-@pytest.fixture
-def clone(built_toy: Path, tmp_path: Path) -> Toy:
-    """A clone of the built toy without any artifact."""
-    subprocess.run(["git", "clone", "--quiet", built_toy, tmp_path / "clone"], check=True)
-    return Toy(tmp_path / "clone")
-
-
 @pytest.fixture
 def whole_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages and DVC are started as users start them, for what kills and signals do to them."""
     monkeypatch.delenv(SERVER)
-
-
-def lose(path: Path) -> None:
-    """Remove a file or a folder."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _git(root: Path, *arguments: str) -> None:
-    subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True)
 
 
 def test_after_snakemake_dvc_has_nothing_to_do(toy: Toy) -> None:
@@ -482,7 +310,7 @@ def test_a_pulled_clone_has_what_is_empty(clone: Toy) -> None:
 
 @pytest.mark.slow
 def test_a_worktree_takes_what_is_empty_from_the_remote(toy: Toy, tmp_path: Path) -> None:
-    _git(toy.root, "worktree", "add", "--quiet", str(tmp_path / "beside"))
+    git(toy.root, "worktree", "add", "--quiet", str(tmp_path / "beside"))
     beside = Toy(tmp_path / "beside")
     beside._repo(lambda repo: repo.pull())
     assert beside.empties() == EMPTIES
@@ -1029,60 +857,6 @@ def test_stop_at_a_named_stage(fresh_toy: Path, tmp_path: Path) -> None:
 # ---- the overview, which starts neither tool, and gives their verdict
 
 
-def _edit(root: Path, name: str, text: str) -> None:
-    (root / name).chmod(0o644)
-    (root / name).write_text(text)
-
-
-def _damage(root: Path, name: str) -> None:
-    """Other bytes under the same date and size, as of a failing disk."""
-    file = root / name
-    state = file.stat()
-    file.chmod(0o644)
-    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
-    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
-
-
-def _without_cache(toy: Toy, name: str) -> None:
-    toy.object(name).unlink()
-    lose(toy.root / name)
-
-
-EDITS = {
-    "none": lambda toy: None,
-    "setting": lambda toy: toy.change("\n  base: auto", "\n  base: nf4"),
-    "code": lambda toy: _edit(toy.root, "train.txt", "code of train, another\n"),
-    "data": lambda toy: (toy.root / "data/raw/b.jsonl").write_text("more\n"),
-    "touched": lambda toy: os.utime(toy.root / "train.txt"),
-    "lost": lambda toy: lose(toy.root / "models/adapter"),
-    "lost, last": lambda toy: lose(toy.root / "reports/index.html"),
-    "lost, not cached, last": lambda toy: _without_cache(toy, "reports/index.html"),
-    "lost, not cached, not needed": lambda toy: _without_cache(toy, "models/demo-F16.gguf"),
-    "two lost, not cached, not needed": lambda toy: (
-        _without_cache(toy, "models/demo-F16.gguf"),
-        _without_cache(toy, "models/adapter"),
-    ),
-    "lost, not cached, needed": lambda toy: (
-        _without_cache(toy, "models/demo-F16.gguf"),
-        _without_cache(toy, "models/demo-Q4_K_M.gguf"),
-        toy.change("max_task_drop: 10.0", "max_task_drop: 8.0"),
-    ),
-    "base lost": lambda toy: lose(toy.root / "models/base"),
-    "damaged": lambda toy: _edit(toy.root, "models/demo-Q4_K_M.gguf", "damaged\n"),
-    "damaged under the same date": lambda toy: _damage(toy.root, "models/demo-F16.gguf"),
-    "no record": lambda toy: (toy.root / "dvc.lock").unlink(),
-    "level added": lambda toy: toy.change("levels: [Q4_K_M, Q5_K_M]", "levels: [Q4_K_M, Q5_K_M, Q6_K]"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("edit", EDITS)
-def test_the_overview_is_what_snakemake_would_run(toy: Toy, edit: str) -> None:
-    EDITS[edit](toy)
-    seen = overview(toy.root, load_params(toy.root / "params.yaml"))
-    assert sorted(name.partition("@")[0] for name in seen.would_run) == toy.plan()
-
-
 # ---- a change that is declared to be without effect
 
 
@@ -1143,7 +917,7 @@ def test_only_settings_and_code_can_be_accepted(toy: Toy) -> None:
     before = [file.read_bytes() for file in files]
     toy.change("\n  base: auto", "\n  base: nf4")
     (toy.root / "data/raw/b.jsonl").write_text("more\n")
-    _edit(toy.root, "models/demo-F16.gguf", "damaged\n")
+    toy.put("models/demo-F16.gguf", "damaged\n")
     for stage in ("curate", "train", "merge", "report", "quantize@F16"):
         with pytest.raises(ConfigError) as refused:
             accepted.accept(toy.root, stage, "as I say")

@@ -206,6 +206,7 @@ class _Judged:
         self._root = root
         self._entries = entries
         self._contents = now.contents
+        self._unkept = {*unkept}
         self._usage_of = usages(root)
         self._is_recorded = (root / ".dvc").is_dir()
         self._records = _records(root)
@@ -224,7 +225,6 @@ class _Judged:
             name: [other for other, before in entries.items() if other != name and _follows(entry, before)]
             for name, entry in entries.items()
         }
-        self._unkept = {*unkept}
         self._to_do = self._find_to_do(goals)
 
     def jobs(self, at_work: Collection[str]) -> tuple[Job, ...]:
@@ -303,10 +303,8 @@ class _Judged:
 
     def _has_any(self, name: str) -> bool:
         """Return True if an output is there, or would come back from DVC's cache."""
-        written = self._written(name)
         return any(
-            out not in self._lost[name] or self._contents.restorable(written.get(out, ""))
-            for out in self._entries[name].outs
+            out not in self._lost[name] or self._comes_back(name, out) for out in self._entries[name].outs
         )
 
     def _is_lost(self, name: str) -> bool:
@@ -320,8 +318,11 @@ class _Judged:
                 yield Cause(Kind.DAMAGE, path, files=tuple(files))
 
     def _restorable(self, name: str) -> bool:
-        written = self._written(name)
-        return all(self._contents.restorable(written.get(out, "")) for out in self._lost[name])
+        return all(self._comes_back(name, out) for out in self._lost[name])
+
+    def _comes_back(self, name: str, out: str) -> bool:
+        """Return True if DVC brings an output of a job back: it is in the cache, and kept there."""
+        return out not in self._unkept and self._contents.restorable(self._written(name).get(out, ""))
 
     def _written(self, name: str) -> dict[str, str]:
         return {out["path"]: out.get("md5", "") for out in self._records.get(name, {}).get("outs", [])}
