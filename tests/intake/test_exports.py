@@ -164,6 +164,15 @@ def test_a_parent_that_is_no_id_is_none(parent: Any, tmp_path: Path) -> None:
     assert [row["messages"] for path in (claude, webui) for row in read(path)[0]] == [expected, expected]
 
 
+@pytest.mark.parametrize("person", [[11], {"id": 11}])
+def test_a_person_of_zendesk_that_is_no_id_wrote_no_comment(person: Any, tmp_path: Path) -> None:
+    comments = [{"author_id": 11, "body": "Which boat?"}, {"author_id": 21, "body": "Anna."}]
+    ticket = {"requester_id": 11, "collaborator_ids": [person], "assignee_id": person, "comments": comments}
+    rows, _ = read(write(tmp_path / "tickets.jsonl", ticket))
+    roles = [(turn["role"], turn["content"]) for turn in rows[0]["messages"]]
+    assert roles == [("user", "Which boat?"), ("assistant", "Anna.")]
+
+
 def test_a_tar_of_an_export_is_read_as_well(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
         for name, data in (

@@ -121,18 +121,6 @@ def result_text(value: Any) -> str:
     return "" if value is None else lax_text(value)
 
 
-def texts(*values: Any) -> str:
-    """Return the texts among the values that are not blank, with an empty line between them."""
-    return "\n\n".join(value for value in values if isinstance(value, str) and value.strip())
-
-
-def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; none for any other value."""
-    if not isinstance(value, list):
-        return []
-    return [item for item in value if isinstance(item, dict)]
-
-
 def _object(value: Any) -> dict[str, Any] | None:
     if isinstance(value, str):
         return object_in(value or "{}")

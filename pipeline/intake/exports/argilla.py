@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.annotations import annotated_row
-from pipeline.intake.exports.answers import objects
 from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.view import objects
 
 SUBMITTED = "submitted"
 SUGGESTION = "-suggestion"  # ending in version 1

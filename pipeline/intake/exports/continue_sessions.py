@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.answers import objects
 from pipeline.intake.exports.blocks import add_answer, blocks_of, text_of
 from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.view import objects
 from pipeline.intake.wire.draft import Draft, call_of, settled
 
 

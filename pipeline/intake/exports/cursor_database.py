@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.jsonl import BadLine, lax_text, object_in, parse_lax
-from pipeline.intake.exports.answers import objects
+from pipeline.intake.exports.view import objects
 
 COMPOSERS = (
     "SELECT key, value FROM cursorDiskKV WHERE key >= 'composerData:' AND key < 'composerData;' ORDER BY key"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn
 
 HEAD_RECORDS = 20  # records by which a file is recognized
@@ -24,6 +25,14 @@ class Record(NamedTuple):
     number: int  # number from 1
     offset: int | None  # bytes from the start of the unpacked file
     value: Any | BadLine
+
+    def view(self) -> View:
+        """Return the object; an empty one for any other value. Raises the `BadLine` of one that can't be
+        read.
+        """
+        if isinstance(self.value, BadLine):
+            raise self.value
+        return View(self.value)
 
 
 class Conversation(NamedTuple):
@@ -41,9 +50,9 @@ class Head:
     layout: str  # "lines", "array", "object" or "stream"
     values: tuple[Any, ...]
 
-    def objects(self) -> list[dict[str, Any]]:
+    def objects(self) -> list[View]:
         """Return the records that are objects."""
-        return [value for value in self.values if isinstance(value, dict)]
+        return [View(value) for value in self.values if isinstance(value, dict)]
 
 
 # Counts of what was left out or decided, as name → number. They are written to reports/data.json.
@@ -117,7 +126,7 @@ class Alone:
 
 
 def each_record(
-    rows_of: Callable[[dict[str, Any], Notes], Iterable[dict[str, Any]]],
+    rows_of: Callable[[View, Notes], Iterable[dict[str, Any]]],
 ) -> Callable[[Iterable[Record], Notes], Iterator[Conversation]]:
     """Return the `read` of an export in which each record is a conversation.
 
@@ -125,15 +134,14 @@ def each_record(
     """
 
     def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-        for number, offset, value in records:
+        for record in records:
             try:
-                if isinstance(value, BadLine):
-                    raise value
-                if not isinstance(value, dict):
+                view = record.view()
+                if not isinstance(record.value, dict):
                     raise BadLine("not_object", "not a JSON object, as this export's conversations are")
-                for row in rows_of(value, notes):
-                    yield Conversation(number, offset, row)
+                for row in rows_of(view, notes):
+                    yield Conversation(record.number, record.offset, row)
             except BadLine as why:
-                yield Conversation(number, offset, why)
+                yield Conversation(record.number, record.offset, why)
 
     return read

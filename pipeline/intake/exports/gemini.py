@@ -12,9 +12,10 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.intake.exports.answers import objects, user_turn
+from pipeline.intake.exports.answers import user_turn
 from pipeline.intake.exports.export import Export, Head, Notes, each_record
 from pipeline.intake.exports.markdown import markdown_of
+from pipeline.intake.exports.view import objects
 
 NAMES = ("gemini", "bard")
 PROMPTED = re.compile(r"(?:Prompted with: |Asked (?:Gemini|Bard): |Prompted |Asked |Said )")

@@ -11,8 +11,9 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.intake.exports.answers import objects, result_text, texts, user_turn
+from pipeline.intake.exports.answers import result_text, user_turn
 from pipeline.intake.exports.export import Alone, Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.view import objects, texts
 from pipeline.intake.wire.draft import Turn, call_of, settled
 
 # Roles by a message's type, or by its class in small letters without "message".

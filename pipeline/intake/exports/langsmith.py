@@ -11,9 +11,9 @@ from itertools import chain, islice
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.answers import objects, texts
 from pipeline.intake.exports.export import HEAD_RECORDS, Conversation, Export, Head, Notes, Record
 from pipeline.intake.exports.langchain import CUT_OFF, is_message, turns_of
+from pipeline.intake.exports.view import objects, texts
 from pipeline.intake.wire.draft import Turn, settled
 from pipeline.intake.wire.requests import answered, request_row
 

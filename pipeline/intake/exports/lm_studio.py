@@ -11,8 +11,9 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.intake.exports.answers import Answer, objects, result_text, texts, user_turn
+from pipeline.intake.exports.answers import Answer, result_text, user_turn
 from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.view import objects, texts
 from pipeline.intake.wire.draft import Turn
 
 SYSTEM = "llm.prediction.systemPrompt"

@@ -11,8 +11,8 @@ from itertools import chain, islice
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.answers import objects
 from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.view import objects
 
 
 def is_head(head: Head) -> bool:

@@ -11,9 +11,10 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.intake.exports.answers import Answer, objects, result_text, texts, user_turn
+from pipeline.intake.exports.answers import Answer, result_text, user_turn
 from pipeline.intake.exports.export import Alone, Conversation, Export, Head, Notes, Record
 from pipeline.intake.exports.turn_arrays import SEVERAL
+from pipeline.intake.exports.view import objects, texts
 from pipeline.intake.wire.draft import Turn
 
 ROLES = ("system", "user", "assistant", "data")
