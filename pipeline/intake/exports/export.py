@@ -34,6 +34,13 @@ class Record(NamedTuple):
             raise self.value
         return View(self.value)
 
+    def object(self, why: str) -> View:
+        """Return the object. Raises `BadLine`, which says `why` for any other value."""
+        view = self.view()
+        if not isinstance(self.value, dict):
+            raise BadLine("not_object", why)
+        return view
+
 
 class Conversation(NamedTuple):
     """A row of an export, or the reason why its records give none."""
@@ -98,6 +105,14 @@ class Export:
     has_rows: bool = False
 
 
+def conversation_rows(turns: list[Turn], notes: Notes) -> Iterator[dict[str, Any]]:
+    """Yield the row of a conversation, or count it if it has no turn."""
+    if turns:
+        yield {"messages": turns}
+    else:
+        notes["empty_conversations"] += 1
+
+
 class Alone:
     """Messages that are records themselves: all of them are one conversation, if each can be read."""
 
@@ -136,10 +151,8 @@ def each_record(
     def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
         for record in records:
             try:
-                view = record.view()
-                if not isinstance(record.value, dict):
-                    raise BadLine("not_object", "not a JSON object, as this export's conversations are")
-                for row in rows_of(view, notes):
+                value = record.object("not a JSON object, as this export's conversations are")
+                for row in rows_of(value, notes):
                     yield Conversation(record.number, record.offset, row)
             except BadLine as why:
                 yield Conversation(record.number, record.offset, why)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Notes
+from pipeline.intake.exports.export import Notes, conversation_rows
 from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn
 
@@ -85,11 +85,7 @@ def tree_rows(
     current = tree.branch(leaf)
     others = [place for place in tree.leaves() if place != leaf]
     notes["branches_not_current"] += len(others)
-    turns = reader.turns(tree.of(current), notes)
-    if turns:
-        yield {"messages": turns}
-    else:
-        notes["empty_conversations"] += 1
+    yield from conversation_rows(reader.turns(tree.of(current), notes), notes)
     rated = {place: up for place, up in thumbs.items() if place in tree.messages}
     if rated:
         yield from _preferences(tree, rated, reader, notes)
