@@ -5,13 +5,13 @@ question the responses of people, each submitted, discarded or a draft, and a mo
 was submitted is an answer. The names of fields and questions are the user's own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.annotations import annotated_row
 from pipeline.intake.exports.export import Export, Head, Notes, each_record
-from pipeline.intake.exports.view import objects
+from pipeline.intake.exports.view import View, objects
 
 SUBMITTED = "submitted"
 SUGGESTION = "-suggestion"  # ending in version 1
@@ -26,11 +26,11 @@ def is_head(head: Head) -> bool:
     return any(_is_nested(value) or _flat(value) or _questions(value) for value in head.objects())
 
 
-def _is_nested(value: Mapping[str, Any]) -> bool:
-    return isinstance(value.get("fields"), dict) and {"responses", "suggestions"} <= value.keys()
+def _is_nested(value: View) -> bool:
+    return value.has("fields", dict) and {"responses", "suggestions"} <= value.keys()
 
 
-def _flat(value: Mapping[str, Any]) -> list[str]:
+def _flat(value: View) -> list[str]:
     """Return the questions of a flat record of version 2."""
     keys = [key for key in value if key.endswith(RESPONSES)]
     return [
@@ -38,7 +38,7 @@ def _flat(value: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _questions(value: Mapping[str, Any]) -> list[str]:
+def _questions(value: View) -> list[str]:
     """Return the questions of a record of version 1."""
     return [key for key, stated in value.items() if _is_responses(stated) or f"{key}{SUGGESTION}" in value]
 
@@ -54,7 +54,7 @@ def _is_responses(stated: Any) -> bool:
     )
 
 
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a record with a submitted response.
 
     Raises `BadLine` for an object that is no record.
@@ -62,7 +62,7 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     if _is_nested(value):
         fields = value["fields"]
         responses = _nested_responses(value)
-        suggestions = len(value["suggestions"]) if isinstance(value["suggestions"], dict | list) else 0
+        suggestions = len(value["suggestions"]) if value.has("suggestions", dict | list) else 0
     elif _flat(value):
         names = _flat(value)
         responses = {name: _flat_responses(value, name) for name in names}
@@ -101,7 +101,7 @@ def _stated(stated: Any) -> list[tuple[Any, Any]]:
     return [(response.get("value"), response.get("status")) for response in objects(stated)]
 
 
-def _flat_responses(value: Mapping[str, Any], name: str) -> list[tuple[Any, Any]]:
+def _flat_responses(value: View, name: str) -> list[tuple[Any, Any]]:
     given = value[name + RESPONSES] or []
     statuses = value.get(f"{name}{RESPONSES}.status") or []
     if not isinstance(given, list) or not isinstance(statuses, list) or len(given) != len(statuses):
@@ -109,22 +109,20 @@ def _flat_responses(value: Mapping[str, Any], name: str) -> list[tuple[Any, Any]
     return list(zip(given, statuses, strict=True))
 
 
-def _nested_responses(value: Mapping[str, Any]) -> Responses:
+def _nested_responses(value: View) -> Responses:
     """Return the responses of a record with `fields`: by question (version 2), or a list of people's, each
     with values by question (version 1).
     """
-    stated = value["responses"]
     responses: Responses = {}
-    if isinstance(stated, dict):
+    if value.has("responses", dict):
         # Records of version 2 leave out the status of a response, and are completed when enough are
         # submitted.
         default = SUBMITTED if value.get("status") == "completed" else None
-        for name, given in stated.items():
+        for name, given in value["responses"].items():
             responses[name] = [(item.get("value"), item.get("status", default)) for item in objects(given)]
         return responses
-    for person in objects(stated):
-        answers = person.get("values")
-        for name, item in answers.items() if isinstance(answers, dict) else ():
+    for person in value.objects("responses"):
+        for name, item in person.object("values").items():
             answer = item.get("value") if isinstance(item, dict) else item
             responses.setdefault(name, []).append((answer, person.get("status")))
     return responses

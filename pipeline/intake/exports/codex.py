@@ -103,8 +103,7 @@ def _add(thread: Thread, kind: str, payload: View, notes: Notes) -> None:
     """Add the content of a line to the thread. Raises `BadLine` for a result that is nested too deep."""
     draft = thread.draft
     if kind == "session_meta":
-        stated = payload.get("base_instructions") or payload.get("instructions")
-        words = text_in(stated)
+        words = text_in(payload.get("base_instructions") or payload.get("instructions"))
         thread.instructions = thread.instructions if words is None else words
     elif kind == "response_item":
         if not _is_abort(payload):  # The event repeats it.
