@@ -11,13 +11,11 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.annotations import annotated_row
 from pipeline.intake.exports.export import Export, Head, Notes, each_record
-from pipeline.intake.exports.view import View, objects
+from pipeline.intake.exports.view import View
 
 SUBMITTED = "submitted"
 SUGGESTION = "-suggestion"  # ending in version 1
 RESPONSES = ".responses"  # ending in version 2
-# Keys of a record that are neither fields nor questions.
-OF_RECORD = ("_server_id", "external_id", "id", "inserted_at", "metadata", "status", "updated_at", "vectors")
 Responses = dict[str, list[tuple[Any, Any]]]  # values and status of each question's responses
 
 
@@ -47,11 +45,12 @@ def _is_responses(stated: Any) -> bool:
     keys = {"user_id", "value", "status"}
     if isinstance(stated, dict):  # by columns, as `datasets` stores them
         return keys == stated.keys() and all(isinstance(cells, list) for cells in stated.values())
-    return (
-        isinstance(stated, list)
-        and bool(stated)
-        and all(isinstance(response, dict) and keys <= response.keys() for response in stated)
-    )
+    responses = stated if isinstance(stated, list) else []
+    return bool(responses) and all(keys <= View(response).keys() for response in responses)
+
+
+# Keys of a record that are neither fields nor questions.
+OF_RECORD = ("_server_id", "external_id", "id", "inserted_at", "metadata", "status", "updated_at", "vectors")
 
 
 def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
@@ -72,7 +71,7 @@ def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
         suggestions = sum(value.get(f"{name}.suggestion") is not None for name in names)
     elif _questions(value):
         names = _questions(value)
-        responses = {name: _stated(value[name]) for name in names}
+        responses = {name: _stated(value, name) for name in names}
         others = (*names, *OF_RECORD)
         fields = {key: item for key, item in value.items() if key not in others and SUGGESTION not in key}
         suggestions = sum(value.get(name + SUGGESTION) is not None for name in names)
@@ -94,11 +93,12 @@ def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
         notes["records_without_response"] += 1
 
 
-def _stated(stated: Any) -> list[tuple[Any, Any]]:
+def _stated(value: View, name: str) -> list[tuple[Any, Any]]:
     """Return the responses to a question of version 1."""
-    if _is_responses(stated) and isinstance(stated, dict):
-        return list(zip(stated["value"], stated["status"], strict=False))
-    return [(response.get("value"), response.get("status")) for response in objects(stated)]
+    columns = value.object(name)
+    if _is_responses(columns):
+        return list(zip(columns["value"], columns["status"], strict=False))
+    return [(response.get("value"), response.get("status")) for response in value.objects(name)]
 
 
 def _flat_responses(value: View, name: str) -> list[tuple[Any, Any]]:
@@ -118,8 +118,10 @@ def _nested_responses(value: View) -> Responses:
         # Records of version 2 leave out the status of a response, and are completed when enough are
         # submitted.
         default = SUBMITTED if value.get("status") == "completed" else None
-        for name, given in value["responses"].items():
-            responses[name] = [(item.get("value"), item.get("status", default)) for item in objects(given)]
+        by_question = value.object("responses")
+        for name in by_question:
+            given = by_question.objects(name)
+            responses[name] = [(item.get("value"), item.get("status", default)) for item in given]
         return responses
     for person in value.objects("responses"):
         for name, item in person.object("values").items():

@@ -24,7 +24,7 @@ def rows_of(session: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a session. Raises `BadLine` for an item without a message."""
     if not session.has("history", list):
         raise BadLine("bad_shape", "a session of Continue has a list history")
-    history = [View(item) for item in session["history"]]
+    history = session.elements("history")
     for number, item in enumerate(history, start=1):
         if not item.has("message", dict):
             raise BadLine("bad_shape", f"history {number} has no message: Continue 0.9 and later write one")

@@ -31,7 +31,7 @@ def rows_of(composer: View, notes: Notes) -> Iterator[dict[str, Any]]:
         raise BadLine("bad_shape", "it names its bubbles and does not hold them: give the entire state.vscdb")
     if not composer.has("conversation", list):
         raise BadLine("bad_shape", "a conversation of Cursor has a list conversation")
-    bubbles = [View(bubble) for bubble in composer["conversation"]]
+    bubbles = composer.elements("conversation")
     draft = Draft()
     for number, bubble in enumerate(bubbles, start=1):
         if bubble.get("type") not in (USER, ASSISTANT):

@@ -54,7 +54,7 @@ def _messages(value: View) -> list[View] | None:
     """Return the messages of a record: its own, or those of LangGraph's state."""
     for state in (value, value.object("values")):
         if state.has("messages", list):
-            return [View(message) for message in state["messages"]]
+            return state.elements("messages")
     return None
 
 

@@ -31,7 +31,7 @@ def _is_run(value: View) -> bool:
 
 def _runs(value: View) -> list[View]:
     """Return the runs in the list of a record, or the record, which is a run itself."""
-    return [View(run) for run in value["runs"]] if value.has("runs", list) else [value]
+    return value.elements("runs") if value.has("runs", list) else [value]
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
@@ -54,21 +54,19 @@ def _rows(record: Record, *, of_models: bool, notes: Notes) -> Iterator[dict[str
         return
     for run in _runs(record.view()):
         try:
-            row = _row(run, of_models=of_models, notes=notes)
+            yield from _row(run, of_models=of_models, notes=notes)
         except BadLine as why:
             yield why
-        else:
-            yield from () if row is None else (row,)
 
 
-def _row(run: View, *, of_models: bool, notes: Notes) -> dict[str, Any] | None:
-    """Return the row of a run, None for one that is left out."""
+def _row(run: View, *, of_models: bool, notes: Notes) -> Iterator[dict[str, Any]]:
+    """Yield the row of a run, unless it is left out. Raises `BadLine` for a run that failed."""
     if not _is_run(run):
         raise BadLine("bad_shape", "a run of LangSmith has run_type and inputs")
     is_read = run["run_type"] == LLM if of_models else not run.get("parent_run_id")
     if not is_read:
         notes[f"runs_{run['run_type']}"] += 1
-        return None
+        return
     if run.get("error") or run.get("status") == "error" or not run.has("outputs", dict):
         raise BadLine("no_assistant", "the run failed, or has no outputs")
     if not run.has("inputs", dict):
@@ -79,7 +77,7 @@ def _row(run: View, *, of_models: bool, notes: Notes) -> dict[str, Any] | None:
     if replied[: len(asked_turns)] == asked_turns:  # The state of a graph, which contains the question too.
         replied = replied[len(asked_turns) :]
     tools = run.object("extra").object("invocation_params").array("tools")
-    return row | {"messages": settled([*asked_turns, *replied], notes)} | ({"tools": tools} if tools else {})
+    yield row | {"messages": settled([*asked_turns, *replied], notes)} | ({"tools": tools} if tools else {})
 
 
 def _turns(listed: list[Any], where: str, notes: Notes) -> list[Turn]:

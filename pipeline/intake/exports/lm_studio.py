@@ -31,7 +31,7 @@ def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     if not value.has("messages", list):
         raise BadLine("bad_shape", "a chat of LM Studio has a list messages, and this has none")
     turns = _system(value)
-    dialogue = [turn for message in value["messages"] for turn in _turns(View(message), notes)]
+    dialogue = [turn for message in value.elements("messages") for turn in _turns(message, notes)]
     if dialogue:
         yield {"messages": [*turns, *dialogue]}
     else:

@@ -25,7 +25,7 @@ def _is_article(value: View) -> bool:
 
 
 def _articles(value: View) -> list[View]:
-    return [View(article) for article in value["data"]] if value.has("data", list) else [value]
+    return value.elements("data") if value.has("data", list) else [value]
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
@@ -53,9 +53,9 @@ def _rows(article: View) -> Iterator[dict[str, Any] | BadLine]:
     if not article.has("paragraphs", list):
         yield BadLine("bad_shape", "an article of SQuAD has a list paragraphs")
         return
-    for paragraph in map(View, article["paragraphs"]):
+    for paragraph in article.elements("paragraphs"):
         if paragraph.has("context", str) and paragraph.has("qas", list):
-            yield from (_row(paragraph["context"], View(question)) for question in paragraph["qas"])
+            yield from (_row(paragraph["context"], question) for question in paragraph.elements("qas"))
         else:
             yield BadLine("bad_shape", "a paragraph of SQuAD has a context and a list qas")
 
@@ -66,7 +66,7 @@ def _row(context: str, question: View) -> dict[str, Any] | BadLine:
         return BadLine("bad_shape", "an entry of qas has no question")
     answers: list[str] = []
     if question.get("is_impossible") is not True:
-        references = [View(reference) for reference in question.array("answers")]
+        references = question.elements("answers")
         if not question.has("answers", list) or not all(entry.has("text", str) for entry in references):
             return BadLine("bad_shape", "an entry of qas has no list of answers with text")
         answers = [reference["text"].strip() for reference in references]

@@ -37,7 +37,7 @@ def is_head(head: Head) -> bool:
 
 def _completions(value: View) -> list[View]:
     """Return the completions of a record; none for any other record."""
-    completions = [View(completion) for completion in value.array("completions")]
+    completions = value.elements("completions")
     are_scored = any(
         "response" in completion and (OVERALL in completion or FINE in completion)
         for completion in completions

@@ -56,6 +56,10 @@ class View(dict[str, Any]):
         value = self.get(key)
         return value if isinstance(value, list) else []
 
+    def elements(self, key: str) -> list["View"]:
+        """Return the elements of a list, each of which is empty if it is not an object."""
+        return [View(element) for element in self.array(key)]
+
     def objects(self, key: str) -> list["View"]:
         """Return the objects in a list; none for any other value."""
         return objects(self.get(key))

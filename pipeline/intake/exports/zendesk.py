@@ -33,7 +33,7 @@ def rows_of(ticket: View, notes: Notes) -> Iterator[dict[str, Any]]:
     for key in ("collaborator_ids", "email_cc_ids", "follower_ids"):
         asking += ticket.array(key)
     messages = []
-    for number, comment in enumerate(map(View, ticket["comments"]), start=1):
+    for number, comment in enumerate(ticket.elements("comments"), start=1):
         if not comment.has("author_id", int | str):
             raise BadLine("bad_shape", f"comments {number} has no author_id")
         if comment.get("public") is False:
