@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.annotations import annotated_row
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.view import View
 
 SUBMITTED = "submitted"
@@ -19,9 +19,9 @@ RESPONSES = ".responses"  # ending in version 2
 Responses = dict[str, list[tuple[Any, Any]]]  # values and status of each question's responses
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record has responses with a status, and suggestions or who gave the responses."""
-    return any(_is_nested(value) or _flat(value) or _questions(value) for value in head.objects())
+def _is_record(value: View) -> bool:
+    """Return True for responses with a status, and suggestions or who gave the responses."""
+    return _is_nested(value) or bool(_flat(value) or _questions(value))
 
 
 def _is_nested(value: View) -> bool:
@@ -130,4 +130,4 @@ def _nested_responses(value: View) -> Responses:
     return responses
 
 
-EXPORT = Export("argilla", is_head, each_record(rows_of), has_rows=True)
+EXPORT = Export("argilla", any_record(_is_record), each_record(rows_of), has_rows=True)

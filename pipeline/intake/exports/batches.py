@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.export import Conversation, Export, Notes, Record, any_record
 from pipeline.intake.exports.view import View
 from pipeline.intake.wire.requests import exchange
 from pipeline.intake.wire.shapes import need_flat
@@ -27,10 +27,9 @@ class Half(NamedTuple):
     value: View
 
 
-def is_head(head: Head) -> bool:
-    """Return True for lines with a `custom_id` and a request or an answer."""
-    halves = (*REQUESTS, "response", "result", "error")
-    return any("custom_id" in value and not value.keys().isdisjoint(halves) for value in head.objects())
+def _is_line(value: View) -> bool:
+    """Return True for a `custom_id` and a request or an answer."""
+    return "custom_id" in value and not value.keys().isdisjoint((*REQUESTS, "response", "result", "error"))
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
@@ -92,4 +91,4 @@ def _row(request: View, answer: View) -> dict[str, Any]:
     return exchange(asked, stated)
 
 
-EXPORT = Export("batch", is_head, read)
+EXPORT = Export("batch", any_record(_is_line), read)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine, object_in, parse_lax
 from pipeline.core.text import quoted
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Records, each_record
+from pipeline.intake.exports.export import Conversation, Export, Notes, Records, any_record, each_record
 from pipeline.intake.exports.trees import Reader, Tree, parents_of, tree_rows
 from pipeline.intake.exports.view import View, objects, text_in, texts
 from pipeline.intake.wire.draft import Turn
@@ -27,12 +27,9 @@ PRIVATE = re.compile("[\ue200-\ue2ff]")
 TEXTS = ("text", "multimodal_text", "code")  # types of content
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record has a mapping of nodes, and the current one or the time of its beginning."""
-    return any(
-        value.has("mapping", dict) and not value.keys().isdisjoint(("current_node", "create_time"))
-        for value in head.objects()
-    )
+def _is_conversation(value: View) -> bool:
+    """Return True for a mapping of nodes, and the current one or the time of its beginning."""
+    return value.has("mapping", dict) and not value.keys().isdisjoint(("current_node", "create_time"))
 
 
 def read(records: Records, notes: Notes) -> Iterator[Conversation]:
@@ -274,4 +271,4 @@ def _arguments(words: str, kind: Any) -> dict[str, Any]:
     return {"code" if kind == "code" else "input": words}
 
 
-EXPORT = Export("chatgpt", is_head, read, large_keys=(b'"mapping"', b'"create_time"'))
+EXPORT = Export("chatgpt", any_record(_is_conversation), read, large_keys=(b'"mapping"', b'"create_time"'))

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.intake.exports.answers import Answer, result_text, user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.trees import Tree, by_message, parents_of, tree_rows
 from pipeline.intake.exports.view import View, texts
 from pipeline.intake.wire.draft import Turn
@@ -22,14 +22,13 @@ from pipeline.intake.wire.draft import Turn
 UNSUPPORTED = re.compile(r"(?:```\n)?This block is not supported on your current device yet\.\n?(?:```)?\n*")
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record has a list of chat messages."""
-    return any(value.has("chat_messages", list) for value in head.objects())
+def _is_conversation(value: View) -> bool:
+    return value.has("chat_messages", list)
 
 
 def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a conversation."""
-    if not value.has("chat_messages", list):
+    if not _is_conversation(value):
         raise BadLine("bad_shape", "a conversation of Claude.ai has a list chat_messages, and this has none")
     listed = value.objects("chat_messages")
     messages = {message.label("uuid", default=number): message for number, message in enumerate(listed)}
@@ -99,4 +98,9 @@ def _add(answer: Answer, block: View, place: str) -> None:
         answer.notes["blocks_not_read"] += 1
 
 
-EXPORT = Export("claude_ai", is_head, each_record(rows_of), large_keys=(b'"uuid"', b'"chat_messages"'))
+EXPORT = Export(
+    "claude_ai",
+    any_record(_is_conversation),
+    each_record(rows_of),
+    large_keys=(b'"uuid"', b'"chat_messages"'),
+)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.blocks import add_answer, add_results, text_of
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.export import Conversation, Export, Notes, Record, any_record
 from pipeline.intake.exports.view import View, objects
 from pipeline.intake.wire.draft import Draft, settled
 
@@ -105,14 +105,13 @@ class Session:
         return any(earlier.is_message and not earlier.is_side for earlier in self.events)
 
 
-def is_head(head: Head) -> bool:
-    """Return True for events with a session, and for the titles and snapshots with which a file may begin."""
-    return any(
+def _is_event(value: View) -> bool:
+    """Return True for an event with a session, and for a title or snapshot with which a file may begin."""
+    return (
         {"sessionId", "type", "uuid"} <= value.keys()
         or (value.get("type") == "summary" and "leafUuid" in value)
         or (value.get("type") == "file-history-snapshot" and "snapshot" in value)
         or (value.get("type") == "queue-operation" and "operation" in value)
-        for value in head.objects()
     )
 
 
@@ -291,4 +290,4 @@ def _without_reminders(text: str, notes: Notes) -> str:
     return text
 
 
-EXPORT = Export("claude_code", is_head, read)
+EXPORT = Export("claude_code", any_record(_is_event), read)

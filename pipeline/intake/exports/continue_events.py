@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Draft
 
 ROLE = re.compile(r"^<(system|user|assistant|tool|thinking)>\n", re.MULTILINE)
 
 
-def is_head(head: Head) -> bool:
-    """Return True for events with the version of their schema."""
-    return any({"eventName", "schema"} <= value.keys() for value in head.objects())
+def _is_event(value: View) -> bool:
+    """Return True for an event with the version of its schema."""
+    return {"eventName", "schema"} <= value.keys()
 
 
 # Types of events that are counted by their name.
@@ -69,4 +69,4 @@ def _turns(prompt: str) -> list[dict[str, Any]]:
     return draft.turns
 
 
-EXPORT = Export("continue_events", is_head, each_record(rows_of), has_rows=True)
+EXPORT = Export("continue_events", any_record(_is_event), each_record(rows_of), has_rows=True)

@@ -10,14 +10,13 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.blocks import add_answer, blocks_of, text_of
-from pipeline.intake.exports.export import Export, Head, Notes, conversation_rows, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, conversation_rows, each_record
 from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Draft, call_of, settled
 
 
-def is_head(head: Head) -> bool:
-    """Return True for a session."""
-    return any(value.has("history", list) and "sessionId" in value for value in head.objects())
+def _is_session(value: View) -> bool:
+    return value.has("history", list) and "sessionId" in value
 
 
 def rows_of(session: View, notes: Notes) -> Iterator[dict[str, Any]]:
@@ -79,4 +78,6 @@ def _add_outputs(draft: Draft, item: View, answered: set[str | None], notes: Not
             draft.result(identity, text_of(outputs, notes))
 
 
-EXPORT = Export("continue", is_head, each_record(rows_of), large_keys=(b'"sessionId"', b'"history"'))
+EXPORT = Export(
+    "continue", any_record(_is_session), each_record(rows_of), large_keys=(b'"sessionId"', b'"history"')
+)

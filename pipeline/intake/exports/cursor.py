@@ -10,19 +10,17 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.cursor_database import MISSING
-from pipeline.intake.exports.export import Export, Head, Notes, conversation_rows, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, conversation_rows, each_record
 from pipeline.intake.exports.view import View, text_in
 from pipeline.intake.wire.draft import Draft, call_of, settled
 
 USER, ASSISTANT = 1, 2
 
 
-def is_head(head: Head) -> bool:
-    """Return True for conversations with their bubbles, or with the names of these."""
-    return any(
-        "composerId" in value and not value.keys().isdisjoint(("conversation", "fullConversationHeadersOnly"))
-        for value in head.objects()
-    )
+def _is_composer(value: View) -> bool:
+    """Return True for a conversation with its bubbles, or with the names of these."""
+    bubbles = ("conversation", "fullConversationHeadersOnly")
+    return "composerId" in value and not value.keys().isdisjoint(bubbles)
 
 
 def rows_of(composer: View, notes: Notes) -> Iterator[dict[str, Any]]:
@@ -77,4 +75,4 @@ def _add_call(draft: Draft, bubble: View, name: str, *, is_last: bool, notes: No
         draft.result(identity, result)
 
 
-EXPORT = Export("cursor", is_head, each_record(rows_of))
+EXPORT = Export("cursor", any_record(_is_composer), each_record(rows_of))

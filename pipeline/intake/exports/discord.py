@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Records
+from pipeline.intake.exports.export import Conversation, Export, Notes, Records, any_record
 from pipeline.intake.exports.people import (
     Message,
     conversation_of,
@@ -22,11 +22,6 @@ from pipeline.intake.exports.people import (
     seconds,
 )
 from pipeline.intake.exports.view import View, texts
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a channel with its messages."""
-    return any(_is_channel(value) for value in head.objects())
 
 
 def _is_channel(value: View) -> bool:
@@ -100,4 +95,4 @@ def _message(number: int, value: View, notes: Notes) -> Message | None:
     )
 
 
-EXPORT = Export("discord", is_head, read, large_keys=(b'"guild"', b'"channel"'))
+EXPORT = Export("discord", any_record(_is_channel), read, large_keys=(b'"guild"', b'"channel"'))

@@ -140,6 +140,15 @@ class Alone:
             yield Conversation(*self.begin, {"messages": kept})
 
 
+def any_record(is_record: Callable[[View], Any]) -> Callable[[Head], bool]:
+    """Return the `is_head` of an export that one of its records is enough to recognize."""
+
+    def is_head(head: Head) -> bool:
+        return any(map(is_record, head.objects()))
+
+    return is_head
+
+
 def each_record(
     rows_of: Callable[[View, Notes], Iterable[dict[str, Any]]],
 ) -> Callable[[Iterable[Record], Notes], Iterator[Conversation]]:

@@ -13,17 +13,12 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.intake.exports.answers import user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.markdown import markdown_of
 from pipeline.intake.exports.view import View, texts
 
 PROMPTED = re.compile(r"(?:Prompted with: |Asked (?:Gemini|Bard): |Prompted |Asked |Said )")
 ATTACHED = re.compile(r"\s*Attached (\d+) files?\.?\s*$")
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is an activity in Gemini."""
-    return any(_is_activity(value) for value in head.objects())
 
 
 def _is_activity(value: View) -> bool:
@@ -79,4 +74,4 @@ def _attached(value: View) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-EXPORT = Export("gemini", is_head, each_record(rows_of))
+EXPORT = Export("gemini", any_record(_is_activity), each_record(rows_of))

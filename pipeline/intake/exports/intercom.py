@@ -10,15 +10,10 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.markdown import markdown_of
 from pipeline.intake.exports.people import Message, row_of, spoken
 from pipeline.intake.exports.view import View, texts
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a conversation with parts."""
-    return any(map(_is_conversation, head.objects()))
 
 
 def _is_conversation(value: View) -> bool:
@@ -80,4 +75,4 @@ def _messages(part: View, where: str, number: int, notes: Notes) -> list[Message
     return [Message(str(number), number, f"{kind} {name}", kind in STAFF, words)]
 
 
-EXPORT = Export("intercom", is_head, each_record(rows_of))
+EXPORT = Export("intercom", any_record(_is_conversation), each_record(rows_of))

@@ -14,13 +14,13 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import listed
 from pipeline.intake.exports.annotations import annotated_row, is_question
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.view import View
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is a task with annotations, or an annotation of JSON-MIN."""
-    return any(_is_task(value) or _is_min(value) for value in head.objects())
+def _is_record(value: View) -> bool:
+    """Return True for a task with annotations, and for an annotation of JSON-MIN."""
+    return _is_task(value) or _is_min(value)
 
 
 def _is_task(value: View) -> bool:
@@ -127,4 +127,4 @@ def _sides(texts: list[str], compared: str) -> tuple[str, str] | None:
     return pairs[0] if len(pairs) == 1 else None
 
 
-EXPORT = Export("label_studio", is_head, each_record(rows_of), has_rows=True)
+EXPORT = Export("label_studio", any_record(_is_record), each_record(rows_of), has_rows=True)

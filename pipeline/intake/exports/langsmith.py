@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import HEAD_RECORDS, Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.export import HEAD_RECORDS, Conversation, Export, Notes, Record, any_record
 from pipeline.intake.exports.langchain import CUT_OFF, is_message, turns_of
 from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn, settled
@@ -20,9 +20,8 @@ from pipeline.intake.wire.requests import answered, request_row
 LLM = "llm"  # type of a model's run
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is a run, or contains a list of runs."""
-    return any(_is_run(run) for value in head.objects() for run in _runs(value))
+def _has_runs(value: View) -> bool:
+    return any(map(_is_run, _runs(value)))
 
 
 def _is_run(value: View) -> bool:
@@ -151,4 +150,4 @@ def _generated(generations: list[Any], notes: Notes) -> list[Turn]:
     return [{"role": "assistant", "content": answer.texts("text")}]
 
 
-EXPORT = Export("langsmith", is_head, read)
+EXPORT = Export("langsmith", any_record(_has_runs), read)

@@ -10,15 +10,10 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.answers import Answer, result_text, user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.trees import Tree, by_message, thumbs_of, tree_rows
 from pipeline.intake.exports.view import View, text_in, texts
 from pipeline.intake.wire.draft import Turn
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a conversation of LibreChat."""
-    return any(_is_conversation(value) for value in head.objects())
 
 
 def _is_conversation(value: View) -> bool:
@@ -115,4 +110,9 @@ def _add(answer: Answer, part: View, place: str) -> None:
         answer.notes["blocks_not_read"] += 1
 
 
-EXPORT = Export("librechat", is_head, each_record(rows_of), large_keys=(b'"conversationId"', b'"exportAt"'))
+EXPORT = Export(
+    "librechat",
+    any_record(_is_conversation),
+    each_record(rows_of),
+    large_keys=(b'"conversationId"', b'"exportAt"'),
+)

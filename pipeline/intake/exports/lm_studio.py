@@ -12,18 +12,15 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.intake.exports.answers import Answer, result_text, user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.view import View, texts
 from pipeline.intake.wire.draft import Turn
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is a chat with messages in versions."""
-    return any(
-        any("versions" in message for message in value.objects("messages"))
-        or (value.keys() >= {"messages", "pinned", "perChatPredictionConfig"})
-        for value in head.objects()
-    )
+def _is_chat(value: View) -> bool:
+    """Return True for a chat with messages in versions."""
+    has_versions = any("versions" in message for message in value.objects("messages"))
+    return has_versions or value.keys() >= {"messages", "pinned", "perChatPredictionConfig"}
 
 
 def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
@@ -101,4 +98,6 @@ def _add_step(answer: Answer, step: View) -> None:
         answer.say(words)
 
 
-EXPORT = Export("lm_studio", is_head, each_record(rows_of), large_keys=(b'"name"', b'"createdAt"'))
+EXPORT = Export(
+    "lm_studio", any_record(_is_chat), each_record(rows_of), large_keys=(b'"name"', b'"createdAt"')
+)

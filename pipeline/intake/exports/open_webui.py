@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine, parse_lax
 from pipeline.core.text import quoted
 from pipeline.intake.exports.answers import Answer, result_text, user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.trees import Tree, by_message, parents_of, thumbs_of, tree_rows
 from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn
@@ -22,11 +22,6 @@ DETAILS = re.compile(r"<details\s([^>]*)>(.*?)</details>\n?", re.DOTALL)
 ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 SUMMARY = re.compile(r"\s*<summary>.*?</summary>\s*", re.DOTALL)
 QUOTE = re.compile(r"^> ?", re.MULTILINE)
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a chat with a history of messages by id."""
-    return any(_has_history(value) for value in head.objects())
 
 
 def _has_history(value: View) -> bool:
@@ -119,5 +114,9 @@ def _decoded(attribute: str) -> Any:
 
 
 EXPORT = Export(
-    "open_webui", is_head, each_record(rows_of), large_keys=(b'"history"', b'"chat"'), has_rows=True
+    "open_webui",
+    any_record(_has_history),
+    each_record(rows_of),
+    large_keys=(b'"history"', b'"chat"'),
+    has_rows=True,
 )

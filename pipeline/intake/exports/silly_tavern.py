@@ -8,14 +8,9 @@ and `swipes`, other versions of an answer of which `mes` is the chosen one. The 
 from collections.abc import Iterator
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Alone, Conversation, Export, Head, Notes, Record, Records
+from pipeline.intake.exports.export import Alone, Conversation, Export, Notes, Record, Records, any_record
 from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Draft
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a message."""
-    return any(map(_is_message, head.objects()))
 
 
 def _is_message(value: View) -> bool:
@@ -80,4 +75,4 @@ def _add(draft: Draft, message: View, notes: Notes) -> None:
         draft.answer(words, extra.text("reasoning"))
 
 
-EXPORT = Export("silly_tavern", is_head, read)
+EXPORT = Export("silly_tavern", any_record(_is_message), read)

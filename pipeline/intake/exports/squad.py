@@ -11,13 +11,12 @@ from itertools import chain, islice
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.export import Conversation, Export, Notes, Record, any_record
 from pipeline.intake.exports.view import View
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record has articles with paragraphs, or is such an article."""
-    return any(_is_article(article) for value in head.objects() for article in _articles(value))
+def _has_articles(value: View) -> bool:
+    return any(map(_is_article, _articles(value)))
 
 
 def _is_article(value: View) -> bool:
@@ -76,4 +75,4 @@ def _row(context: str, question: View) -> dict[str, Any] | BadLine:
     }
 
 
-EXPORT = Export("squad", is_head, read, large_keys=(b'"data"', b'"paragraphs"'))
+EXPORT = Export("squad", any_record(_has_articles), read, large_keys=(b'"data"', b'"paragraphs"'))

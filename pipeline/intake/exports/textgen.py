@@ -9,16 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Export, Head, Notes, conversation_rows, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, conversation_rows, each_record
 from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn
 
 KEYS = (("internal", "visible"), ("data", "data_visible"))
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a history."""
-    return any(map(is_history, head.objects()))
 
 
 def is_history(value: View) -> bool:
@@ -51,4 +46,4 @@ def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     yield from conversation_rows(turns, notes)
 
 
-EXPORT = Export("textgen", is_head, each_record(rows_of))
+EXPORT = Export("textgen", any_record(is_history), each_record(rows_of))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.view import View
 
 OVERALL = "overall_score"
@@ -28,11 +28,6 @@ class Scored(NamedTuple):
     def score(self) -> float:
         """Return the score by which completions are sorted."""
         return self.fine if math.isnan(self.overall) else self.overall
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record has an instruction and scored completions."""
-    return any(_completions(value) for value in head.objects())
 
 
 def _completions(value: View) -> list[View]:
@@ -83,4 +78,4 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-EXPORT = Export("ultrafeedback", is_head, each_record(rows_of))
+EXPORT = Export("ultrafeedback", any_record(_completions), each_record(rows_of))

@@ -10,15 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.markdown import markdown_of
 from pipeline.intake.exports.people import Message, row_of, spoken
 from pipeline.intake.exports.view import View
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a ticket with comments."""
-    return any(_is_ticket(value) for value in head.objects())
 
 
 def _is_ticket(value: View) -> bool:
@@ -59,4 +54,4 @@ def _words(comment: View) -> str:
     return words.strip()
 
 
-EXPORT = Export("zendesk", is_head, each_record(rows_of))
+EXPORT = Export("zendesk", any_record(_is_ticket), each_record(rows_of))
