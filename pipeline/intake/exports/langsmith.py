@@ -100,6 +100,8 @@ def _plain(message: View, where: str) -> Turn:
         words = "\n".join(part["text"] for part in parts)
     else:
         raise BadLine("content_not_text", f"{where}: the content is not text")
+    if "reasoning_content" in message and not message.has("reasoning_content", str):
+        raise BadLine("content_not_text", f"{where}: the reasoning is not text")
     return {**message, "content": words}
 
 
@@ -113,7 +115,8 @@ def _prompt_row(inputs: View, notes: Notes) -> dict[str, Any]:
     words = inputs.texts("input", "question", "query")  # keys of a chain that is asked in words
     if words:
         return {"messages": [{"role": "user", "content": words}]}
-    return request_row(inputs)
+    row = request_row(inputs)
+    return row | {"messages": _turns(row["messages"], "inputs", notes)}
 
 
 def _without_batch(listed: list[Any]) -> list[Any]:
@@ -131,7 +134,7 @@ def _answered(outputs: View, notes: Notes) -> list[Turn]:
         return [{"role": "assistant", "content": reply}]
     if is_message(View(reply)):
         return turns_of(View(reply), "outputs", notes)
-    return answered(reply if isinstance(reply, dict) else outputs)
+    return _turns(answered(reply if isinstance(reply, dict) else outputs), "outputs", notes)
 
 
 def _generated(generations: list[Any], notes: Notes) -> list[Turn]:
