@@ -61,7 +61,7 @@ def _rows(value: View, thumbs: Mapping[str, bool], notes: Notes) -> Iterator[dic
     if not nodes:
         notes["empty_conversations"] += 1
         return
-    leaf = value.identity("current_node")
+    leaf = value.text_or_none("current_node")
     if leaf not in nodes:
         notes["current_node_missing"] += 1
         leaf = max(tree.leaves() or nodes, key=lambda place: _time(nodes[place]))
@@ -102,7 +102,7 @@ class _Turns:
 
     def add(self, message: View) -> None:
         """Add the content of a message. Raises `BadLine` for a type that is not known."""
-        role = message.object("author").identity("role")
+        role = message.object("author").text_or_none("role")
         if role is None or not message.has("content", dict | None):
             raise BadLine("bad_shape", "a message of ChatGPT has an author with a role, and content")
         content = message.object("content")

@@ -41,7 +41,7 @@ def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
         parents = parents_of(messages, "parent_message_uuid")
     else:
         parents = dict(zip(places, [None, *places], strict=False))
-    leaf = value.identity("current_leaf_message_uuid")
+    leaf = value.text_or_none("current_leaf_message_uuid")
     if leaf not in messages:
         leaf = places[-1]
     yield from tree_rows(Tree(messages, parents), leaf, by_message(_turns, _is_user), notes)

@@ -51,16 +51,16 @@ class Event(NamedTuple):
 
     @property
     def uuid(self) -> str | None:
-        return self.value.identity("uuid")
+        return self.value.text_or_none("uuid")
 
     @property
     def parent(self) -> str | None:
-        return self.value.identity("parentUuid")
+        return self.value.text_or_none("parentUuid")
 
     @property
     def agent(self) -> str | None:
         """Return the subagent's name, which older versions don't write."""
-        return self.value.identity("agentId")
+        return self.value.text_or_none("agentId")
 
     @property
     def is_message(self) -> bool:
@@ -140,7 +140,7 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
 def _checked(record: Record) -> View:
     """Return an event. Raises `BadLine` for any other value."""
     value = record.object("not a JSON object, as Claude Code's events are")
-    kind = value.identity("type")
+    kind = value.text_or_none("type")
     if kind is None:
         raise BadLine("unknown_format", "not an event of Claude Code, which has a type")
     if kind in ("user", "assistant") and not value.object("message").has("content", str | list):

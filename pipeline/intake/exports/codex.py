@@ -85,7 +85,7 @@ def _lines_of(record: Record) -> list[tuple[str, View]]:
     if _is_object_of_items(value):
         items = [("response_item", item) for item in value.objects("items")]
         return [("session_meta", value.object("session")), *items]
-    kind = value.identity("type")
+    kind = value.text_or_none("type")
     if kind is not None and value.has("payload", dict):
         return [(kind, value.object("payload"))]
     if kind is not None and value.get("payload") is None:

@@ -27,7 +27,7 @@ def rows_of(session: View, notes: Notes) -> Iterator[dict[str, Any]]:
     for number, item in enumerate(history, start=1):
         if not item.has("message", dict):
             raise BadLine("bad_shape", f"history {number} has no message: Continue 0.9 and later write one")
-    answered = {item.object("message").identity("toolCallId") for item in history}
+    answered = {item.object("message").text_or_none("toolCallId") for item in history}
     draft = Draft()
     for item in history:
         _add(draft, item, answered, notes)
@@ -69,7 +69,7 @@ def _add_outputs(draft: Draft, item: View, answered: set[str | None], notes: Not
     Older sessions have them only here.
     """
     for state in item.objects("toolCallStates"):
-        identity = state.identity("toolCallId")
+        identity = state.text_or_none("toolCallId")
         is_ended = state.get("status", "done") in ("done", "errored")
         outputs = [output["content"] for output in state.objects("output") if output.has("content", str)]
         if state.has("output", str):

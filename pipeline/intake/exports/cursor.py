@@ -65,7 +65,7 @@ def _add_call(draft: Draft, bubble: View, name: str, *, is_last: bool, notes: No
     tool = bubble.object("toolFormerData")
     if bubble["type"] == USER or not tool.get("name"):
         return
-    result = tool.identity("result")
+    result = tool.text_or_none("result")
     if result is None and not is_last:
         notes["calls_without_result"] += 1
         return

@@ -91,7 +91,7 @@ def _message(number: int, value: View, notes: Notes) -> Message | None:
         is_bot=author.get("isBot") is True,
         words=words,
         time=seconds(value.get("timestamp")),
-        follows=value.object("reference").identity("messageId"),
+        follows=value.object("reference").text_or_none("messageId"),
     )
 
 

@@ -125,7 +125,7 @@ def turns_of(message: View, where: str, notes: Notes) -> list[Turn]:
     if role == "tool":
         is_read = bool(words) or data.has("content", str)
         output = words if is_read else result_text(data["content"])
-        return [{"role": "tool", "tool_call_id": data.identity("tool_call_id"), "content": output}]
+        return [{"role": "tool", "tool_call_id": data.text_or_none("tool_call_id"), "content": output}]
     return [_answer(data, words, notes)]
 
 

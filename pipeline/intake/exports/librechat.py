@@ -56,7 +56,7 @@ def _flat(listed: list[View]) -> tuple[dict[str, View], dict[str, str | None]]:
         message, above = stack.pop()
         place = message.label("messageId", default=f"message {len(messages)}")
         messages[place] = message
-        parents[place] = above or message.identity("parentMessageId")
+        parents[place] = above or message.text_or_none("parentMessageId")
         stack += [(child, place) for child in reversed(message.objects("children"))]
     return messages, parents
 

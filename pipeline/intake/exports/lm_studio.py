@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.intake.exports.answers import Answer, result_text, user_turn
-from pipeline.intake.exports.export import Export, Notes, any_record, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, conversation_rows, each_record
 from pipeline.intake.exports.view import View, texts
 from pipeline.intake.wire.draft import Turn
 
@@ -27,18 +27,16 @@ def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a chat."""
     if not value.has("messages", list):
         raise BadLine("bad_shape", "a chat of LM Studio has a list messages, and this has none")
-    turns = _system(value)
-    dialogue = [turn for message in value.elements("messages") for turn in _turns(message, notes)]
-    if dialogue:
-        yield {"messages": [*turns, *dialogue]}
-    else:
-        notes["empty_conversations"] += 1
+    turns = [turn for message in value.elements("messages") for turn in _turns(message, notes)]
+    if turns:
+        turns = [*_system(value), *turns]
+    yield from conversation_rows(turns, notes)
 
 
 def _system(value: View) -> list[Turn]:
     fields = value.object("perChatPredictionConfig").objects("fields")
     stated = [field for field in fields if field.get("key") == "llm.prediction.systemPrompt"]
-    words = (stated[0].texts("value") if stated else "") or value.texts("systemPrompt")
+    words = next(iter(stated), View()).texts("value") or value.texts("systemPrompt")
     return [{"role": "system", "content": words}] if words else []
 
 

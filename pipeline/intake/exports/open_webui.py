@@ -42,7 +42,7 @@ def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     if not messages:
         notes["empty_conversations"] += 1
         return
-    current = history.identity("currentId" if "currentId" in history else "current_id")
+    current = history.text_or_none("currentId" if "currentId" in history else "current_id")
     if current not in messages:
         notes["current_node_missing"] += 1
         current = [*messages][-1]

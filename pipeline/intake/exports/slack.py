@@ -88,7 +88,7 @@ def _message(record: Record, names: Mapping[str, str], notes: Notes) -> Message 
         is_bot=bool(value.get("bot_id")) or subtype == "bot_message",
         words=_plain(words, names),
         time=_seconds(value["ts"]),
-        follows=value.identity("thread_ts"),
+        follows=value.text_or_none("thread_ts"),
     )
 
 

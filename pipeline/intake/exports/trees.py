@@ -49,7 +49,7 @@ def parents_of(messages: Mapping[str, View], key: str) -> dict[str, str | None]:
     """Return the id of the message that each follows, from its key `key`; None for a value that is
     not an id.
     """
-    return {place: message.identity(key) for place, message in messages.items()}
+    return {place: message.text_or_none(key) for place, message in messages.items()}
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ class View(dict[str, Any]):
         """Return the texts of these keys that are not blank, with an empty line between them."""
         return texts(*map(self.get, keys))
 
-    def identity(self, key: str) -> str | None:
-        """Return a text that names another object; None for any other value."""
+    def text_or_none(self, key: str) -> str | None:
+        """Return a text, such as the id of another object; None for any other value."""
         value = self.get(key)
         return value if isinstance(value, str) else None
 
