@@ -21,8 +21,7 @@ class View(dict[str, Any]):
 
     def text(self, key: str) -> str:
         """Return a text; an empty one for any other value."""
-        value = self.get(key)
-        return value if isinstance(value, str) else ""
+        return self.text_or_none(key) or ""
 
     def texts(self, *keys: str) -> str:
         """Return the texts of these keys that are not blank, with an empty line between them."""
