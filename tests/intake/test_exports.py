@@ -164,6 +164,15 @@ def test_a_parent_that_is_no_id_is_none(parent: Any, tmp_path: Path) -> None:
     assert [row["messages"] for path in (claude, webui) for row in read(path)[0]] == [expected, expected]
 
 
+@pytest.mark.parametrize("person", [[11], {"id": 11}])
+def test_a_person_of_zendesk_that_is_no_id_wrote_no_comment(person: Any, tmp_path: Path) -> None:
+    comments = [{"author_id": 11, "body": "Which boat?"}, {"author_id": 21, "body": "Anna."}]
+    ticket = {"requester_id": 11, "collaborator_ids": [person], "assignee_id": person, "comments": comments}
+    rows, _ = read(write(tmp_path / "tickets.jsonl", ticket))
+    roles = [(turn["role"], turn["content"]) for turn in rows[0]["messages"]]
+    assert roles == [("user", "Which boat?"), ("assistant", "Anna.")]
+
+
 def test_a_tar_of_an_export_is_read_as_well(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
         for name, data in (
@@ -395,6 +404,34 @@ def test_a_result_that_is_an_object_becomes_its_json(tmp_path: Path) -> None:
     path.write_text(claude_code('["x"]'))
     (_, row), _ = read(path)
     assert [turn["content"] for turn in row["messages"]] == ["Which boat?", "", '{"a": ["x"]}', "Anna."]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"content": 1}, {"content": [{"type": "image_url"}]}, {"content": "Anna.", "reasoning_content": 1}],
+)
+def test_a_run_whose_answer_is_not_text_costs_only_its_own(answer: Any, tmp_path: Path) -> None:
+    asked = {"messages": [{"role": "user", "content": "Which boat?"}]}
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    answers = [answer, {"content": None, "tool_calls": [call]}]
+    runs = [
+        {
+            "run_type": "llm",
+            "inputs": asked,
+            "outputs": {"choices": [{"message": {"role": "assistant", **said}}]},
+        }
+        for said in answers
+    ]
+    (rejected, row), _ = read(write(tmp_path / "runs.json", runs))
+    assert rejected == "content_not_text"
+    assert row["messages"][1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def test_a_message_of_langchain_that_names_no_class_is_read_by_its_type(tmp_path: Path) -> None:
+    said = [("human", "Which boat?"), ("ai", "Anna.")]
+    messages = [{"lc": 1, "type": kind, "content": words, "additional_kwargs": {}} for kind, words in said]
+    (row,), _ = read(write(tmp_path / "messages.json", messages))
+    assert row["messages"] == chat("Which boat?", "Anna.")["messages"]
 
 
 def test_calls_that_the_service_ran_are_left_out_of_an_answer(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ names that the user of the tool gave.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.intake.exports.view import View
+
 
 def annotated_row(
     fields: Mapping[str, Any], answers: Mapping[str, Sequence[Any]], written: Sequence[str]
@@ -32,5 +34,5 @@ def is_question(value: Any) -> bool:
     """Return True for a text with words, and for a list of turns."""
     if isinstance(value, str):
         return bool(value.strip())
-    is_list = isinstance(value, list) and bool(value)
-    return is_list and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value)
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all({"role", "content"} <= View(turn).keys() for turn in turns)

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine, lax_text, object_in
 from pipeline.intake.exports.export import Notes
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn, joined
 
 IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".svg", ".tif", ".tiff", ".webp")
@@ -116,21 +117,9 @@ def result_text(value: Any) -> str:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
+    if isinstance(value, list) and all("text" in View(part) for part in value):
         return "\n".join(str(part["text"]) for part in value)
     return "" if value is None else lax_text(value)
-
-
-def texts(*values: Any) -> str:
-    """Return the texts among the values that are not blank, with an empty line between them."""
-    return "\n\n".join(value for value in values if isinstance(value, str) and value.strip())
-
-
-def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; none for any other value."""
-    if not isinstance(value, list):
-        return []
-    return [item for item in value if isinstance(item, dict)]
 
 
 def _object(value: Any) -> dict[str, Any] | None:

@@ -5,32 +5,30 @@ question the responses of people, each submitted, discarded or a draft, and a mo
 was submitted is an answer. The names of fields and questions are the user's own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.annotations import annotated_row
-from pipeline.intake.exports.answers import objects
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
+from pipeline.intake.exports.view import View
 
 SUBMITTED = "submitted"
 SUGGESTION = "-suggestion"  # ending in version 1
 RESPONSES = ".responses"  # ending in version 2
-# Keys of a record that are neither fields nor questions.
-OF_RECORD = ("_server_id", "external_id", "id", "inserted_at", "metadata", "status", "updated_at", "vectors")
 Responses = dict[str, list[tuple[Any, Any]]]  # values and status of each question's responses
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record has responses with a status, and suggestions or who gave the responses."""
-    return any(_is_nested(value) or _flat(value) or _questions(value) for value in head.objects())
+def _is_record(value: View) -> bool:
+    """Return True for responses with a status, and suggestions or who gave the responses."""
+    return _is_nested(value) or bool(_flat(value) or _questions(value))
 
 
-def _is_nested(value: Mapping[str, Any]) -> bool:
-    return isinstance(value.get("fields"), dict) and {"responses", "suggestions"} <= value.keys()
+def _is_nested(value: View) -> bool:
+    return value.has("fields", dict) and {"responses", "suggestions"} <= value.keys()
 
 
-def _flat(value: Mapping[str, Any]) -> list[str]:
+def _flat(value: View) -> list[str]:
     """Return the questions of a flat record of version 2."""
     keys = [key for key in value if key.endswith(RESPONSES)]
     return [
@@ -38,7 +36,7 @@ def _flat(value: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _questions(value: Mapping[str, Any]) -> list[str]:
+def _questions(value: View) -> list[str]:
     """Return the questions of a record of version 1."""
     return [key for key, stated in value.items() if _is_responses(stated) or f"{key}{SUGGESTION}" in value]
 
@@ -47,14 +45,15 @@ def _is_responses(stated: Any) -> bool:
     keys = {"user_id", "value", "status"}
     if isinstance(stated, dict):  # by columns, as `datasets` stores them
         return keys == stated.keys() and all(isinstance(cells, list) for cells in stated.values())
-    return (
-        isinstance(stated, list)
-        and bool(stated)
-        and all(isinstance(response, dict) and keys <= response.keys() for response in stated)
-    )
+    responses = stated if isinstance(stated, list) else []
+    return bool(responses) and all(keys <= View(response).keys() for response in responses)
 
 
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+# Keys of a record that are neither fields nor questions.
+OF_RECORD = ("_server_id", "external_id", "id", "inserted_at", "metadata", "status", "updated_at", "vectors")
+
+
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a record with a submitted response.
 
     Raises `BadLine` for an object that is no record.
@@ -62,7 +61,7 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     if _is_nested(value):
         fields = value["fields"]
         responses = _nested_responses(value)
-        suggestions = len(value["suggestions"]) if isinstance(value["suggestions"], dict | list) else 0
+        suggestions = len(value["suggestions"]) if value.has("suggestions", dict | list) else 0
     elif _flat(value):
         names = _flat(value)
         responses = {name: _flat_responses(value, name) for name in names}
@@ -72,7 +71,7 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
         suggestions = sum(value.get(f"{name}.suggestion") is not None for name in names)
     elif _questions(value):
         names = _questions(value)
-        responses = {name: _stated(value[name]) for name in names}
+        responses = {name: _stated(value, name) for name in names}
         others = (*names, *OF_RECORD)
         fields = {key: item for key, item in value.items() if key not in others and SUGGESTION not in key}
         suggestions = sum(value.get(name + SUGGESTION) is not None for name in names)
@@ -94,14 +93,15 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
         notes["records_without_response"] += 1
 
 
-def _stated(stated: Any) -> list[tuple[Any, Any]]:
+def _stated(value: View, name: str) -> list[tuple[Any, Any]]:
     """Return the responses to a question of version 1."""
-    if _is_responses(stated) and isinstance(stated, dict):
-        return list(zip(stated["value"], stated["status"], strict=False))
-    return [(response.get("value"), response.get("status")) for response in objects(stated)]
+    columns = value.object(name)
+    if _is_responses(columns):
+        return list(zip(columns["value"], columns["status"], strict=False))
+    return [(response.get("value"), response.get("status")) for response in value.objects(name)]
 
 
-def _flat_responses(value: Mapping[str, Any], name: str) -> list[tuple[Any, Any]]:
+def _flat_responses(value: View, name: str) -> list[tuple[Any, Any]]:
     given = value[name + RESPONSES] or []
     statuses = value.get(f"{name}{RESPONSES}.status") or []
     if not isinstance(given, list) or not isinstance(statuses, list) or len(given) != len(statuses):
@@ -109,25 +109,25 @@ def _flat_responses(value: Mapping[str, Any], name: str) -> list[tuple[Any, Any]
     return list(zip(given, statuses, strict=True))
 
 
-def _nested_responses(value: Mapping[str, Any]) -> Responses:
+def _nested_responses(value: View) -> Responses:
     """Return the responses of a record with `fields`: by question (version 2), or a list of people's, each
     with values by question (version 1).
     """
-    stated = value["responses"]
     responses: Responses = {}
-    if isinstance(stated, dict):
+    if value.has("responses", dict):
         # Records of version 2 leave out the status of a response, and are completed when enough are
         # submitted.
         default = SUBMITTED if value.get("status") == "completed" else None
-        for name, given in stated.items():
-            responses[name] = [(item.get("value"), item.get("status", default)) for item in objects(given)]
+        by_question = value.object("responses")
+        for name in by_question:
+            given = by_question.objects(name)
+            responses[name] = [(item.get("value"), item.get("status", default)) for item in given]
         return responses
-    for person in objects(stated):
-        answers = person.get("values")
-        for name, item in answers.items() if isinstance(answers, dict) else ():
+    for person in value.objects("responses"):
+        for name, item in person.object("values").items():
             answer = item.get("value") if isinstance(item, dict) else item
             responses.setdefault(name, []).append((answer, person.get("status")))
     return responses
 
 
-EXPORT = Export("argilla", is_head, each_record(rows_of), has_rows=True)
+EXPORT = Export("argilla", any_record(_is_record), each_record(rows_of), has_rows=True)

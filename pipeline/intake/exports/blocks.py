@@ -7,19 +7,9 @@ from typing import Any
 
 from pipeline.intake.exports.answers import result_text
 from pipeline.intake.exports.export import Notes
+from pipeline.intake.exports.view import View, text_in
 from pipeline.intake.wire.blocks import CALL, RESULT
 from pipeline.intake.wire.draft import Draft, call_of
-
-TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
-# Types of other blocks, and their replacement texts.
-NAMES = {
-    **dict.fromkeys(("image", "image_url", "imageUrl", "input_image"), "image"),
-    **dict.fromkeys(("document", "file", "input_file"), "document"),
-}
-# Types of blocks of tools that the service runs while it answers: web_search_tool_result,
-# advisor_tool_result.
-OF_THE_SERVICE = ("server_tool_use", "mcp_tool_use")
-RESULT_OF_THE_SERVICE = "_tool_result"
 
 
 def blocks_of(content: Any) -> list[Any]:
@@ -32,17 +22,25 @@ def blocks_of(content: Any) -> list[Any]:
 def add_answer(draft: Draft, content: list[Any], notes: Notes) -> None:
     """Add the assistant's blocks: text, reasoning (without its signature) and calls."""
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
+        block = View(part)
+        kind = block.get("type")
         if kind == CALL:
-            draft.answer(call=call_of(part.get("name"), part.get("input"), part.get("id")))
+            draft.answer(call=call_of(block.get("name"), block.get("input"), block.get("id")))
         elif kind == "thinking":
-            draft.answer(reasoning=str(part.get("thinking") or ""))
+            draft.answer(reasoning=block.label("thinking"))
         elif kind == "redacted_thinking":
             notes["reasoning_encrypted"] += 1
-        elif kind in OF_THE_SERVICE or str(kind).endswith(RESULT_OF_THE_SERVICE):
+        elif _is_of_the_service(kind):
             notes["tools_of_the_service"] += 1
         else:
             draft.answer(text_of([part], notes))
+
+
+def _is_of_the_service(kind: Any) -> bool:
+    """Return True for a tool that the service runs while it answers, and for its result, such as
+    web_search_tool_result.
+    """
+    return kind in ("server_tool_use", "mcp_tool_use") or str(kind).endswith("_tool_result")
 
 
 def add_results(
@@ -56,22 +54,31 @@ def add_results(
     """
     rest = []
     for part in content:
-        if isinstance(part, dict) and part.get("type") == RESULT:
-            inner = part.get("content")
-            words = text_of(inner, notes) if isinstance(inner, list) else result_text(inner)
-            draft.result(part.get("tool_use_id"), without(words, notes))
+        block = View(part)
+        if block.get("type") == RESULT:
+            is_list = block.has("content", list)
+            words = text_of(block["content"], notes) if is_list else result_text(block.get("content"))
+            draft.result(block.get("tool_use_id"), without(words, notes))
         else:
             rest.append(part)
     return rest
+
+
+TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
+# Types of other blocks, and their replacement texts.
+NAMES = {
+    **dict.fromkeys(("image", "image_url", "imageUrl", "input_image"), "image"),
+    **dict.fromkeys(("document", "file", "input_file"), "document"),
+}
 
 
 def text_of(content: list[Any], notes: Notes) -> str:
     """Return the text of blocks; another block leaves its name in brackets, `[image]`, and is counted."""
     texts = []
     for part in content:
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        words = part.get("text") if isinstance(part, dict) else part
-        if kind in TEXTS and isinstance(words, str):
+        kind = View(part).get("type", "text")
+        words = text_in(part)
+        if kind in TEXTS and words is not None:
             texts.append(words)
         else:
             name = NAMES.get(str(kind), "part")

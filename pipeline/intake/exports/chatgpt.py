@@ -8,44 +8,35 @@ github.com/danny-avila/LibreChat, importers.js; mohamed-chs/convoviz#49 for the 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.core.jsonl import BadLine, object_in, parse_lax
 from pipeline.core.text import quoted
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Records, each_record
+from pipeline.intake.exports.export import Conversation, Export, Notes, Records, any_record, each_record
 from pipeline.intake.exports.trees import Reader, Tree, parents_of, tree_rows
+from pipeline.intake.exports.view import View, objects, text_in, texts
 from pipeline.intake.wire.draft import Turn
 
-FEEDBACK = "message_feedback.json"
 UP = ("thumbs_up", "thumbsUp")
 DOWN = ("thumbs_down", "thumbsDown")
 # Marks of sources in an answer: 【12†source】, and since 2024 words between private-use characters.
 CITATION = re.compile("【\\d[^【】]*†[^【】]*】|\ue200(?!entity)[^\ue200\ue201]*\ue201")
 ENTITY = re.compile("\ue200entity\ue202(\\[[^\ue200\ue201]*\\])\ue201")
 PRIVATE = re.compile("[\ue200-\ue2ff]")
-ABORTED = ("in_progress", "finished_partial_completion")
-CUT_OFF = ("interrupted", "max_tokens")
-TEXTS = ("text", "multimodal_text", "code")
-IMAGE = "image_asset_pointer"
-# types of content that no one said
-SKIPPED = ("model_editable_context", "system_error", "app_pairing_content")
+TEXTS = ("text", "multimodal_text", "code")  # types of content
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record has a mapping of nodes, and the current one or the time of its beginning."""
-    return any(
-        isinstance(value.get("mapping"), dict)
-        and not value.keys().isdisjoint(("current_node", "create_time"))
-        for value in head.objects()
-    )
+def _is_conversation(value: View) -> bool:
+    """Return True for a mapping of nodes, and the current one or the time of its beginning."""
+    return value.has("mapping", dict) and not value.keys().isdisjoint(("current_node", "create_time"))
 
 
 def read(records: Records, notes: Notes) -> Iterator[Conversation]:
     """Yield the rows of each conversation."""
-    thumbs = _thumbs(records.beside(FEEDBACK))
+    thumbs = _thumbs(records.beside("message_feedback.json"))
 
-    def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+    def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
         return _rows(value, thumbs, notes)
 
     return each_record(rows_of)(records, notes)
@@ -54,9 +45,7 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
 def _thumbs(feedback: Sequence[Any]) -> dict[str, bool]:
     """Return the thumbs by the ids of their messages: True for up."""
     thumbs = {}
-    for entry in feedback:
-        if not isinstance(entry, dict):
-            continue
+    for entry in objects(feedback):
         place = entry.get("message_id") or entry.get("id")
         rating = entry.get("rating")
         if isinstance(place, str) and rating in (*UP, *DOWN):
@@ -64,42 +53,32 @@ def _thumbs(feedback: Sequence[Any]) -> dict[str, bool]:
     return thumbs
 
 
-def _rows(value: dict[str, Any], thumbs: Mapping[str, bool], notes: Notes) -> Iterator[dict[str, Any]]:
-    mapping = value.get("mapping")
-    if not isinstance(mapping, dict):
+def _rows(value: View, thumbs: Mapping[str, bool], notes: Notes) -> Iterator[dict[str, Any]]:
+    if not value.has("mapping", dict):
         raise BadLine("bad_shape", "a conversation of ChatGPT has a mapping of nodes, and this has none")
-    nodes = {place: node for place, node in mapping.items() if isinstance(node, dict)}
+    nodes = value.object("mapping").objects_by_key()
     tree = Tree(nodes, parents_of(nodes, "parent"))
     if not nodes:
         notes["empty_conversations"] += 1
         return
-    current = value.get("current_node")
-    if isinstance(current, str) and current in nodes:
-        leaf = current
-    else:
+    leaf = value.text_or_none("current_node")
+    if leaf not in nodes:
         notes["current_node_missing"] += 1
         leaf = max(tree.leaves() or nodes, key=lambda place: _time(nodes[place]))
     notes["orphans"] += sum(parent is not None and parent not in nodes for parent in tree.parents.values())
 
-    def turns(places: Sequence[str], notes: Notes) -> list[Turn]:
-        return _Turns(notes, thumbs).of(nodes[place].get("message") for place in places)
+    def turns(branch: Iterable[View], notes: Notes) -> list[Turn]:
+        return _Turns(notes, thumbs).of(branch)
 
-    def is_user(place: str) -> bool:
-        return _role(nodes[place].get("message")) == "user"
-
-    yield from tree_rows(tree, leaf, Reader(turns, is_user), notes, thumbs)
+    yield from tree_rows(tree, leaf, Reader(turns, _is_user), notes, thumbs)
 
 
-def _time(node: Mapping[str, Any]) -> float:
-    message = node.get("message")
-    time = message.get("create_time") if isinstance(message, dict) else None
-    return time if isinstance(time, int | float) else 0.0
+def _time(node: View) -> float:
+    return node.object("message").number("create_time")
 
 
-def _role(message: Any) -> str | None:
-    author = message.get("author") if isinstance(message, dict) else None
-    role = author.get("role") if isinstance(author, dict) else None
-    return role if isinstance(role, str) else None
+def _is_user(node: View) -> bool:
+    return node.object("message").object("author").get("role") == "user"
 
 
 class _Turns:
@@ -112,29 +91,27 @@ class _Turns:
         self.thoughts: list[str] = []
         self.calls: dict[str, str] = {}  # calls without a result yet: id → tool
 
-    def of(self, messages: Iterator[Any]) -> list[Turn]:
-        """Return the turns of these messages."""
-        for message in messages:
-            if isinstance(message, dict):
-                self.add(message)
+    def of(self, nodes: Iterable[View]) -> list[Turn]:
+        """Return the turns of the messages of these nodes, of which some have none."""
+        for node in nodes:
+            if node.has("message", dict):
+                self.add(node.object("message"))
         self._drop_calls()
         self._drop_thoughts()
         return self.turns
 
-    def add(self, message: dict[str, Any]) -> None:
+    def add(self, message: View) -> None:
         """Add the content of a message. Raises `BadLine` for a type that is not known."""
-        role = _role(message)
-        content = message.get("content")
-        if role is None or not isinstance(content, dict | None):
+        role = message.object("author").text_or_none("role")
+        if role is None or not message.has("content", dict | None):
             raise BadLine("bad_shape", "a message of ChatGPT has an author with a role, and content")
-        content = content or {}
-        metadata = message.get("metadata")
-        metadata = metadata if isinstance(metadata, dict) else {}
+        content = message.object("content")
+        metadata = message.object("metadata")
         instructions = _instructions(content, metadata)
         if instructions:
             self.turns.append({"role": "system", "content": instructions})
             self.notes["custom_instructions"] += 1
-        elif metadata.get("is_visually_hidden_from_conversation") or content.get("content_type") in SKIPPED:
+        elif metadata.get("is_visually_hidden_from_conversation") or _is_unsaid(content):
             self.notes["hidden"] += 1
         elif message.get("weight") == 0 and role != "tool":
             self.notes["weight_0"] += 1
@@ -147,13 +124,12 @@ class _Turns:
         else:
             raise BadLine("bad_role", f"the author's role is {quoted(role)}")
 
-    def _add_said(self, role: str, content: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def _add_said(self, role: str, content: View, metadata: View) -> None:
         self._drop_calls()
         if role == "user":
             self._drop_thoughts()
         words, images, others = _words(content)
-        attached = metadata.get("attachments")
-        listed = len(attached) if isinstance(attached, list) else 0
+        listed = len(metadata.array("attachments"))
         if images:
             raise BadLine(
                 "unsupported_field", "the user shows an image, without which the rest can't be told"
@@ -167,10 +143,12 @@ class _Turns:
         if words.strip() or role == "user":
             self.turns.append({"role": role, "content": words})
 
-    def _add_answer(self, message: dict[str, Any], content: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def _add_answer(self, message: View, content: View, metadata: View) -> None:
         kind = content.get("content_type")
         if kind == "thoughts":
-            self.thoughts += _thoughts(content)
+            thoughts = content.objects("thoughts")
+            stated = [texts(thought.get("content") or thought.get("summary")) for thought in thoughts]
+            self.thoughts += filter(None, stated)
             return
         if kind == "reasoning_recap":  # "Thought for 8s"
             self.notes["reasoning_recaps"] += 1
@@ -181,13 +159,13 @@ class _Turns:
             )
         words, images, others = _words(content)
         self.notes["attachments"] += images + others
-        recipient = message.get("recipient")
+        recipient = message.text("recipient")
         turn: Turn = {"role": "assistant", "content": ""}
         if self.thoughts:
             turn["reasoning_content"] = "\n\n".join(self.thoughts)
             self.thoughts = []
-        if isinstance(recipient, str) and recipient not in ("all", ""):
-            place = str(message.get("id") or f"call_{len(self.turns)}")
+        if recipient not in ("all", ""):
+            place = message.label("id", default=f"call_{len(self.turns)}")
             function = {"name": recipient, "arguments": _arguments(words, kind)}
             turn["tool_calls"] = [{"id": place, "type": "function", "function": function}]
             self.calls[place] = recipient
@@ -197,9 +175,9 @@ class _Turns:
         turn["content"] = self._without_citations(words)
         if not turn["content"].strip() and "reasoning_content" not in turn:
             return
-        details = metadata.get("finish_details")
-        ended = details.get("type") if isinstance(details, dict) else None
-        if message.get("status") in ABORTED or ended in CUT_OFF:
+        ended = metadata.object("finish_details").get("type")
+        is_partial = message.get("status") in ("in_progress", "finished_partial_completion")
+        if is_partial or ended in ("interrupted", "max_tokens"):
             self.notes["aborted"] += 1
             turn["train"] = False
         if self.thumbs.get(str(message.get("id"))) is False:
@@ -207,8 +185,8 @@ class _Turns:
             turn["train"] = False
         self.turns.append(turn)
 
-    def _add_result(self, message: dict[str, Any], content: dict[str, Any]) -> None:
-        name = message["author"].get("name")
+    def _add_result(self, message: View, content: View) -> None:
+        name = message.object("author").get("name")
         place = next((identity for identity, tool in self.calls.items() if tool == name), None)
         place = place or next(iter(self.calls), None)
         words, images, others = _words(content)
@@ -258,47 +236,31 @@ def _entity(match: re.Match[str]) -> str:
     return names[1] if len(names) > 1 and isinstance(names[1], str) else ""
 
 
-def _instructions(content: dict[str, Any], metadata: dict[str, Any]) -> str:
+def _is_unsaid(content: View) -> bool:
+    """Return True for content that neither the user nor the model said."""
+    kinds = ("model_editable_context", "system_error", "app_pairing_content")
+    return content.get("content_type") in kinds
+
+
+def _instructions(content: View, metadata: View) -> str:
     """Return the user's custom instructions, in the form of exports of 2024 or of 2023."""
     if content.get("content_type") == "user_editable_context":
-        stated = [content.get("user_profile"), content.get("user_instructions")]
-    elif metadata.get("is_user_system_message"):
-        data = metadata.get("user_context_message_data")
-        data = data if isinstance(data, dict) else {}
-        stated = [data.get("about_user_message"), data.get("about_model_message")]
-    else:
-        return ""
-    return "\n\n".join(words for words in stated if isinstance(words, str) and words.strip())
+        return content.texts("user_profile", "user_instructions")
+    if metadata.get("is_user_system_message"):
+        data = metadata.object("user_context_message_data")
+        return data.texts("about_user_message", "about_model_message")
+    return ""
 
 
-def _words(content: dict[str, Any]) -> tuple[str, int, int]:
+def _words(content: View) -> tuple[str, int, int]:
     """Return a content's text, and the numbers of images and other parts in it."""
-    texts = []
-    images = others = 0
-    parts = content.get("parts")
-    for part in parts if isinstance(parts, list) else ():
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):  # a voice chat
-            texts.append(part["text"])
-        elif isinstance(part, dict):
-            images += part.get("content_type") == IMAGE
-            others += part.get("content_type") != IMAGE
-    if not texts:
-        stated = (content.get(key) for key in ("text", "result"))
-        texts = [words for words in stated if isinstance(words, str)]
-    return "\n".join(texts), images, others
-
-
-def _thoughts(content: dict[str, Any]) -> list[str]:
-    thoughts = content.get("thoughts")
-    stated = []
-    for thought in thoughts if isinstance(thoughts, list) else ():
-        if isinstance(thought, dict):
-            words = thought.get("content") or thought.get("summary")
-            if isinstance(words, str) and words.strip():
-                stated.append(words)
-    return stated
+    # The parts of a voice chat are objects with text.
+    words = [words for words in map(text_in, content.array("parts")) if words is not None]
+    others = [part for part in content.objects("parts") if not part.has("text", str)]
+    images = sum(part.get("content_type") == "image_asset_pointer" for part in others)
+    if not words:
+        words = [content.text(key) for key in ("text", "result") if content.has(key, str)]
+    return "\n".join(words), images, len(others) - images
 
 
 def _arguments(words: str, kind: Any) -> dict[str, Any]:
@@ -309,4 +271,4 @@ def _arguments(words: str, kind: Any) -> dict[str, Any]:
     return {"code" if kind == "code" else "input": words}
 
 
-EXPORT = Export("chatgpt", is_head, read, large_keys=(b'"mapping"', b'"create_time"'))
+EXPORT = Export("chatgpt", any_record(_is_conversation), read, large_keys=(b'"mapping"', b'"create_time"'))

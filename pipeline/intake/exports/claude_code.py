@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.blocks import add_answer, add_results, text_of
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.export import Conversation, Export, Notes, Record, any_record
+from pipeline.intake.exports.view import View, objects
 from pipeline.intake.wire.draft import Draft, settled
 
 REMINDER = re.compile(
@@ -35,9 +36,6 @@ LOCAL = (
     "Caveat: The messages below were generated",
 )
 INTERRUPTED = re.compile(r"\[Request interrupted by user[^\]]*\]")
-# Types of events without a message that are counted by their name.
-OTHERS = ("attachment", "file-history-snapshot", "progress", "queue-operation", "summary", "system")
-SYNTHETIC = "<synthetic>"  # name of the model in answers that the program wrote
 
 
 class Event(NamedTuple):
@@ -45,24 +43,28 @@ class Event(NamedTuple):
 
     number: int
     offset: int | None
-    value: dict[str, Any]
+    value: View
+
+    @property
+    def kind(self) -> str:
+        return self.value.text("type")
 
     @property
     def uuid(self) -> str | None:
-        return self._text("uuid")
+        return self.value.text_or_none("uuid")
 
     @property
     def parent(self) -> str | None:
-        return self._text("parentUuid")
+        return self.value.text_or_none("parentUuid")
 
     @property
     def agent(self) -> str | None:
         """Return the subagent's name, which older versions don't write."""
-        return self._text("agentId")
+        return self.value.text_or_none("agentId")
 
     @property
     def is_message(self) -> bool:
-        return self.value["type"] in ("user", "assistant")
+        return self.kind in ("user", "assistant")
 
     @property
     def is_side(self) -> bool:
@@ -76,19 +78,16 @@ class Event(NamedTuple):
     @property
     def content(self) -> list[Any]:
         """Return the blocks of the event's message."""
-        content = self.value["message"]["content"]
-        return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-    def _text(self, key: str) -> str | None:
-        stated = self.value.get(key)
-        return stated if isinstance(stated, str) else None
+        message = self.value.object("message")
+        if message.has("content", str):
+            return [{"type": "text", "text": message["content"]}]
+        return message.array("content")
 
     def is_prompt(self) -> bool:
         """Return True for text that the user has typed."""
-        if self.value["type"] != "user" or self.value.get("isMeta") or self.is_summary:
+        if self.kind != "user" or self.value.get("isMeta") or self.is_summary:
             return False
-        texts = [part.get("text") for part in self.content if isinstance(part, dict)]
-        typed = [text.strip() for text in texts if isinstance(text, str)]
+        typed = [part["text"].strip() for part in objects(self.content) if part.has("text", str)]
         return bool(typed) and not typed[0].startswith(LOCAL) and not INTERRUPTED.fullmatch(typed[0])
 
 
@@ -100,20 +99,19 @@ class Session:
 
     def begins_again(self, event: Event) -> bool:
         """Return True if an event is the first of another conversation in the same file."""
-        is_root = event.value["type"] == "user" and event.value.get("parentUuid", "") is None
+        is_root = event.kind == "user" and event.value.get("parentUuid", "") is None
         if not is_root or event.is_side or event.is_summary:
             return False
         return any(earlier.is_message and not earlier.is_side for earlier in self.events)
 
 
-def is_head(head: Head) -> bool:
-    """Return True for events with a session, and for the titles and snapshots with which a file may begin."""
-    return any(
+def _is_event(value: View) -> bool:
+    """Return True for an event with a session, and for a title or snapshot with which a file may begin."""
+    return (
         {"sessionId", "type", "uuid"} <= value.keys()
         or (value.get("type") == "summary" and "leafUuid" in value)
         or (value.get("type") == "file-history-snapshot" and "snapshot" in value)
         or (value.get("type") == "queue-operation" and "operation" in value)
-        for value in head.objects()
     )
 
 
@@ -121,11 +119,11 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
     """Yield a row for each conversation, each part of one that was compacted, and each subagent."""
     session = Session()
     known: set[Any] = set()
-    for number, offset, value in records:
+    for record in records:
         try:
-            event = Event(number, offset, _checked(value))
+            event = Event(record.number, record.offset, _checked(record))
         except BadLine as why:
-            yield Conversation(number, offset, why)
+            yield Conversation(record.number, record.offset, why)
             continue
         if event.is_message and event.uuid is not None:
             if event.uuid in known:
@@ -139,21 +137,16 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
     yield from _rows(session.events, notes)
 
 
-def _checked(value: Any) -> dict[str, Any]:
+def _checked(record: Record) -> View:
     """Return an event. Raises `BadLine` for any other value."""
-    if isinstance(value, BadLine):
-        raise value
-    if not isinstance(value, dict):
-        raise BadLine("not_object", "not a JSON object, as Claude Code's events are")
-    if not isinstance(value.get("type"), str):
+    value = record.object("not a JSON object, as Claude Code's events are")
+    kind = value.text_or_none("type")
+    if kind is None:
         raise BadLine("unknown_format", "not an event of Claude Code, which has a type")
-    message = value.get("message")
-    if value["type"] in ("user", "assistant") and not (
-        isinstance(message, dict) and isinstance(message.get("content"), str | list)
-    ):
+    if kind in ("user", "assistant") and not value.object("message").has("content", str | list):
         raise BadLine(
             "bad_shape",
-            f"an event of type {value['type']} has no message with content: Claude Code 1.0 to 2.1 write one",
+            f"an event of type {kind} has no message with content: Claude Code 1.0 to 2.1 write one",
         )
     return value
 
@@ -236,7 +229,7 @@ def _with_answers_together(chain: list[Event]) -> list[Event]:
     ordered: list[Event] = []
     place = -1  # index of the last event of an answer
     for event in chain:
-        if event.value["type"] != "assistant":
+        if event.kind != "assistant":
             ordered.append(event)
             continue
         identity = event.value["message"].get("id")
@@ -246,13 +239,17 @@ def _with_answers_together(chain: list[Event]) -> list[Event]:
     return ordered
 
 
+# Types of events without a message that are counted by their name.
+OTHERS = ("attachment", "file-history-snapshot", "progress", "queue-operation", "summary", "system")
+
+
 def _add(draft: Draft, event: Event, notes: Notes) -> None:
     """Add the content of an event. Raises `BadLine` for a result that is nested too deep."""
-    kind = event.value["type"]
+    kind = event.kind
     if kind == "assistant":
         if event.value.get("isApiErrorMessage"):
             notes["api_errors"] += 1
-        elif event.value["message"].get("model") == SYNTHETIC:
+        elif event.value["message"].get("model") == "<synthetic>":  # The program wrote the answer.
             notes["turns_by_the_program"] += 1
         else:
             add_answer(draft, event.content, notes)
@@ -275,13 +272,10 @@ def _ask(draft: Draft, text: str, notes: Notes) -> None:
         draft.say("user", text)
 
 
-def _queued(value: dict[str, Any]) -> str:
+def _queued(value: View) -> str:
     """Return the text that the user typed while the model was working."""
-    attachment = value.get("attachment")
-    if not isinstance(attachment, dict) or attachment.get("type") != "queued_command":
-        return ""
-    prompt = attachment.get("prompt")
-    return prompt if isinstance(prompt, str) else ""
+    attachment = value.object("attachment")
+    return attachment.text("prompt") if attachment.get("type") == "queued_command" else ""
 
 
 def _without_reminders(text: str, notes: Notes) -> str:
@@ -296,4 +290,4 @@ def _without_reminders(text: str, notes: Notes) -> str:
     return text
 
 
-EXPORT = Export("claude_code", is_head, read)
+EXPORT = Export("claude_code", any_record(_is_event), read)

@@ -11,18 +11,14 @@ aborted turn and turns that were rolled back.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record
 from pipeline.intake.exports.items import add_item
+from pipeline.intake.exports.view import View, text_in
 from pipeline.intake.wire.draft import Draft, joined, settled
 
 LINES = ("session_meta", "turn_context", "response_item", "event_msg", "compacted")
-ITEMS = (
-    "message", "reasoning", "function_call", "function_call_output", "local_shell_call", "custom_tool_call"
-)  # fmt: skip
-ABORTED = "<turn_aborted>"
 
 
 @dataclass
@@ -35,28 +31,38 @@ class Thread:
     instructions: str = ""
 
 
+# Types of the items that are lines of older sessions.
+ITEMS = (
+    "message", "reasoning", "function_call", "function_call_output", "local_shell_call", "custom_tool_call"
+)  # fmt: skip
+
+
 def is_head(head: Head) -> bool:
     """Return True for a rollout of either age."""
     values = head.objects()
     if not values:
         return False
     first = values[0]
-    if isinstance(first.get("session"), dict) and isinstance(first.get("items"), list):
+    if _is_object_of_items(first):
         return True
-    if any(value.get("type") in LINES and isinstance(value.get("payload"), dict) for value in values):
+    if any(value.get("type") in LINES and value.has("payload", dict) for value in values):
         return True
     is_bare = any(value.get("type") in ITEMS for value in values[1:]) or "record_type" in values[-1]
     return {"id", "timestamp"} <= first.keys() and "messages" not in first and is_bare
 
 
+def _is_object_of_items(value: View) -> bool:
+    return value.has("session", dict) and value.has("items", list)
+
+
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
     """Yield a row for each conversation, and one for the turns after each compaction."""
     thread: Thread | None = None
-    for number, offset, value in records:
+    for record in records:
         try:
-            lines = _lines_of(value)
+            lines = _lines_of(record)
         except BadLine as why:
-            yield Conversation(number, offset, why)
+            yield Conversation(record.number, record.offset, why)
             continue
         for kind, payload in lines:
             begins = kind == "compacted" or (kind == "session_meta" and thread and thread.draft.turns)
@@ -64,29 +70,25 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
                 if thread is not None:
                     yield from _row(thread, notes)
                 instructions = thread.instructions if thread and kind == "compacted" else ""
-                thread = Thread(number, offset, instructions=instructions)
+                thread = Thread(record.number, record.offset, instructions=instructions)
             try:
                 _add(thread, kind, payload, notes)
             except BadLine as why:
-                yield Conversation(number, offset, why)
+                yield Conversation(record.number, record.offset, why)
     if thread is not None:
         yield from _row(thread, notes)
 
 
-def _lines_of(value: Any) -> list[tuple[str, dict[str, Any]]]:
+def _lines_of(record: Record) -> list[tuple[str, View]]:
     """Return (type, payload) of a line, also of an older one. Raises `BadLine` for any other value."""
-    if isinstance(value, BadLine):
-        raise value
-    if not isinstance(value, dict):
-        raise BadLine("not_object", "not a JSON object, as the lines of a rollout are")
-    if isinstance(value.get("items"), list) and isinstance(value.get("session"), dict):
-        items = [("response_item", item) for item in value["items"] if isinstance(item, dict)]
-        return [("session_meta", value["session"]), *items]
-    kind = value.get("type")
-    payload = value.get("payload")
-    if isinstance(payload, dict) and isinstance(kind, str):
-        return [(kind, payload)]
-    if isinstance(kind, str) and payload is None:
+    value = record.object("not a JSON object, as the lines of a rollout are")
+    if _is_object_of_items(value):
+        items = [("response_item", item) for item in value.objects("items")]
+        return [("session_meta", value.object("session")), *items]
+    kind = value.text_or_none("type")
+    if kind is not None and value.has("payload", dict):
+        return [(kind, value.object("payload"))]
+    if kind is not None and value.get("payload") is None:
         return [("response_item", value)]
     if "record_type" in value:
         return [("state", value)]
@@ -97,13 +99,12 @@ def _lines_of(value: Any) -> list[tuple[str, dict[str, Any]]]:
     )
 
 
-def _add(thread: Thread, kind: str, payload: dict[str, Any], notes: Notes) -> None:
+def _add(thread: Thread, kind: str, payload: View, notes: Notes) -> None:
     """Add the content of a line to the thread. Raises `BadLine` for a result that is nested too deep."""
     draft = thread.draft
     if kind == "session_meta":
-        stated = payload.get("base_instructions") or payload.get("instructions")
-        words = stated.get("text") if isinstance(stated, dict) else stated
-        thread.instructions = words if isinstance(words, str) else thread.instructions
+        words = text_in(payload.get("base_instructions") or payload.get("instructions"))
+        thread.instructions = thread.instructions if words is None else words
     elif kind == "response_item":
         if not _is_abort(payload):  # The event repeats it.
             add_item(draft, payload, notes)
@@ -113,38 +114,32 @@ def _add(thread: Thread, kind: str, payload: dict[str, Any], notes: Notes) -> No
     elif kind == "event_msg" and payload.get("type") == "turn_aborted":
         notes["aborted"] += draft.interrupt()
     elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
-        _roll_back(draft, payload.get("num_turns"), notes)
+        _roll_back(draft, payload.integer("num_turns"), notes)
     else:
         notes[f"events_{kind}" if kind in (*LINES, "state") else "events_of_other_types"] += 1
 
 
-def _is_abort(item: dict[str, Any]) -> bool:
+def _is_abort(item: View) -> bool:
     """Return True for the text that tells the model that the user interrupted its turn."""
-    parts = item.get("content")
-    if item.get("role") != "user" or not isinstance(parts, list) or len(parts) != 1:
-        return False
-    words = parts[0].get("text") if isinstance(parts[0], dict) else None
-    return isinstance(words, str) and words.lstrip().startswith(ABORTED)
+    parts = item.array("content")
+    is_only = item.get("role") == "user" and len(parts) == 1
+    return is_only and View(parts[0]).text("text").lstrip().startswith("<turn_aborted>")
 
 
-def _compact(draft: Draft, payload: dict[str, Any], notes: Notes) -> None:
+def _compact(draft: Draft, payload: View, notes: Notes) -> None:
     """Begin again with the model's input that replaced the conversation so far. It isn't trained again."""
-    history = payload.get("replacement_history")
-    if isinstance(history, list) and history:
-        for item in history:
-            if isinstance(item, dict):
-                add_item(draft, item, notes)
-        for turn in draft.turns:
-            if turn["role"] == "assistant":
-                turn["train"] = False
-    elif isinstance(payload.get("message"), str):
-        draft.say("user", payload["message"])
-
-
-def _roll_back(draft: Draft, count: Any, notes: Notes) -> None:
-    """Leave out the last turns of the user, with the answers to them."""
-    if not isinstance(count, int):
+    if not payload.array("replacement_history"):
+        draft.say("user", payload.text("message"))
         return
+    for item in payload.objects("replacement_history"):
+        add_item(draft, item, notes)
+    for turn in draft.turns:
+        if turn["role"] == "assistant":
+            turn["train"] = False
+
+
+def _roll_back(draft: Draft, count: int, notes: Notes) -> None:
+    """Leave out the last turns of the user, with the answers to them."""
     places = [place for place, turn in enumerate(draft.turns) if turn["role"] == "user"]
     if count <= 0 or not places:
         return

@@ -10,36 +10,37 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Draft
 
 ROLE = re.compile(r"^<(system|user|assistant|tool|thinking)>\n", re.MULTILINE)
-CHATS = ("chatInteraction", "chatFeedback")
+
+
+def _is_event(value: View) -> bool:
+    """Return True for an event with the version of its schema."""
+    return {"eventName", "schema"} <= value.keys()
+
+
+# Types of events that are counted by their name.
 OTHERS = (
     *("autocomplete", "editInteraction", "editOutcome", "nextEditOutcome", "nextEditWithHistory"),
     *("quickEdit", "tokensGenerated", "toolUsage"),
 )
 
 
-def is_head(head: Head) -> bool:
-    """Return True for events with the version of their schema."""
-    return any({"eventName", "schema"} <= value.keys() for value in head.objects())
-
-
-def rows_of(event: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(event: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a chat's answer; other events are counted. Raises `BadLine` without its text."""
     name = event.get("eventName")
-    if name not in CHATS:
+    if name not in ("chatInteraction", "chatFeedback"):
         notes[f"events_{name}" if name in OTHERS else "events_of_other_types"] += 1
         return
-    prompt = event.get("prompt")
-    completion = event.get("completion")
-    if not isinstance(prompt, str) or not isinstance(completion, str):
+    if not event.has("prompt", str) or not event.has("completion", str):
         raise BadLine("bad_shape", f"an event {name} has a text prompt and a text completion, as of 0.2.0")
-    answer = {"role": "assistant", "content": completion}
-    row: dict[str, Any] = {"messages": [*_turns(prompt), answer]}
+    answer = {"role": "assistant", "content": event["completion"]}
+    row: dict[str, Any] = {"messages": [*_turns(event["prompt"]), answer]}
     if name == "chatFeedback":
-        if not isinstance(event.get("feedback"), bool):
+        if not event.has("feedback", bool):
             notes["thumbs_missing"] += 1
             return
         row["kto_tag"] = event["feedback"]
@@ -68,4 +69,4 @@ def _turns(prompt: str) -> list[dict[str, Any]]:
     return draft.turns
 
 
-EXPORT = Export("continue_events", is_head, each_record(rows_of), has_rows=True)
+EXPORT = Export("continue_events", any_record(_is_event), each_record(rows_of), has_rows=True)

@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.jsonl import BadLine, lax_text, object_in, parse_lax
-from pipeline.intake.exports.answers import objects
+from pipeline.intake.exports.view import View
 
 COMPOSERS = (
     "SELECT key, value FROM cursorDiskKV WHERE key >= 'composerData:' AND key < 'composerData;' ORDER BY key"
 )
 BUBBLE = "SELECT value FROM cursorDiskKV WHERE key = ?"
 MISSING = "missing"  # key of a bubble that is named, but missing in the database
-# Keys of a bubble that a row needs. In addition it may contain tens of megabytes of files.
-OF_BUBBLE = ("type", "text", "thinking", "toolFormerData", "images", MISSING)
-OF_TOOL = ("name", "rawArgs", "params", "result", "status", "toolCallId", "userDecision")
 GLOBAL = "Cursor keeps conversations in globalStorage/state.vscdb"
 
 
@@ -57,34 +54,40 @@ def composer_rows(path: Path) -> Iterator[bytes | BadLine]:
 
 def _composer(database: sqlite3.Connection, key: str, value: Any) -> bytes | BadLine:
     try:
-        composer = parse_lax(_stated(value))
+        parsed = parse_lax(_stated(value))
     except BadLine as why:
         return BadLine(why.code, f"{key[:60]}: {why}")
-    if not isinstance(composer, dict):
+    if not isinstance(parsed, dict):
         return BadLine("not_json", f"{key[:60]} is no JSON object")
     identity = key.removeprefix("composerData:")
-    bubbles = composer.get("conversation")
-    if not isinstance(bubbles, list) or not bubbles:
-        headers = objects(composer.get("fullConversationHeadersOnly"))
+    composer = View(parsed)
+    bubbles = composer.objects("conversation")
+    if not composer.array("conversation"):
+        headers = composer.objects("fullConversationHeadersOnly")
         bubbles = [_stored(database, identity, header) for header in headers]
-    kept = [_bubble(bubble) for bubble in bubbles if isinstance(bubble, dict)]
+    kept = [_bubble(bubble) for bubble in bubbles]
     try:
         return lax_text({"composerId": identity, "conversation": kept}).encode("utf-8", "replace")
     except BadLine as why:
         return BadLine(why.code, f"{key[:60]}: {why}")
 
 
-def _stored(database: sqlite3.Connection, composer: str, header: dict[str, Any]) -> dict[str, Any]:
+def _stored(database: sqlite3.Connection, composer: str, header: View) -> View:
     """Return the bubble that a header names."""
     stored = database.execute(BUBBLE, (f"bubbleId:{composer}:{header.get('bubbleId')}",)).fetchone()
     bubble = object_in(_stated(stored[0])) if stored else None
-    return {"type": header.get("type"), MISSING: True} if bubble is None else bubble
+    return View({"type": header.get("type"), MISSING: True} if bubble is None else bubble)
 
 
-def _bubble(bubble: dict[str, Any]) -> dict[str, Any]:
+# Keys of a bubble that a row needs. In addition it may contain tens of megabytes of files.
+OF_BUBBLE = ("type", "text", "thinking", "toolFormerData", "images", MISSING)
+OF_TOOL = ("name", "rawArgs", "params", "result", "status", "toolCallId", "userDecision")
+
+
+def _bubble(bubble: View) -> dict[str, Any]:
     kept = {key: bubble[key] for key in OF_BUBBLE if bubble.get(key) is not None}
-    tool = kept.get("toolFormerData")
-    if isinstance(tool, dict):
+    if bubble.has("toolFormerData", dict):
+        tool = bubble.object("toolFormerData")
         kept["toolFormerData"] = {key: tool[key] for key in OF_TOOL if tool.get(key) is not None}
     return kept
 

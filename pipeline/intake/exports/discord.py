@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.answers import objects, texts
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Records
+from pipeline.intake.exports.export import Conversation, Export, Notes, Records, any_record
 from pipeline.intake.exports.people import (
     Message,
     conversation_of,
@@ -22,31 +21,25 @@ from pipeline.intake.exports.people import (
     reply_chains,
     seconds,
 )
-
-SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "ThreadStarterMessage", "20", "23")
-
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a channel with its messages."""
-    return any(_is_channel(value) for value in head.objects())
+from pipeline.intake.exports.view import View, texts
 
 
-def _is_channel(value: dict[str, Any]) -> bool:
-    return isinstance(value.get("channel"), dict) and isinstance(value.get("messages"), list)
+def _is_channel(value: View) -> bool:
+    return value.has("channel", dict) and value.has("messages", list)
 
 
 def read(records: Records, notes: Notes) -> Iterator[Conversation]:
     """Yield the conversations of each channel. All of a channel's messages are in memory."""
     before = 0  # messages of earlier channels; a channel that can't be read counts as one
-    for number, offset, value in records:
-        before = max(before, number - 1)  # Records of other programs may precede it.
-        if isinstance(value, BadLine):
+    for record in records:
+        before = max(before, record.number - 1)  # Records of other programs may precede it.
+        try:
+            value = record.view()
+            if not _is_channel(value):
+                raise BadLine("bad_shape", "a channel of DiscordChatExporter has channel and messages")
+        except BadLine as why:
             before += 1
-            yield Conversation(before, offset, value)
-        elif not isinstance(value, dict) or not _is_channel(value):
-            before += 1
-            why = BadLine("bad_shape", "a channel of DiscordChatExporter has channel and messages")
-            yield Conversation(before, offset, why)
+            yield Conversation(before, record.offset, why)
         else:
             yield from _conversations(before, value["messages"], notes)
             before += len(value["messages"])
@@ -56,7 +49,7 @@ def _conversations(before: int, stated: list[Any], notes: Notes) -> Iterator[Con
     messages: dict[str, Message] = {}
     for number, value in enumerate(stated, start=before + 1):
         try:
-            message = _message(number, value, notes)
+            message = _message(number, View(value), notes)
         except BadLine as why:
             yield Conversation(number, None, why)
             continue
@@ -72,34 +65,34 @@ def _conversations(before: int, stated: list[Any], notes: Notes) -> Iterator[Con
     yield from map(conversation_of, conversations)
 
 
-def _message(number: int, value: Any, notes: Notes) -> Message | None:
+# Types of messages that somebody wrote.
+SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "ThreadStarterMessage", "20", "23")
+
+
+def _message(number: int, value: View, notes: Notes) -> Message | None:
     """Return a message that somebody wrote; None for other messages. Raises `BadLine`."""
-    author = value.get("author") if isinstance(value, dict) else None
-    if not isinstance(author, dict) or not isinstance(value.get("id"), str):
+    if not value.has("author", dict) or not value.has("id", str):
         raise BadLine("bad_shape", "a message of DiscordChatExporter has id, type, author and content")
     if value.get("type") not in SAID:
         notes["notices"] += 1
         return None
-    embeds = objects(value.get("embeds"))
-    words = texts(value.get("content")) or texts(
-        *(texts(embed.get("title"), embed.get("description")) for embed in embeds)
-    )
-    notes["attachments"] += len(objects(value.get("attachments"))) + len(objects(value.get("stickers")))
+    embeds = [embed.texts("title", "description") for embed in value.objects("embeds")]
+    words = value.texts("content") or texts(*embeds)
+    notes["attachments"] += len(value.objects("attachments")) + len(value.objects("stickers"))
     if not words:
         notes["empty_messages"] += 1
         return None
     notes["edited_messages"] += bool(value.get("timestampEdited"))
-    reference = value.get("reference")
-    follows = reference.get("messageId") if isinstance(reference, dict) else None
+    author = value.object("author")
     return Message(
         place=value["id"],
         number=number,
-        author=str(author.get("name") or author.get("id")),
+        author=author.label("name", default=author.get("id")),
         is_bot=author.get("isBot") is True,
         words=words,
         time=seconds(value.get("timestamp")),
-        follows=follows if isinstance(follows, str) else None,
+        follows=value.object("reference").text_or_none("messageId"),
     )
 
 
-EXPORT = Export("discord", is_head, read, large_keys=(b'"guild"', b'"channel"'))
+EXPORT = Export("discord", any_record(_is_channel), read, large_keys=(b'"guild"', b'"channel"'))

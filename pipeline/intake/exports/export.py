@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn
 
 HEAD_RECORDS = 20  # records by which a file is recognized
@@ -24,6 +25,21 @@ class Record(NamedTuple):
     number: int  # number from 1
     offset: int | None  # bytes from the start of the unpacked file
     value: Any | BadLine
+
+    def view(self) -> View:
+        """Return the object; an empty one for any other value. Raises the `BadLine` of one that can't be
+        read.
+        """
+        if isinstance(self.value, BadLine):
+            raise self.value
+        return View(self.value)
+
+    def object(self, why: str) -> View:
+        """Return the object. Raises `BadLine`, which says `why` for any other value."""
+        view = self.view()
+        if not isinstance(self.value, dict):
+            raise BadLine("not_object", why)
+        return view
 
 
 class Conversation(NamedTuple):
@@ -41,9 +57,9 @@ class Head:
     layout: str  # "lines", "array", "object" or "stream"
     values: tuple[Any, ...]
 
-    def objects(self) -> list[dict[str, Any]]:
+    def objects(self) -> list[View]:
         """Return the records that are objects."""
-        return [value for value in self.values if isinstance(value, dict)]
+        return [View(value) for value in self.values if isinstance(value, dict)]
 
 
 # Counts of what was left out or decided, as name → number. They are written to reports/data.json.
@@ -89,6 +105,14 @@ class Export:
     has_rows: bool = False
 
 
+def conversation_rows(turns: list[Turn], notes: Notes) -> Iterator[dict[str, Any]]:
+    """Yield the row of a conversation, or count it if it has no turn."""
+    if turns:
+        yield {"messages": turns}
+    else:
+        notes["empty_conversations"] += 1
+
+
 class Alone:
     """Messages that are records themselves: all of them are one conversation, if each can be read."""
 
@@ -116,8 +140,17 @@ class Alone:
             yield Conversation(*self.begin, {"messages": kept})
 
 
+def any_record(is_record: Callable[[View], Any]) -> Callable[[Head], bool]:
+    """Return the `is_head` of an export that one of its records is enough to recognize."""
+
+    def is_head(head: Head) -> bool:
+        return any(map(is_record, head.objects()))
+
+    return is_head
+
+
 def each_record(
-    rows_of: Callable[[dict[str, Any], Notes], Iterable[dict[str, Any]]],
+    rows_of: Callable[[View, Notes], Iterable[dict[str, Any]]],
 ) -> Callable[[Iterable[Record], Notes], Iterator[Conversation]]:
     """Return the `read` of an export in which each record is a conversation.
 
@@ -125,15 +158,12 @@ def each_record(
     """
 
     def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-        for number, offset, value in records:
+        for record in records:
             try:
-                if isinstance(value, BadLine):
-                    raise value
-                if not isinstance(value, dict):
-                    raise BadLine("not_object", "not a JSON object, as this export's conversations are")
+                value = record.object("not a JSON object, as this export's conversations are")
                 for row in rows_of(value, notes):
-                    yield Conversation(number, offset, row)
+                    yield Conversation(record.number, record.offset, row)
             except BadLine as why:
-                yield Conversation(number, offset, why)
+                yield Conversation(record.number, record.offset, why)
 
     return read

@@ -12,49 +12,31 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.intake.exports.answers import objects, user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.answers import user_turn
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.markdown import markdown_of
+from pipeline.intake.exports.view import View, texts
 
-NAMES = ("gemini", "bard")
 PROMPTED = re.compile(r"(?:Prompted with: |Asked (?:Gemini|Bard): |Prompted |Asked |Said )")
-OTHERS = (  # activities that are not prompts
-    *(
-        "Added",
-        "Answered",
-        "Branched",
-        "Cleared",
-        "Created",
-        "Deleted",
-        "Edited",
-        "Exported",
-        "Gave",
-        "Pinned",
-    ),
-    *("Renamed", "Searched", "Selected", "Shared", "Updated", "Used", "Viewed", "Visited"),
-)
 ATTACHED = re.compile(r"\s*Attached (\d+) files?\.?\s*$")
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is an activity in Gemini."""
-    return any(_is_activity(value) for value in head.objects())
+def _is_activity(value: View) -> bool:
+    labels = texts(value.get("header"), *value.array("products")).lower()
+    return ("gemini" in labels or "bard" in labels) and value.has("title", str) and "time" in value
 
 
-def _is_activity(value: dict[str, Any]) -> bool:
-    labels = [value.get("header")]
-    products = value.get("products")
-    labels += products if isinstance(products, list) else []
-    is_named = any(
-        isinstance(label, str) and any(name in label.lower() for name in NAMES) for label in labels
-    )
-    return is_named and isinstance(value.get("title"), str) and "time" in value
+# Verbs of activities that are not prompts.
+OTHERS = (
+    *("Added", "Answered", "Branched", "Cleared", "Created", "Deleted", "Edited", "Exported", "Gave"),
+    *("Pinned", "Renamed", "Searched", "Selected", "Shared", "Updated", "Used", "Viewed", "Visited"),
+)
 
 
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the exchange of an activity."""
     if not _is_activity(value):
-        if isinstance(value.get("title"), str) and "header" in value:
+        if value.has("title", str) and "header" in value:
             notes["activities_of_other_products"] += 1
             return
         raise BadLine("bad_shape", "an activity of Gemini has header, title and time")
@@ -82,17 +64,14 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     yield {"messages": [*user_turn(words, names, notes), {"role": "assistant", "content": answer}]}
 
 
-def _answer(value: dict[str, Any]) -> str:
-    items = [item.get("html") for item in objects(value.get("safeHtmlItem"))]
-    return "\n\n".join(filter(None, (markdown_of(html) for html in items if isinstance(html, str))))
+def _answer(value: View) -> str:
+    return texts(*(markdown_of(item.text("html")) for item in value.objects("safeHtmlItem")))
 
 
-def _attached(value: dict[str, Any]) -> list[str]:
+def _attached(value: View) -> list[str]:
     """Return the names of the files that were attached."""
-    files = value.get("attachedFiles")
-    names = [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
-    image = value.get("imageFile")
-    return [*names, image] if isinstance(image, str) else names
+    names = [*value.array("attachedFiles"), value.get("imageFile")]
+    return [name for name in names if isinstance(name, str)]
 
 
-EXPORT = Export("gemini", is_head, each_record(rows_of))
+EXPORT = Export("gemini", any_record(_is_activity), each_record(rows_of))

@@ -5,80 +5,74 @@ After <https://developers.intercom.com/docs/references/rest-api/api.intercom.io/
 in HTML. Contacts (`user`, `lead`, `contact`) are the user; `admin`, `bot` and `team` the assistant.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.intake.exports.answers import objects, texts
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.markdown import markdown_of
 from pipeline.intake.exports.people import Message, row_of, spoken
-
-CONTACTS = ("user", "lead", "contact")
-STAFF = ("admin", "bot", "team")
-NOTES = ("note", "note_and_reopen", "attribute_collected_note")
+from pipeline.intake.exports.view import View, texts
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is a conversation with parts."""
-    return any(
-        isinstance(_parts(value), list) and isinstance(value.get("source"), dict) for value in head.objects()
-    )
+def _is_conversation(value: View) -> bool:
+    return value.has("source", dict) and _listed(value).has("conversation_parts", list)
 
 
-def _parts(value: Mapping[str, Any]) -> Any:
-    listed = value.get("conversation_parts")
-    return listed.get("conversation_parts") if isinstance(listed, dict) else listed
+def _listed(value: View) -> View:
+    """Return the object with the list of parts. Older versions have the list itself."""
+    return value.object("conversation_parts") if value.has("conversation_parts", dict) else value
 
 
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a conversation."""
-    parts = _parts(value)
-    source = value.get("source")
-    if not isinstance(source, dict) or not isinstance(parts, list):
+    if not _is_conversation(value):
         raise BadLine("bad_shape", "a conversation of Intercom has source and conversation_parts")
-    listed = value["conversation_parts"]
-    total = listed.get("total_count") if isinstance(listed, dict) else None
-    if isinstance(total, int) and total > len(parts):
+    parts = _listed(value).array("conversation_parts")
+    total = value.object("conversation_parts").integer("total_count")
+    if total > len(parts):
         raise BadLine(
             "bad_shape",
             f"{total - len(parts)} of {total} parts are missing: fetch the conversation by its id",
         )
     messages = []
-    for number, part in enumerate([source, *parts]):
+    for number, part in enumerate([value["source"], *parts]):
         if not isinstance(part, dict):
             raise BadLine("bad_shape", f"conversation_parts {number} is not an object")
         where = f"conversation_parts {number}" if number else "source"
-        messages += _messages(part, where, number, notes)
+        messages += _messages(View(part), where, number, notes)
     yield from map(row_of, spoken(messages, notes))
 
 
-def _messages(part: Mapping[str, Any], where: str, number: int, notes: Notes) -> list[Message]:
+CONTACTS = ("user", "lead", "contact")
+STAFF = ("admin", "bot", "team")
+
+
+def _messages(part: View, where: str, number: int, notes: Notes) -> list[Message]:
     """Return the message of a part; none for a note, and for a part that only records an action."""
-    if part.get("part_type") in NOTES:
+    if part.get("part_type") in ("note", "note_and_reopen", "attribute_collected_note"):
         notes["private_comments"] += 1
         return []
-    notes["attachments"] += len(objects(part.get("attachments")))
+    notes["attachments"] += len(part.objects("attachments"))
     if part.get("redacted") is True:
         notes["deleted_messages"] += 1
         return []
-    words = markdown_of(texts(part.get("body")))
+    words = markdown_of(part.texts("body"))
     if number == 0:
-        words = texts(markdown_of(texts(part.get("subject"))), words)
+        words = texts(markdown_of(part.texts("subject")), words)
     if not words:
         notes["notices" if number else "empty_messages"] += 1
         return []
-    author = part.get("author")
-    author = author if isinstance(author, dict) else {}
+    author = part.object("author")
     kind = author.get("type")
     if kind not in (*CONTACTS, *STAFF):
         raise BadLine(
             "bad_role",
             f"{where}: the author's type {quoted(kind)} is none of {', '.join((*CONTACTS, *STAFF))}",
         )
-    name = str(author.get("id") or kind)
-    return [Message(str(number), number, f"{kind} {name}", kind in STAFF, words, 0.0, None)]
+    name = author.label("id", default=kind)
+    return [Message(str(number), number, f"{kind} {name}", kind in STAFF, words)]
 
 
-EXPORT = Export("intercom", is_head, each_record(rows_of))
+EXPORT = Export("intercom", any_record(_is_conversation), each_record(rows_of))

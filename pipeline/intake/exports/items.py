@@ -3,15 +3,14 @@
 Items that no row can contain are left out and counted.
 """
 
-from typing import Any
-
 from pipeline.intake.exports.blocks import blocks_of, text_of
 from pipeline.intake.exports.export import Notes
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Draft
 from pipeline.intake.wire.items import CALLS, RESULTS, call_of_item, reasoning_of_item, result_of_item
 
 
-def add_item(draft: Draft, item: dict[str, Any], notes: Notes) -> None:
+def add_item(draft: Draft, item: View, notes: Notes) -> None:
     """Add one item to the turns."""
     kind = item.get("type", "message")
     if kind == "message":
@@ -30,7 +29,7 @@ def add_item(draft: Draft, item: dict[str, Any], notes: Notes) -> None:
         notes["items_of_other_types"] += 1
 
 
-def _add_message(draft: Draft, item: dict[str, Any], notes: Notes) -> None:
+def _add_message(draft: Draft, item: View, notes: Notes) -> None:
     role = item.get("role")
     words = text_of(blocks_of(item.get("content")), notes)
     if role == "assistant":

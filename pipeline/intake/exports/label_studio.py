@@ -8,51 +8,33 @@ certain.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import listed
 from pipeline.intake.exports.annotations import annotated_row, is_question
-from pipeline.intake.exports.answers import objects
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
-
-# Keys of JSON-MIN that are no data. `annotation_id` and `annotator` show that it is one.
-OF_MIN = ("annotation_id", "annotator", "created_at", "id", "lead_time", "updated_at")
-VALUES = (
-    "text",
-    "choices",
-    "taxonomy",
-    "rating",
-    "number",
-    "datetime",
-)  # keys of a control's value, with its answer
-SIDES = (
-    ("1", "2"),
-    ("0", "1"),
-    ("a", "b"),
-    ("left", "right"),
-)  # ends of the names of two texts that are compared
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
+from pipeline.intake.exports.view import View
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is a task with annotations, or an annotation of JSON-MIN."""
-    return any(_is_task(value) or _is_min(value) for value in head.objects())
+def _is_record(value: View) -> bool:
+    """Return True for a task with annotations, and for an annotation of JSON-MIN."""
+    return _is_task(value) or _is_min(value)
 
 
-def _is_task(value: Mapping[str, Any]) -> bool:
-    annotations = value.get("annotations")
-    is_annotated = isinstance(annotations, list) and all("result" in item for item in objects(annotations))
-    return (
-        isinstance(value.get("data"), dict) and is_annotated and ("predictions" in value or bool(annotations))
-    )
+def _is_task(value: View) -> bool:
+    if not value.has("data", dict) or not value.has("annotations", list):
+        return False
+    are_answered = all("result" in item for item in value.objects("annotations"))
+    return are_answered and ("predictions" in value or bool(value["annotations"]))
 
 
-def _is_min(value: Mapping[str, Any]) -> bool:
+def _is_min(value: View) -> bool:
     return {"annotation_id", "annotator", "lead_time"} <= value.keys()
 
 
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield a row for each annotation that was submitted; of a task with a ground truth, for that alone.
 
     Raises `BadLine` for a comparison that names no better text, or whose two texts are not certain.
@@ -62,43 +44,43 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
         return
     if not _is_task(value):
         raise BadLine("bad_shape", "a task of Label Studio has data and annotations with a result")
-    notes["predictions_not_read"] += len(objects(value.get("predictions")))
-    annotations = objects(value["annotations"])
+    notes["predictions_not_read"] += len(value.objects("predictions"))
+    annotations = value.objects("annotations")
     submitted = [item for item in annotations if not item.get("was_cancelled")]
     notes["annotations_skipped"] += len(annotations) - len(submitted)
     truths = [item for item in submitted if item.get("ground_truth") is True]
     notes["annotations_beside_truth"] += len(submitted) - len(truths) if truths else 0
     notes["tasks_without_annotation"] += not submitted
     for annotation in truths or submitted:
-        yield _row(value["data"], objects(annotation["result"]))
+        yield _row(value["data"], annotation.objects("result"))
 
 
-def _min_row(value: dict[str, Any]) -> dict[str, Any]:
+def _min_row(value: View) -> dict[str, Any]:
     """Return an annotation of JSON-MIN. `prompt` and `answer` speak for themselves, and are a chat here."""
-    row = {key: item for key, item in value.items() if key not in OF_MIN}
-    if (
-        is_question(row.get("prompt"))
-        and isinstance(row.get("answer"), str | list)
-        and "completion" not in row
-    ):
+    no_data = ("annotation_id", "annotator", "created_at", "id", "lead_time", "updated_at")
+    row = View({key: item for key, item in value.items() if key not in no_data})
+    if is_question(row.get("prompt")) and row.has("answer", str | list) and "completion" not in row:
         row["completion"] = row.pop("answer")
     return row
 
 
-def _row(data: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
+# Keys of a control's value, with its answer.
+VALUES = ("text", "choices", "taxonomy", "rating", "number", "datetime")
+
+
+def _row(data: dict[str, Any], results: list[View]) -> dict[str, Any]:
     answers: dict[str, list[Any]] = {}
     written = []
     for result in results:
-        stated = result.get("value")
-        if not isinstance(stated, dict):
+        if not result.has("value", dict):
             continue
+        stated = result.object("value")
         if result.get("type") == "pairwise":
             return _pair(data, str(result.get("to_name")), stated.get("selected"))
         name = str(result.get("from_name"))
         key = next((key for key in VALUES if key in stated), None)
         if key is not None:
-            answer = stated[key]
-            answers.setdefault(name, []).extend(answer if isinstance(answer, list) else [answer])
+            answers.setdefault(name, []).extend(stated[key] if stated.has(key, list) else [stated[key]])
             if result.get("type") == "textarea" and name not in written:
                 written.append(name)
     if not answers:
@@ -123,6 +105,10 @@ def _pair(data: dict[str, Any], compared: str, selected: Any) -> dict[str, Any]:
     return {"prompt": data[asked[0]], "chosen": data[better], "rejected": data[worse]}
 
 
+# Ends of the names of two texts that are compared.
+SIDES = (("1", "2"), ("0", "1"), ("a", "b"), ("left", "right"))
+
+
 def _sides(texts: list[str], compared: str) -> tuple[str, str] | None:
     """Return the names of the left and the right text: those that the control names, or the only two that
     count on.
@@ -141,4 +127,4 @@ def _sides(texts: list[str], compared: str) -> tuple[str, str] | None:
     return pairs[0] if len(pairs) == 1 else None
 
 
-EXPORT = Export("label_studio", is_head, each_record(rows_of), has_rows=True)
+EXPORT = Export("label_studio", any_record(_is_record), each_record(rows_of), has_rows=True)

@@ -5,92 +5,79 @@ After the program's source (github.com/danny-avila/LibreChat, useExportConversat
 `parentMessageId`, `isCreatedByUser`, `text` or `content` parts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.answers import Answer, objects, result_text, texts, user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
-from pipeline.intake.exports.trees import Reader, Tree, tree_rows
+from pipeline.intake.exports.answers import Answer, result_text, user_turn
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
+from pipeline.intake.exports.trees import Tree, by_message, thumbs_of, tree_rows
+from pipeline.intake.exports.view import View, text_in, texts
 from pipeline.intake.wire.draft import Turn
 
-LISTS = ("messagesTree", "messages")
-THUMBS = {"thumbsUp": True, "thumbsDown": False}
-SYSTEMS = ("promptPrefix", "instructions", "system")  # options that contain the system text
 
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a conversation of LibreChat."""
-    return any(_is_conversation(value) for value in head.objects())
-
-
-def _is_conversation(value: Mapping[str, Any]) -> bool:
-    listed = next((value[key] for key in LISTS if isinstance(value.get(key), list)), None)
-    if listed is None or "conversationId" not in value:
+def _is_conversation(value: View) -> bool:
+    key = _key_of_messages(value)
+    if key is None or "conversationId" not in value:
         return False
-    return not listed or any("messageId" in message for message in objects(listed))
+    return not value[key] or any("messageId" in message for message in value.objects(key))
 
 
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def _key_of_messages(value: View) -> str | None:
+    return next((key for key in ("messagesTree", "messages") if value.has(key, list)), None)
+
+
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the rows of a conversation."""
-    if not _is_conversation(value):
+    key = _key_of_messages(value)
+    if key is None or not _is_conversation(value):
         raise BadLine(
             "bad_shape", "a conversation of LibreChat has conversationId and messages or messagesTree"
         )
-    listed = next(value[key] for key in LISTS if isinstance(value.get(key), list))
-    messages, parents = _flat(objects(listed))
+    messages, parents = _flat(value.objects(key))
     if not messages:
         notes["empty_conversations"] += 1
         return
-    thumbs = {place: up for place, message in messages.items() if (up := _thumb(message)) is not None}
     tree = Tree(messages, parents)
     leaves = tree.leaves() or [*messages]
     newest = max(reversed(leaves), key=lambda place: str(messages[place].get("createdAt") or ""))
-    options = value.get("options")
-    given = options if isinstance(options, dict) else {}
-    system = next((words for key in SYSTEMS if (words := texts(given.get(key)))), "")
-
-    def turns(branch: Sequence[str], notes: Notes) -> list[Turn]:
-        branch_turns: list[Turn] = [{"role": "system", "content": system}] if system else []
-        for place in branch:
-            branch_turns += _turns(messages[place], notes, is_down=thumbs.get(place) is False)
-        return branch_turns
-
-    def is_user(place: str) -> bool:
-        return bool(messages[place].get("isCreatedByUser"))
-
-    yield from tree_rows(tree, newest, Reader(turns, is_user), notes, thumbs)
+    options = value.object("options")
+    system = options.texts("promptPrefix") or options.texts("instructions") or options.texts("system")
+    reader = by_message(_turns, _is_user, system)
+    yield from tree_rows(tree, newest, reader, notes, thumbs_of(messages, _thumb))
 
 
-def _flat(listed: list[dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, str | None]]:
+def _flat(listed: list[View]) -> tuple[dict[str, View], dict[str, str | None]]:
     """Return all messages by id, and their parents, also of a tree of any depth."""
-    messages: dict[str, dict[str, Any]] = {}
+    messages: dict[str, View] = {}
     parents: dict[str, str | None] = {}
-    stack: list[tuple[dict[str, Any], str | None]] = [(message, None) for message in reversed(listed)]
+    stack: list[tuple[View, str | None]] = [(message, None) for message in reversed(listed)]
     while stack:
         message, above = stack.pop()
-        place = str(message.get("messageId") or f"message {len(messages)}")
-        parent = message.get("parentMessageId")
+        place = message.label("messageId", default=f"message {len(messages)}")
         messages[place] = message
-        parents[place] = above or (parent if isinstance(parent, str) else None)
-        stack += [(child, place) for child in reversed(objects(message.get("children")))]
+        parents[place] = above or message.text_or_none("parentMessageId")
+        stack += [(child, place) for child in reversed(message.objects("children"))]
     return messages, parents
 
 
-def _thumb(message: Mapping[str, Any]) -> bool | None:
-    feedback = message.get("feedback")
-    return THUMBS.get(str(feedback.get("rating"))) if isinstance(feedback, dict) else None
+def _is_user(message: View) -> bool:
+    return bool(message.get("isCreatedByUser"))
 
 
-def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn]:
-    stated = message.get("text")
-    words = stated if isinstance(stated, str) else ""
-    parts = objects(message.get("content"))
-    files = objects(message.get("files"))
-    if message.get("isCreatedByUser"):
+def _thumb(message: View) -> bool | None:
+    """Return True for a thumb up, False for one down, None without a thumb."""
+    return {"thumbsUp": True, "thumbsDown": False}.get(str(message.object("feedback").get("rating")))
+
+
+def _turns(message: View, notes: Notes) -> list[Turn]:
+    words = message.text("text")
+    parts = message.objects("content")
+    files = message.objects("files")
+    if _is_user(message):
         words = words or texts(*(_part_text(part, "text") for part in parts))
-        names = [str(file.get("filename") or "") for file in files]
-        shows_image = any(str(file.get("type") or "").startswith("image/") for file in files)
+        names = [file.label("filename") for file in files]
+        shows_image = any(file.label("type").startswith("image/") for file in files)
         return user_turn(words, names, notes, shows_image=shows_image)
     notes["attachments"] += len(files)
     answer = Answer(notes)
@@ -99,26 +86,23 @@ def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn
     if not parts:
         answer.say(words)
     aborted = bool(message.get("unfinished") or message.get("error"))
-    return answer.finished(aborted=aborted, is_down=is_down)
+    return answer.finished(aborted=aborted, is_down=_thumb(message) is False)
 
 
-def _part_text(part: Mapping[str, Any], key: str) -> str:
+def _part_text(part: View, key: str) -> str:
     """Return a part's text, which may be an object with a value."""
-    words = part.get(key)
-    if isinstance(words, dict):
-        words = words.get("value")
-    return words if isinstance(words, str) else ""
+    return text_in(part.get(key), "value") or ""
 
 
-def _add(answer: Answer, part: dict[str, Any], place: str) -> None:
+def _add(answer: Answer, part: View, place: str) -> None:
     kind = part.get("type")
     if kind == "text":
         answer.say(_part_text(part, "text"))
     elif kind == "think":
         answer.think(_part_text(part, "think"))
-    elif kind == "tool_call" and isinstance(part.get("tool_call"), dict):
-        call = part["tool_call"]
-        place = str(call.get("id") or place)
+    elif kind == "tool_call" and part.has("tool_call", dict):
+        call = part.object("tool_call")
+        place = call.label("id", default=place)
         answer.call(place, str(call.get("name")), call.get("args") or {})
         if call.get("output") is not None:
             answer.result(place, result_text(call["output"]))
@@ -126,4 +110,9 @@ def _add(answer: Answer, part: dict[str, Any], place: str) -> None:
         answer.notes["blocks_not_read"] += 1
 
 
-EXPORT = Export("librechat", is_head, each_record(rows_of), large_keys=(b'"conversationId"', b'"exportAt"'))
+EXPORT = Export(
+    "librechat",
+    any_record(_is_conversation),
+    each_record(rows_of),
+    large_keys=(b'"conversationId"', b'"exportAt"'),
+)

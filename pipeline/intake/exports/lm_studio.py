@@ -6,94 +6,81 @@ readers (github.com/YorkieDev/lm-studio-conversation-converter): `messages` with
 blocks. Those in the style `thinking` are reasoning.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.intake.exports.answers import Answer, objects, result_text, texts, user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.answers import Answer, result_text, user_turn
+from pipeline.intake.exports.export import Export, Notes, any_record, conversation_rows, each_record
+from pipeline.intake.exports.view import View, texts
 from pipeline.intake.wire.draft import Turn
 
-SYSTEM = "llm.prediction.systemPrompt"
-CUT_OFF = ("userStopped", "maxPredictedTokensReached", "contextLengthReached")
-NOT_SAID = ("debugInfoBlock", "status", "toolStatus")  # steps that show the progress
+
+def _is_chat(value: View) -> bool:
+    """Return True for a chat with messages in versions."""
+    has_versions = any("versions" in message for message in value.objects("messages"))
+    return has_versions or value.keys() >= {"messages", "pinned", "perChatPredictionConfig"}
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is a chat with messages in versions."""
-    return any(
-        any("versions" in message for message in objects(value.get("messages")))
-        or (value.keys() >= {"messages", "pinned", "perChatPredictionConfig"})
-        for value in head.objects()
-    )
-
-
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a chat."""
-    if not isinstance(value.get("messages"), list):
+    if not value.has("messages", list):
         raise BadLine("bad_shape", "a chat of LM Studio has a list messages, and this has none")
-    turns = _system(value)
-    dialogue = [turn for message in value["messages"] for turn in _turns(message, notes)]
-    if dialogue:
-        yield {"messages": [*turns, *dialogue]}
-    else:
-        notes["empty_conversations"] += 1
+    turns = [turn for message in value.elements("messages") for turn in _turns(message, notes)]
+    if turns:
+        turns = [*_system(value), *turns]
+    yield from conversation_rows(turns, notes)
 
 
-def _system(value: Mapping[str, Any]) -> list[Turn]:
-    config = value.get("perChatPredictionConfig")
-    fields = objects(config.get("fields")) if isinstance(config, dict) else []
-    stated = next((field.get("value") for field in fields if field.get("key") == SYSTEM), None)
-    words = texts(stated) or texts(value.get("systemPrompt"))
+def _system(value: View) -> list[Turn]:
+    fields = value.object("perChatPredictionConfig").objects("fields")
+    stated = [field for field in fields if field.get("key") == "llm.prediction.systemPrompt"]
+    words = next(iter(stated), View()).texts("value") or value.texts("systemPrompt")
     return [{"role": "system", "content": words}] if words else []
 
 
-def _turns(message: Any, notes: Notes) -> list[Turn]:
-    versions = objects(message.get("versions")) if isinstance(message, dict) else []
-    selected = message.get("currentlySelected", 0) if isinstance(message, dict) else 0
+def _turns(message: View, notes: Notes) -> list[Turn]:
+    versions = message.objects("versions")
+    selected = message.get("currentlySelected", 0)
     if not isinstance(selected, int) or not 0 <= selected < len(versions):
         raise BadLine("bad_shape", "a message of LM Studio has versions, and the number of the selected one")
     notes["branches_not_current"] += len(versions) - 1
     version = versions[selected]
     role = version.get("role")
     if role in ("user", "system"):
-        parts = objects(version.get("content"))
+        parts = version.objects("content")
         words = texts(*(part.get("text") for part in parts))
         if role == "system":
             return [{"role": role, "content": words}]
         files = [part for part in parts if part.get("type") == "file"]
-        names = [str(file.get("fileIdentifier") or "") for file in files]
+        names = [file.label("fileIdentifier") for file in files]
         shows_image = any(file.get("fileType") == "image" for file in files)
         return user_turn(words, names, notes, shows_image=shows_image)
     if role != "assistant":
         raise BadLine("bad_role", f"the role is {quoted(role)}")
     answer = Answer(notes)
-    steps = objects(version.get("steps")) or [version]
+    steps = version.objects("steps") or [version]
     for step in steps:
         _add_step(answer, step)
-    stops = {_stop(step) for step in steps}
-    return answer.finished(aborted=not stops.isdisjoint(CUT_OFF))
+    return answer.finished(aborted=any(map(_is_cut_off, steps)))
 
 
-def _stop(step: Mapping[str, Any]) -> str:
-    info = step.get("genInfo")
-    stats = info.get("stats") if isinstance(info, dict) else None
-    return str(stats.get("stopReason")) if isinstance(stats, dict) else ""
+def _is_cut_off(step: View) -> bool:
+    stop = step.object("genInfo").object("stats").get("stopReason")
+    return stop in ("userStopped", "maxPredictedTokensReached", "contextLengthReached")
 
 
-def _add_step(answer: Answer, step: dict[str, Any]) -> None:
-    if step.get("type") in NOT_SAID:
+def _add_step(answer: Answer, step: View) -> None:
+    if step.get("type") in ("debugInfoBlock", "status", "toolStatus"):  # It shows the progress.
         return
-    style = step.get("style")
-    is_thought = isinstance(style, dict) and style.get("type") == "thinking"
     pieces = []
-    for part in objects(step.get("content")):
+    for part in step.objects("content"):
         kind = part.get("type")
         if kind == "text":
-            pieces.append(str(part.get("text") or ""))
+            pieces.append(part.label("text"))
         elif kind == "toolCallRequest":
-            place = str(part.get("toolCallRequestId") or part.get("callId") or f"call_{len(answer.turns)}")
+            place = part.label("toolCallRequestId", "callId", default=f"call_{len(answer.turns)}")
             answer.say("".join(pieces))
             pieces = []
             answer.call(place, str(part.get("name")), part.get("parameters") or {})
@@ -103,10 +90,12 @@ def _add_step(answer: Answer, step: dict[str, Any]) -> None:
         else:
             answer.notes["blocks_not_read"] += 1
     words = "".join(pieces)
-    if is_thought:
+    if step.object("style").get("type") == "thinking":
         answer.think(words)
     else:
         answer.say(words)
 
 
-EXPORT = Export("lm_studio", is_head, each_record(rows_of), large_keys=(b'"name"', b'"createdAt"'))
+EXPORT = Export(
+    "lm_studio", any_record(_is_chat), each_record(rows_of), large_keys=(b'"name"', b'"createdAt"')
+)

@@ -7,14 +7,15 @@ reasoning and tool calls as `<details type="…">`.
 
 import html
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.core.jsonl import BadLine, parse_lax
 from pipeline.core.text import quoted
-from pipeline.intake.exports.answers import Answer, objects, result_text, texts, user_turn
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
-from pipeline.intake.exports.trees import Reader, Tree, parents_of, tree_rows
+from pipeline.intake.exports.answers import Answer, result_text, user_turn
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
+from pipeline.intake.exports.trees import Tree, by_message, parents_of, thumbs_of, tree_rows
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn
 
 DETAILS = re.compile(r"<details\s([^>]*)>(.*?)</details>\n?", re.DOTALL)
@@ -23,73 +24,55 @@ SUMMARY = re.compile(r"\s*<summary>.*?</summary>\s*", re.DOTALL)
 QUOTE = re.compile(r"^> ?", re.MULTILINE)
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is a chat with a history of messages by id."""
-    return any(_history(value) is not None for value in head.objects())
+def _has_history(value: View) -> bool:
+    return _chat(value).object("history").has("messages", dict)
 
 
-def _chat(value: dict[str, Any]) -> dict[str, Any]:
-    chat = value.get("chat")
-    return chat if isinstance(chat, dict) else value
+def _chat(value: View) -> View:
+    return value.object("chat") if value.has("chat", dict) else value
 
 
-def _history(value: dict[str, Any]) -> dict[str, Any] | None:
-    history = _chat(value).get("history")
-    return history if isinstance(history, dict) and isinstance(history.get("messages"), dict) else None
-
-
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the rows of a chat."""
-    history = _history(value)
-    if history is None:
+    if not _has_history(value):
         raise BadLine("bad_shape", "a chat of Open WebUI has history.messages by id, and this has none")
-    stored = history["messages"]
-    messages = {place: message for place, message in stored.items() if isinstance(message, dict)}
+    chat = _chat(value)
+    history = chat.object("history")
+    messages = history.object("messages").objects_by_key()
     if not messages:
         notes["empty_conversations"] += 1
         return
-    thumbs = {place: up for place, message in messages.items() if (up := _thumb(message)) is not None}
-    current = history.get("currentId", history.get("current_id"))
-    if not isinstance(current, str) or current not in messages:
+    current = history.text_or_none("currentId" if "currentId" in history else "current_id")
+    if current not in messages:
         notes["current_node_missing"] += 1
         current = [*messages][-1]
     tree = Tree(messages, parents_of(messages, "parentId"))
-    chat = _chat(value)
-    params = chat.get("params")
-    system = texts((params if isinstance(params, dict) else {}).get("system")) or texts(chat.get("system"))
-
-    def turns(places: Sequence[str], notes: Notes) -> list[Turn]:
-        branch_turns: list[Turn] = [{"role": "system", "content": system}] if system else []
-        for place in places:
-            branch_turns += _turns(messages[place], notes, is_down=thumbs.get(place) is False)
-        return branch_turns
-
-    def is_user(place: str) -> bool:
-        return messages[place].get("role") == "user"
-
-    yield from tree_rows(tree, current, Reader(turns, is_user), notes, thumbs)
+    system = chat.object("params").texts("system") or chat.texts("system")
+    reader = by_message(_turns, _is_user, system)
+    yield from tree_rows(tree, current, reader, notes, thumbs_of(messages, _thumb))
 
 
-def _thumb(message: Mapping[str, Any]) -> bool | None:
+def _is_user(message: View) -> bool:
+    return message.get("role") == "user"
+
+
+def _thumb(message: View) -> bool | None:
     """Return True for a thumb up, False for one down, None without a thumb."""
-    annotation = message.get("annotation")
-    rating = annotation.get("rating") if isinstance(annotation, dict) else None
-    return {1: True, -1: False}.get(rating) if isinstance(rating, int) else None
+    return {1: True, -1: False}.get(message.object("annotation").integer("rating"))
 
 
-def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn]:
+def _turns(message: View, notes: Notes) -> list[Turn]:
     role = message.get("role")
-    content = message.get("content")
-    words = content if isinstance(content, str) else result_text(content)
+    words = result_text(message.get("content"))
     if role == "user":
-        files = objects(message.get("files"))
-        names = [str(file.get("name") or file.get("url") or "") for file in files]
+        files = message.objects("files")
+        names = [file.label("name", "url") for file in files]
         return user_turn(words, names, notes, shows_image=any(file.get("type") == "image" for file in files))
     if role == "system":
         return [{"role": "system", "content": words}]
     if role != "assistant":
         raise BadLine("bad_role", f"the role is {quoted(role)}")
-    notes["attachments"] += len(objects(message.get("files")))
+    notes["attachments"] += len(message.objects("files"))
     answer = Answer(notes)
     end = 0
     for block in DETAILS.finditer(words):
@@ -98,7 +81,7 @@ def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn
         _add(answer, dict(ATTRIBUTE.findall(block[1])), block[2])
     answer.say(words[end:].strip())
     aborted = message.get("done") is False or bool(message.get("error"))
-    return answer.finished(aborted=aborted, is_down=is_down)
+    return answer.finished(aborted=aborted, is_down=_thumb(message) is False)
 
 
 def _add(answer: Answer, attributes: Mapping[str, str], inside: str) -> None:
@@ -131,5 +114,9 @@ def _decoded(attribute: str) -> Any:
 
 
 EXPORT = Export(
-    "open_webui", is_head, each_record(rows_of), large_keys=(b'"history"', b'"chat"'), has_rows=True
+    "open_webui",
+    any_record(_has_history),
+    each_record(rows_of),
+    large_keys=(b'"history"', b'"chat"'),
+    has_rows=True,
 )

@@ -24,8 +24,8 @@ class Message(NamedTuple):
     author: str
     is_bot: bool
     words: str
-    time: float  # seconds
-    follows: str | None  # message or thread that it answers
+    time: float = 0.0  # seconds
+    follows: str | None = None  # message or thread that it answers
 
 
 def turn_of(message: Message) -> Turn:

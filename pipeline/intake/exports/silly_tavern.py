@@ -5,46 +5,51 @@ and `swipes`, other versions of an answer of which `mes` is the chosen one. The 
 `chat_metadata`. Messages of the system are notices, or hidden from the model.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Alone, Conversation, Export, Head, Notes, Records
+from pipeline.intake.exports.export import Alone, Conversation, Export, Notes, Record, Records, any_record
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Draft
 
-ATTACHED = ("audio", "file", "files", "image", "media", "video")  # keys of a message's `extra`
 
-
-def is_head(head: Head) -> bool:
-    """Return True if a record is a message."""
-    return any(map(_is_message, head.objects()))
-
-
-def _is_message(value: Mapping[str, Any]) -> bool:
-    return isinstance(value.get("mes"), str) and isinstance(value.get("is_user"), bool)
+def _is_message(value: View) -> bool:
+    return value.has("mes", str) and value.has("is_user", bool)
 
 
 def read(records: Records, notes: Notes) -> Iterator[Conversation]:
     """Yield the conversation below each line about a chat. It is not read if one of its messages can't be."""
     chat = Alone()
     draft = Draft()
-    for number, offset, value in records:
-        if isinstance(value, dict) and ("chat_metadata" in value or "character_name" in value):
+    for record in records:
+        try:
+            value = _checked(record)
+        except BadLine as why:
+            yield Conversation(record.number, record.offset, why)
+            chat.hole = why
+            continue
+        if _begins(value):
             yield from _ended(chat, draft, notes)
             chat = Alone()
             draft = Draft()
             continue
-        if not isinstance(value, dict) or not _is_message(value):
-            hole = (
-                value if isinstance(value, BadLine) else BadLine("bad_shape", "a message has mes and is_user")
-            )
-            yield Conversation(number, offset, hole)
-            chat.hole = hole
-            continue
         if not draft.turns:
-            chat.begin = (number, offset)
+            chat.begin = (record.number, record.offset)
         _add(draft, value, notes)
     yield from _ended(chat, draft, notes)
+
+
+def _checked(record: Record) -> View:
+    """Return a line about a chat, or a message. Raises `BadLine` for any other value."""
+    value = record.view()
+    if not _begins(value) and not _is_message(value):
+        raise BadLine("bad_shape", "a message has mes and is_user")
+    return value
+
+
+def _begins(value: View) -> bool:
+    """Return True for a line about a chat, which is its first one."""
+    return "chat_metadata" in value or "character_name" in value
 
 
 def _ended(chat: Alone, draft: Draft, notes: Notes) -> Iterator[Conversation]:
@@ -52,24 +57,22 @@ def _ended(chat: Alone, draft: Draft, notes: Notes) -> Iterator[Conversation]:
     yield from chat.conversation(notes)
 
 
-def _add(draft: Draft, message: Mapping[str, Any], notes: Notes) -> None:
+def _add(draft: Draft, message: View, notes: Notes) -> None:
     """Add a message, and count what is left out of it."""
     if message.get("is_system") is True:
         notes["notices"] += 1
         return
-    extra = message.get("extra")
-    extra = extra if isinstance(extra, dict) else {}
-    notes["attachments"] += sum(bool(extra.get(key)) for key in ATTACHED)
-    swipes = message.get("swipes")
-    notes["branches_not_current"] += max(0, len(swipes) - 1) if isinstance(swipes, list) else 0
+    extra = message.object("extra")
+    attached = ("audio", "file", "files", "image", "media", "video")
+    notes["attachments"] += sum(bool(extra.get(key)) for key in attached)
+    notes["branches_not_current"] += max(0, len(message.array("swipes")) - 1)
     words = message["mes"]
     if not words.strip():
         notes["empty_messages"] += 1
     elif message["is_user"]:
         draft.say("user", words)
     else:
-        reasoning = extra.get("reasoning")
-        draft.answer(words, reasoning if isinstance(reasoning, str) else "")
+        draft.answer(words, extra.text("reasoning"))
 
 
-EXPORT = Export("silly_tavern", is_head, read)
+EXPORT = Export("silly_tavern", any_record(_is_message), read)

@@ -8,36 +8,32 @@ days.
 import html
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.answers import objects, texts
-from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Records
+from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record, Records
 from pipeline.intake.exports.people import Message, conversation_of, direct_conversations, is_direct, spoken
+from pipeline.intake.exports.view import View, objects, texts
 
-# subtypes of messages that somebody wrote
-SAID = (None, "bot_message", "file_share", "me_message", "thread_broadcast")
-DELETED = ("tombstone", "message_deleted")
 MARKUP = re.compile(r"<([@#!]?)([^<>|]+)(?:\|([^<>]*))?>")
 
 
 def is_head(head: Head) -> bool:
     """Return True if the file is an array of messages with Slack's times."""
     return head.layout == "array" and any(
-        value.get("type") == "message" and isinstance(value.get("ts"), str) for value in head.objects()
+        value.get("type") == "message" and value.has("ts", str) for value in head.objects()
     )
 
 
 def read(records: Records, notes: Notes) -> Iterator[Conversation]:
     """Yield the threads of a channel."""
     users = objects(records.beside("users.json"))
-    names = {user["id"]: _name(user) for user in users if isinstance(user.get("id"), str)}
+    names = {user["id"]: user.label("name", "id") for user in users if user.has("id", str)}
     messages: dict[tuple[str, str], Message] = {}
-    for number, offset, value in records:
+    for record in records:
         try:
-            message = _message(number, value, names, notes)
+            message = _message(record, names, notes)
         except BadLine as why:
-            yield Conversation(number, offset, why)
+            yield Conversation(record.number, record.offset, why)
             continue
         if message is not None:
             notes["messages_repeated"] += (message.place, message.author) in messages
@@ -66,53 +62,51 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
         notes["messages_without_thread"] += len(alone)
 
 
-def _name(user: Mapping[str, Any]) -> str:
-    return str(user.get("name") or user["id"])
-
-
-def _message(number: int, value: Any, names: Mapping[str, str], notes: Notes) -> Message | None:
+def _message(record: Record, names: Mapping[str, str], notes: Notes) -> Message | None:
     """Return a message that somebody wrote; None for other messages. Raises `BadLine`."""
-    if isinstance(value, BadLine):
-        raise value
-    if not isinstance(value, dict) or not isinstance(value.get("ts"), str):
+    value = record.view()
+    if not value.has("ts", str):
         raise BadLine("bad_shape", "a message of Slack is an object with type, ts and text")
-    if value.get("subtype") in DELETED:
+    subtype = value.get("subtype")
+    if subtype in ("tombstone", "message_deleted"):
         notes["deleted_messages"] += 1
         return None
-    if value.get("type") != "message" or value.get("subtype") not in SAID:
+    is_said = subtype in (None, "bot_message", "file_share", "me_message", "thread_broadcast")
+    if value.get("type") != "message" or not is_said:
         notes["notices"] += 1
         return None
-    attached = [_attached(entry) for entry in objects(value.get("attachments"))]
-    words = texts(value.get("text")) or texts(*attached)
-    notes["attachments"] += len(objects(value.get("files")))
+    words = value.texts("text") or texts(*map(_attached, value.objects("attachments")))
+    notes["attachments"] += len(value.objects("files"))
     if not words:
         notes["empty_messages"] += 1
         return None
     notes["edited_messages"] += "edited" in value
-    is_bot = bool(value.get("bot_id")) or value.get("subtype") == "bot_message"
-    thread = value.get("thread_ts")
     return Message(
         place=value["ts"],
-        number=number,
+        number=record.number,
         author=_author(value, names),
-        is_bot=is_bot,
+        is_bot=bool(value.get("bot_id")) or subtype == "bot_message",
         words=_plain(words, names),
         time=_seconds(value["ts"]),
-        follows=thread if isinstance(thread, str) else None,
+        follows=value.text_or_none("thread_ts"),
     )
 
 
-def _author(value: Mapping[str, Any], names: Mapping[str, str]) -> str:
+def _author(value: View, names: Mapping[str, str]) -> str:
     """Return the author's name: that in users.json, the message's own, or an id."""
-    user = value.get("user")
-    profiles = [value.get(key) for key in ("user_profile", "bot_profile")]
-    stated = [profile.get("name") for profile in profiles if isinstance(profile, dict)]
-    candidates = [names.get(str(user)), *stated, value.get("username"), user, value.get("bot_id")]
-    return next((name for name in candidates if isinstance(name, str) and name), "unknown")
+    return (
+        names.get(str(value.get("user")))
+        or value.object("user_profile").text("name")
+        or value.object("bot_profile").text("name")
+        or value.text("username")
+        or value.text("user")
+        or value.text("bot_id")
+        or "unknown"
+    )
 
 
-def _attached(attachment: Mapping[str, Any]) -> str:
-    return texts(attachment.get("pretext"), attachment.get("text")) or texts(attachment.get("fallback"))
+def _attached(attachment: View) -> str:
+    return attachment.texts("pretext", "text") or attachment.texts("fallback")
 
 
 def _plain(words: str, names: Mapping[str, str]) -> str:

@@ -5,12 +5,13 @@ thumb up and the other a thumb down. Other branches are counted.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Notes
+from pipeline.intake.exports.export import Notes, conversation_rows
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Turn
 
 NO_THUMBS: Mapping[str, bool] = {}
@@ -20,7 +21,7 @@ NO_THUMBS: Mapping[str, bool] = {}
 class Tree:
     """Messages by their ids, and the id of the message that each follows."""
 
-    messages: Mapping[str, Any]
+    messages: Mapping[str, View]
     parents: Mapping[str, str | None]
 
     def branch(self, leaf: str) -> list[str]:
@@ -34,26 +35,47 @@ class Tree:
             place = self.parents.get(place)
         return [*reversed(ids)]
 
+    def of(self, places: Sequence[str]) -> list[View]:
+        """Return the messages with these ids."""
+        return [self.messages[place] for place in places]
+
     def leaves(self) -> list[str]:
         """Return the ids of the messages that none follows."""
         followed = set(self.parents.values())
         return [place for place in self.messages if place not in followed]
 
 
-def parents_of(messages: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, str | None]:
+def parents_of(messages: Mapping[str, View], key: str) -> dict[str, str | None]:
     """Return the id of the message that each follows, from its key `key`; None for a value that is
     not an id.
     """
-    stated = {place: message.get(key) for place, message in messages.items()}
-    return {place: parent if isinstance(parent, str) else None for place, parent in stated.items()}
+    return {place: message.text_or_none(key) for place, message in messages.items()}
 
 
 @dataclass(frozen=True)
 class Reader:
     """Functions that read a program's messages: a branch as turns, and True for a message of the user."""
 
-    turns: Callable[[Sequence[str], Notes], list[Turn]]
-    is_user: Callable[[str], bool]
+    turns: Callable[[Iterable[View], Notes], list[Turn]]
+    is_user: Callable[[View], bool]
+
+
+def by_message(
+    turns_of: Callable[[View, Notes], list[Turn]], is_user: Callable[[View], bool], system: str = ""
+) -> Reader:
+    """Return the reader of messages that are read one by one, below a system text if there is one."""
+
+    def turns(branch: Iterable[View], notes: Notes) -> list[Turn]:
+        leading: list[Turn] = [{"role": "system", "content": system}] if system else []
+        return [*leading, *(turn for message in branch for turn in turns_of(message, notes))]
+
+    return Reader(turns, is_user)
+
+
+def thumbs_of(messages: Mapping[str, View], thumb: Callable[[View], bool | None]) -> dict[str, bool]:
+    """Return the ids of the messages that have a thumb, and True for a thumb up."""
+    thumbs = {place: thumb(message) for place, message in messages.items()}
+    return {place: up for place, up in thumbs.items() if up is not None}
 
 
 def tree_rows(
@@ -63,11 +85,7 @@ def tree_rows(
     current = tree.branch(leaf)
     others = [place for place in tree.leaves() if place != leaf]
     notes["branches_not_current"] += len(others)
-    turns = reader.turns(current, notes)
-    if turns:
-        yield {"messages": turns}
-    else:
-        notes["empty_conversations"] += 1
+    yield from conversation_rows(reader.turns(tree.of(current), notes), notes)
     rated = {place: up for place, up in thumbs.items() if place in tree.messages}
     if rated:
         yield from _preferences(tree, rated, reader, notes)
@@ -81,7 +99,7 @@ def _preferences(
     downs: dict[str, list[list[str]]] = {}
     for place, up in rated.items():
         branch = tree.branch(place)
-        asked = next((message for message in reversed(branch) if reader.is_user(message)), None)
+        asked = next((asking for asking in reversed(branch) if reader.is_user(tree.messages[asking])), None)
         if asked is None or asked == place:
             notes["thumbs_without_pair"] += 1
             continue
@@ -92,15 +110,17 @@ def _preferences(
         notes["thumbs_without_pair"] += len(better) + len(worse) - 2 * pairs
         for chosen, rejected in zip(better, worse, strict=False):
             notes["thumbs_paired"] += 1
-            yield _preference(chosen, rejected, asked, reader)
+            yield _preference(tree, chosen, rejected, asked, reader)
 
 
-def _preference(chosen: Sequence[str], rejected: Sequence[str], asked: str, reader: Reader) -> dict[str, Any]:
+def _preference(
+    tree: Tree, chosen: Sequence[str], rejected: Sequence[str], asked: str, reader: Reader
+) -> dict[str, Any]:
     unreported = Counter[str]()  # dropped, because omissions are counted only for the current branch
-    prompt = reader.turns(chosen[: chosen.index(asked) + 1], unreported)
+    prompt = reader.turns(tree.of(chosen[: chosen.index(asked) + 1]), unreported)
     sides = []
     for branch in (chosen, rejected):
-        turns = reader.turns(branch, unreported)
+        turns = reader.turns(tree.of(branch), unreported)
         sides.append([_trained(turn) for turn in turns[len(prompt) :]])
     return {"prompt": prompt, "chosen": sides[0], "rejected": sides[1]}
 

@@ -7,11 +7,11 @@ Tool calls that are XML inside the text, as these programs require, stay so. `to
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.intake.exports.blocks import add_answer, add_results, blocks_of, text_of
 from pipeline.intake.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.intake.exports.view import View
 from pipeline.intake.wire.draft import Draft, settled
 from pipeline.intake.wire.items import reasoning_of_item
 
@@ -21,7 +21,53 @@ SEVERAL = (
     *("chat_id", "conversation_id", "dialogue_id", "session_id", "thread_id"),
     *("chatId", "conversationId", "dialogueId", "sessionId", "threadId"),
 )
-OF_ROWS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")  # keys that no turn has
+
+
+def is_head(head: Head) -> bool:
+    """Return True if an array begins with a turn and its first elements are mostly turns of one chat."""
+    are_turns = [_is_turn(View(value)) for value in head.values]
+    is_array = head.layout == "array" and bool(are_turns) and are_turns[0]
+    return is_array and 2 * sum(are_turns) > len(are_turns) and all(map(_is_alone, head.objects()))
+
+
+def _is_turn(value: View) -> bool:
+    return value.get("role") in ROLES
+
+
+def _is_alone(value: View) -> bool:
+    of_rows = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+    return value.keys().isdisjoint((*SEVERAL, *of_rows))
+
+
+def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
+    """Yield one row, and another for the turns after each of Roo Code's summaries."""
+    turns: list[View] = []
+    begin: tuple[int, int | None] = (1, 0)
+    for record in records:
+        try:
+            turn = _checked(record)
+        except BadLine as why:
+            yield Conversation(record.number, record.offset, why)
+            continue
+        if turn.get("isSummary") is True:
+            notes["compactions"] += 1
+            yield from _rows(turns, begin, notes)
+            turns = []
+        if not turns:
+            begin = (record.number, record.offset)
+        turns.append(turn)
+    yield from _rows(turns, begin, notes)
+
+
+def _checked(record: Record) -> View:
+    """Return a turn. Raises `BadLine` for any other value."""
+    turn = record.view()
+    if not _is_turn(turn):
+        why = f"not a turn: in an array of turns each has a role of {', '.join(ROLES)}"
+        raise BadLine("bad_role", why)
+    return turn
+
+
 # All keys of Cline's and Roo Code's turns. In an array with others each turn is read as in a row of messages.
 CLINE = frozenset(
     (
@@ -32,43 +78,7 @@ CLINE = frozenset(
 )
 
 
-def is_head(head: Head) -> bool:
-    """Return True if an array begins with a turn and its first elements are mostly turns of one chat."""
-    turns = sum(map(_is_turn, head.values))
-    is_array = head.layout == "array" and bool(head.values) and _is_turn(head.values[0])
-    return is_array and 2 * turns > len(head.values) and all(map(_is_alone, head.objects()))
-
-
-def _is_turn(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("role") in ROLES
-
-
-def _is_alone(value: dict[str, Any]) -> bool:
-    return value.keys().isdisjoint((*SEVERAL, *OF_ROWS))
-
-
-def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Yield one row, and another for the turns after each of Roo Code's summaries."""
-    turns: list[dict[str, Any]] = []
-    begin: tuple[int, int | None] = (1, 0)
-    for number, offset, value in records:
-        if isinstance(value, BadLine):
-            yield Conversation(number, offset, value)
-        elif not _is_turn(value):
-            why = f"not a turn: in an array of turns each has a role of {', '.join(ROLES)}"
-            yield Conversation(number, offset, BadLine("bad_role", why))
-        else:
-            if value.get("isSummary") is True:
-                notes["compactions"] += 1
-                yield from _rows(turns, begin, notes)
-                turns = []
-            if not turns:
-                begin = (number, offset)
-            turns.append(value)
-    yield from _rows(turns, begin, notes)
-
-
-def _rows(turns: list[dict[str, Any]], begin: tuple[int, int | None], notes: Notes) -> Iterator[Conversation]:
+def _rows(turns: list[View], begin: tuple[int, int | None], notes: Notes) -> Iterator[Conversation]:
     if not all(CLINE.issuperset(turn) and turn["role"] in ("user", "assistant") for turn in turns):
         yield Conversation(*begin, {"messages": turns})
         return
@@ -84,16 +94,16 @@ def _rows(turns: list[dict[str, Any]], begin: tuple[int, int | None], notes: Not
         yield Conversation(*begin, {"messages": kept})
 
 
-def _add(draft: Draft, turn: dict[str, Any], notes: Notes) -> None:
+def _add(draft: Draft, turn: View, notes: Notes) -> None:
     """Add a turn. Raises `BadLine` for a result that is nested too deep."""
     blocks = blocks_of(turn.get("content"))
     if turn["role"] == "user" or turn.get("isSummary") is True:
         rest = add_results(draft, blocks, notes)
         draft.say("user", text_of(rest, notes))
     elif turn.get("type") == "reasoning":  # a turn of its own in Roo Code
-        draft.answer(reasoning=reasoning_of_item(turn) or str(turn.get("text") or ""))
+        draft.answer(reasoning=reasoning_of_item(turn) or turn.label("text"))
     else:
-        if isinstance(turn.get("reasoning_content"), str):
+        if turn.has("reasoning_content", str):
             draft.answer(reasoning=turn["reasoning_content"])
         add_answer(draft, blocks, notes)
 

@@ -6,11 +6,12 @@ pair of the best and the worst completion.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
+from pipeline.intake.exports.view import View
 
 OVERALL = "overall_score"
 FINE = "fine-grained_score"
@@ -29,26 +30,17 @@ class Scored(NamedTuple):
         return self.fine if math.isnan(self.overall) else self.overall
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record has an instruction and scored completions."""
-    return any(_completions(value) for value in head.objects())
-
-
-def _completions(value: Mapping[str, Any]) -> list[Any]:
+def _completions(value: View) -> list[View]:
     """Return the completions of a record; none for any other record."""
-    listed = value.get("completions")
-    if not isinstance(value.get("instruction"), str) or not isinstance(listed, list):
-        return []
+    completions = value.elements("completions")
     are_scored = any(
-        isinstance(completion, dict)
-        and "response" in completion
-        and (OVERALL in completion or FINE in completion)
-        for completion in listed
+        "response" in completion and (OVERALL in completion or FINE in completion)
+        for completion in completions
     )
-    return listed if are_scored else []
+    return completions if are_scored and value.has("instruction", str) else []
 
 
-def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(value: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the pair of a record.
 
     Raises `BadLine` if the scores determine no best and no worst completion.
@@ -73,11 +65,10 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     yield {"prompt": value["instruction"], "chosen": best.words, "rejected": worst.words}
 
 
-def _scored(completion: Any, where: str) -> Scored:
-    words = completion.get("response") if isinstance(completion, dict) else None
-    if not isinstance(words, str):
+def _scored(completion: View, where: str) -> Scored:
+    if not completion.has("response", str):
         raise BadLine("bad_shape", f"{where} has no response")
-    return Scored(words, _number(completion.get(OVERALL)), _number(completion.get(FINE)))
+    return Scored(completion["response"], _number(completion.get(OVERALL)), _number(completion.get(FINE)))
 
 
 def _number(value: Any) -> float:
@@ -87,4 +78,4 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-EXPORT = Export("ultrafeedback", is_head, each_record(rows_of))
+EXPORT = Export("ultrafeedback", any_record(_completions), each_record(rows_of))

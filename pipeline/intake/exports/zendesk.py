@@ -6,64 +6,52 @@ After <https://developer.zendesk.com/api-reference/ticketing/tickets/ticket_comm
 are the user's, all others the assistant's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.intake.exports.answers import objects, texts
-from pipeline.intake.exports.export import Export, Head, Notes, each_record
+from pipeline.intake.exports.export import Export, Notes, any_record, each_record
 from pipeline.intake.exports.markdown import markdown_of
 from pipeline.intake.exports.people import Message, row_of, spoken
-
-IN_COPY = ("collaborator_ids", "email_cc_ids", "follower_ids")
-NO_BREAK_SPACES = ("\N{NO-BREAK SPACE}", "&nbsp;")
+from pipeline.intake.exports.view import View
 
 
-def is_head(head: Head) -> bool:
-    """Return True if a record is a ticket with comments."""
-    return any(_is_ticket(value) for value in head.objects())
+def _is_ticket(value: View) -> bool:
+    return "requester_id" in value and any("author_id" in comment for comment in value.objects("comments"))
 
 
-def _is_ticket(value: Mapping[str, Any]) -> bool:
-    comments = objects(value.get("comments"))
-    return "requester_id" in value and any("author_id" in comment for comment in comments)
-
-
-def rows_of(ticket: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+def rows_of(ticket: View, notes: Notes) -> Iterator[dict[str, Any]]:
     """Yield the row of a ticket."""
-    comments = ticket.get("comments")
-    requester = ticket.get("requester_id")
-    if requester is None or not isinstance(comments, list):
+    if ticket.get("requester_id") is None or not ticket.has("comments", list):
         raise BadLine("bad_shape", "a ticket of Zendesk has requester_id and a list comments")
-    asking = {requester}
-    for key in IN_COPY:
-        listed = ticket.get(key)
-        asking.update(listed if isinstance(listed, list) else ())
-    asking.discard(ticket.get("assignee_id"))
+    asking = [ticket["requester_id"]]
+    for key in ("collaborator_ids", "email_cc_ids", "follower_ids"):
+        asking += ticket.array(key)
     messages = []
-    for number, comment in enumerate(comments, start=1):
-        if not isinstance(comment, dict) or not isinstance(comment.get("author_id"), int | str):
+    for number, comment in enumerate(ticket.elements("comments"), start=1):
+        if not comment.has("author_id", int | str):
             raise BadLine("bad_shape", f"comments {number} has no author_id")
         if comment.get("public") is False:
             notes["private_comments"] += 1
             continue
-        notes["attachments"] += len(objects(comment.get("attachments")))
+        notes["attachments"] += len(comment.objects("attachments"))
         words = _words(comment)
         if not words:
             notes["empty_messages"] += 1
             continue
         author = comment["author_id"]
-        messages.append(Message(str(number), number, str(author), author not in asking, words, 0.0, None))
+        is_staff = author not in asking or author == ticket.get("assignee_id")
+        messages.append(Message(str(number), number, str(author), is_staff, words))
     yield from map(row_of, spoken(messages, notes))
 
 
-def _words(comment: Mapping[str, Any]) -> str:
+def _words(comment: View) -> str:
     """Return a comment's text, or that of its HTML. Some have no-break spaces, also as HTML entities."""
-    plain = texts(comment.get("body")) or texts(comment.get("plain_body"))
-    words = plain or markdown_of(texts(comment.get("html_body")))
-    for space in NO_BREAK_SPACES:
+    plain = comment.texts("body") or comment.texts("plain_body")
+    words = plain or markdown_of(comment.texts("html_body"))
+    for space in ("\N{NO-BREAK SPACE}", "&nbsp;"):
         words = words.replace(space, " ")
     return words.strip()
 
 
-EXPORT = Export("zendesk", is_head, each_record(rows_of))
+EXPORT = Export("zendesk", any_record(_is_ticket), each_record(rows_of))

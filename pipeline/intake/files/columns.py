@@ -14,6 +14,7 @@ import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line
 from pipeline.intake.exports.textgen import is_history
+from pipeline.intake.exports.view import View
 from pipeline.intake.rows.formats import FORMAT_KEYS, LIST_KEYS, TURN_KEYS, group_of
 from pipeline.intake.rows.letter_case import KNOWN, known_names
 
@@ -31,7 +32,7 @@ def table_rows(text: bytes) -> list[bytes] | None:
         return None
     if _are_rows_by_id(value):
         return [orjson.dumps(row if isinstance(row, dict) else {"messages": row}) for row in value.values()]
-    columns = None if is_history(value) else _columns(value)
+    columns = None if is_history(View(value)) else _columns(value)
     if columns is None:
         return None
     cells = zip(*columns.values(), strict=True)
