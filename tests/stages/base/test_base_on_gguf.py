@@ -23,7 +23,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Base
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.families.registry import BY_CLASS
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
@@ -276,7 +276,7 @@ def test_settings_of_other_families_are_read_whole(
         assert read.rope_parameters[key] == (
             value if isinstance(value, str | dict) else pytest.approx(value, rel=1e-6)
         )
-    for key in BY_CLASS[written.architectures[0]].factors:
+    for key in BY_CLASS[written.architectures[0]].settings:
         assert getattr(read, key) == pytest.approx(getattr(written, key), rel=1e-6), key
     for key in ("no_rope_layers", "layer_types", "query_pre_attn_scalar"):
         assert getattr(read, key, None) == getattr(written, key, None), key
