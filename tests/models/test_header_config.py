@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import ON_GGUF
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.families.registry import BY_CLASS, FAMILIES, family_in
@@ -279,6 +281,11 @@ def test_sizes_that_transformers_refuses_are_said_in_a_sentence() -> None:
     odd = header("gemma2", embedding_length=66, rope__dimension_count=None)
     with pytest.raises(DataError, match=r"Q-MODELS-038.*metadata that no model can have.*66"):
         header_config(odd, BY_NAME["gemma2"], FILE)
+
+
+def test_every_family_that_is_trained_on_its_file_is_in_the_table_of_small_models() -> None:
+    tried = {BY_CLASS[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]].classes for name in ON_GGUF}
+    assert tried == {family.classes for family in FAMILIES if family.trained_on and not family.experts}
 
 
 def test_every_family_has_its_own_names() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import MORE
+from families import ROWS
 from gguf import GGUFReader
 from gguf_edit import change_rows
 from tokenizer_folders import qwen35_folder
@@ -45,7 +45,7 @@ def state_spaces_beside_attention(folder: Path) -> None:
 
 
 def random_family(kind: str, folder: Path, **settings: Any) -> None:
-    config = AutoConfig.for_model(kind, **TEXT | MORE[kind] | ENDS | SIZES | settings)
+    config = AutoConfig.for_model(kind, **TEXT | ROWS[kind].settings | ENDS | SIZES | settings)
     random_model(AutoModelForCausalLM, config).save_pretrained(folder)
 
 
