@@ -3,9 +3,6 @@
 Most families are an instance of `Family` (`llama`, `qwen`). A family with code of its own is an instance of a
 subclass that overrides a method or two (`cohere`, `olmo`). What more than one family does is a function that
 these methods call. `registry` lists all of them.
-
-`config` is always a config.json, or its text part. `values` are the fields of a header by their names without
-the family's prefix.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +15,14 @@ from pipeline.gguf.windows import WINDOW, WINDOWED
 
 if TYPE_CHECKING:  # It imports NumPy, which planning from a header never needs.
     from pipeline.gguf.delta_heads import DeltaHeads
+
+# a config.json, or its text part; and keys for one
+Config = Mapping[str, Any]
+Settings = dict[str, Any]
+# Fields of a header. As `values`, their names lack the family's prefix.
+Fields = Mapping[str, Any]
+# The rotary factors in a file, by the tensor's name (`pipeline.gguf.rope`).
+Factors = Mapping[str, Any]
 
 
 class Untrainable(Exception):
@@ -64,39 +69,36 @@ class Family:
 
     # --- which files are of this family
 
-    def is_in(self, fields: Mapping[str, Any]) -> bool:
+    def is_in(self, fields: Fields) -> bool:
         """Return True if a header with these `fields` is of this family."""
         return bool(fields.get("general.architecture") == self.name)
 
-    def of_config(self, config: Mapping[str, Any]) -> "Family | None":
+    def of_config(self, config: Config) -> "Family | None":
         """Return the family of the GGUF that a model of one of `classes` becomes; None if it is not known."""
         return self
 
-    def values_in(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def values_in(self, fields: Fields) -> Settings:
         """Return the family's fields of a header by their names without its prefix."""
         prefix = f"{self.name}."
         return {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
 
     # --- config.json from a header (`pipeline.models.header_config`)
 
-    def size(self, header_field: str, values: Mapping[str, Any]) -> Any:
+    def size(self, header_field: str, values: Fields) -> Any:
         """Return the value of a field that config.json states once for all layers; None if there is none.
 
         Raises `Untrainable` if the layers differ.
         """
         return values.get(header_field)
 
-    def own_settings(self, values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    def own_settings(self, values: Fields, settings: Config) -> Settings:
         """Return config.json's settings besides the numbers in `settings`, or in place of one, such as
         `layer_types`. Raises `Untrainable` if the header doesn't give them.
         """
         return {}
 
-    def rope_parameters(
-        self, rope: dict[str, Any], values: Mapping[str, Any], factors: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return `rope_parameters`, which are `rope` for positions that nothing stretches. `factors` are the
-        rotary factors in the file, by the tensor's name (`pipeline.gguf.rope`).
+    def rope_parameters(self, rope: Settings, values: Fields, factors: Factors) -> Settings:
+        """Return `rope_parameters`, which are `rope` for positions that nothing stretches.
 
         Raises `Untrainable` for positions that training would not have.
         """
@@ -106,13 +108,13 @@ class Family:
 
     # --- what no header contains
 
-    def assumed_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def assumed_settings(self, config: Config) -> Settings:
         """Return the keys of config.json that no field contains and that llama.cpp knows by the family, with
         the values that it computes with for a model of the sizes in `config`.
         """
         return {}
 
-    def dropped_window(self, config: Mapping[str, Any]) -> int | None:
+    def dropped_window(self, config: Config) -> int | None:
         """Return the number of tokens that a model attends to, if llama.cpp lets this family attend to more;
         None if it computes the same for every context of the model.
 
@@ -127,21 +129,19 @@ class Family:
 
     # --- config.json and a header, compared (`pipeline.gguf.attention_settings`)
 
-    def yarn_values(self, values: Mapping[str, Any]) -> dict[str, float]:
+    def yarn_values(self, values: Fields) -> dict[str, float]:
         """Return the values that llama.cpp computes YaRN with (`yarn.by_file`). For most families it reads
         nothing but the factor and the first context.
         """
         return yarn.by_file(values, read={})
 
-    def own_differences(
-        self, config: Mapping[str, Any], rope: Mapping[str, Any], values: Mapping[str, Any]
-    ) -> Iterator[Difference]:
+    def own_differences(self, config: Config, rope: Config, values: Fields) -> Iterator[Difference]:
         """Yield the differences of settings that only this family has. `rope` are config.json's settings of
         rotary positions in layers without a window.
         """
         yield from ()
 
-    def lost_differences(self, config: Mapping[str, Any], rope: Mapping[str, Any]) -> Iterator[Difference]:
+    def lost_differences(self, config: Config, rope: Config) -> Iterator[Difference]:
         """Yield the differences that remain once the converter has written all that config.json contains."""
         yield from ()
 
@@ -151,7 +151,7 @@ class Family:
             f"{self.name}.{header_field}", f"is {computed} in llama.cpp, by config.json {wanted}"
         )
 
-    def rope_base(self, config: Mapping[str, Any]) -> float | None:
+    def rope_base(self, config: Config) -> float | None:
         """Return the rotary base that the converter writes for config.json with its rotary settings."""
         return config.get("rope_theta")
 
@@ -161,19 +161,17 @@ class Family:
         """Return True if this tensor of its GGUF contains one more than the model's."""
         return False
 
-    def stored_shape(self, name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
+    def stored_shape(self, name: str, shape: tuple[int, ...], config: Config) -> tuple[int, ...]:
         """Return the shape in the GGUF of a tensor of the model."""
         return shape
 
-    def products(
-        self, name: str, rows: int, config: Mapping[str, Any]
-    ) -> list[tuple[int, int, Callable[[Any], Any]]]:
+    def products(self, name: str, rows: int, config: Config) -> list[tuple[int, int, Callable[[Any], Any]]]:
         """Return the multiplications of a tensor of the model with `rows` rows: for rows [first, last) the
         function that gives the products. The list is empty if the file has the tensor's own values.
         """
         return []
 
-    def delta_heads(self, config: Mapping[str, Any]) -> "DeltaHeads | None":
+    def delta_heads(self, config: Config) -> "DeltaHeads | None":
         """Return the heads of its delta nets, whose values are in another order in the file; None if it has
         no delta nets.
         """

@@ -1,9 +1,6 @@
 """Command R and Aya (Cohere), and Command R7B (Cohere 2), most of whose layers attend to a window."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from pipeline.gguf.families.base import Family
+from pipeline.gguf.families.base import Config, Family, Settings
 from pipeline.gguf.windows import WINDOW, every
 
 SETTINGS = {"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"}
@@ -12,7 +9,7 @@ SETTINGS = {"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_nor
 class Cohere2(Family):
     """Cohere 2."""
 
-    def assumed_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def assumed_settings(self, config: Config) -> Settings:
         """Return the layers with a window."""
         return {"layer_types": every(4, config["num_hidden_layers"])}
 

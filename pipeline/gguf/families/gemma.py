@@ -4,10 +4,7 @@ The scores of the attention of Gemma 2 and 3 are divided by the root of `query_p
 uses the width of a head, except for the largest model, which it recognizes by the number of its layers.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from pipeline.gguf.families.base import Family
+from pipeline.gguf.families.base import Config, Factors, Family, Fields, Settings
 from pipeline.gguf.header import LOCAL_ROPE_BASE, USUAL_ROPE_BASE
 from pipeline.gguf.windows import FULL, WINDOW, WINDOWED, every
 
@@ -23,7 +20,7 @@ class Gemma(Family):
 class Gemma2(Gemma):
     """Gemma with a window in every second layer."""
 
-    def assumed_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def assumed_settings(self, config: Config) -> Settings:
         """Return the scale of the scores and the layers with a window."""
         layers = config["num_hidden_layers"]
         return {**score_scale(config, is_largest=layers == 46), "layer_types": every(2, layers)}
@@ -32,21 +29,19 @@ class Gemma2(Gemma):
 class Gemma3(Gemma):
     """Gemma with a window in five of six layers, which have a rotary base of their own."""
 
-    def assumed_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def assumed_settings(self, config: Config) -> Settings:
         """Return the scale of the scores and the layers with a window."""
         layers = config["num_hidden_layers"]
         return {**score_scale(config, is_largest=layers == 62), "layer_types": every(6, layers)}
 
-    def rope_parameters(
-        self, rope: dict[str, Any], values: Mapping[str, Any], factors: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def rope_parameters(self, rope: Settings, values: Fields, factors: Factors) -> Settings:
         """Return `rope_parameters` by type of layer."""
         rope = super().rope_parameters(rope, values, factors)
         local = values.get(LOCAL_ROPE_BASE, USUAL_ROPE_BASE)
         return {FULL: rope, WINDOWED: rope | {"rope_theta": local}}
 
 
-def score_scale(config: Mapping[str, Any], *, is_largest: bool) -> dict[str, Any]:
+def score_scale(config: Config, *, is_largest: bool) -> Settings:
     """Return the setting by whose root llama.cpp divides the scores."""
     share = config["hidden_size"] // config["num_attention_heads"]
     return {"query_pre_attn_scalar": share if is_largest else config.get("head_dim", share)}

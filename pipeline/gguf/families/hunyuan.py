@@ -1,15 +1,12 @@
 """Hunyuan, dense."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from pipeline.gguf.families.base import Family
+from pipeline.gguf.families.base import Config, Family
 
 
 class Hunyuan(Family):
     """Hunyuan, whose positions are stretched by a larger base."""
 
-    def rope_base(self, config: Mapping[str, Any]) -> float | None:
+    def rope_base(self, config: Config) -> float | None:
         """Return the base with which `alpha` stretches the positions."""
         base = super().rope_base(config)
         if base is None or not config.get("alpha"):

@@ -1,20 +1,19 @@
 """LFM2, a hybrid of attention and short convolutions."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pipeline.gguf.families import mixed_layers
-from pipeline.gguf.families.base import Family
+from pipeline.gguf.families.base import Config, Family, Fields, Settings
 
 
 class Lfm2(Family):
     """LFM2."""
 
-    def size(self, header_field: str, values: Mapping[str, Any]) -> Any:
+    def size(self, header_field: str, values: Fields) -> Any:
         """Return the value of a field; that of the key heads is listed by layer."""
         return mixed_layers.size(header_field, values)
 
-    def own_settings(self, values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    def own_settings(self, values: Fields, settings: Config) -> Settings:
         """Return the types of the layers; and that the header has the width after the adjustment."""
         types = mixed_layers.layer_types(values, settings["num_hidden_layers"], "conv")
         return {"block_auto_adjust_ff_dim": False, "layer_types": types}

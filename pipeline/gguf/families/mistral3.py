@@ -1,10 +1,9 @@
 """Ministral 3, all of whose files have positions stretched by YaRN and queries scaled by their position."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from pipeline.gguf import yarn
-from pipeline.gguf.families.base import Difference, Family, Untrainable
+from pipeline.gguf.families.base import Config, Difference, Factors, Family, Fields, Settings, Untrainable
 from pipeline.gguf.families.stretched import yarn_parameters
 
 # {key of `rope_parameters`: field}; 0 if the header has no such field
@@ -18,13 +17,11 @@ MSCALE = 1.0  # llama.cpp assumes it.
 class Mistral3(Family):
     """Ministral 3."""
 
-    def yarn_values(self, values: Mapping[str, Any]) -> dict[str, float]:
+    def yarn_values(self, values: Fields) -> dict[str, float]:
         """Return the values of YaRN, all of whose settings llama.cpp reads for this family."""
         return yarn.by_file(values, read=values)
 
-    def rope_parameters(
-        self, rope: dict[str, Any], values: Mapping[str, Any], factors: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def rope_parameters(self, rope: Settings, values: Fields, factors: Factors) -> Settings:
         """Return `rope_parameters` with YaRN's and the scale of queries."""
         rope = super().rope_parameters(rope, values, factors)
         stretched = yarn_parameters(self, values)
@@ -33,9 +30,7 @@ class Mistral3(Family):
         scales = {key: values.get(header_field, 0.0) for key, header_field in SCALES.items()}
         return {**rope, **stretched, "mscale": MSCALE, **scales}
 
-    def own_differences(
-        self, config: Mapping[str, Any], rope: Mapping[str, Any], values: Mapping[str, Any]
-    ) -> Iterator[Difference]:
+    def own_differences(self, config: Config, rope: Config, values: Fields) -> Iterator[Difference]:
         """Yield the differences of `SCALES`."""
         for key, header_field in SCALES.items():
             computed = yarn.number(values, header_field, 0.0)

@@ -1,9 +1,8 @@
 """Headers of families that have layers without attention, in addition to those of full attention."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from pipeline.gguf.families.base import Untrainable
+from pipeline.gguf.families.base import Fields, Untrainable
 from pipeline.gguf.header import CONFIG_FIELDS
 from pipeline.gguf.windows import FULL
 
@@ -16,7 +15,7 @@ INNER = "ssm.inner_size"
 FIELDS = (RECURRENT, INTERVAL, INNER)
 
 
-def size(header_field: str, values: Mapping[str, Any]) -> Any:
+def size(header_field: str, values: Fields) -> Any:
     """Return the value of a field. The number of key heads may be listed by layer, 0 for those without
     attention: return that of the others. Raises `Untrainable` unless all of these have as many.
     """
@@ -29,7 +28,7 @@ def size(header_field: str, values: Mapping[str, Any]) -> Any:
     return int(counts.pop())
 
 
-def layer_types(values: Mapping[str, Any], layers: int, other: str) -> list[str]:
+def layer_types(values: Fields, layers: int, other: str) -> list[str]:
     """Return layer_types, in which layers without attention are called `other`. Raises `Untrainable` if the
     header doesn't give the type of each of `layers` layers.
     """
@@ -39,7 +38,7 @@ def layer_types(values: Mapping[str, Any], layers: int, other: str) -> list[str]
     return [FULL if is_attending else other for is_attending in attends]
 
 
-def attending(values: Mapping[str, Any], layers: int) -> list[bool]:
+def attending(values: Fields, layers: int) -> list[bool]:
     """Return for each of `layers` layers if it attends, by the first field that tells; empty if none does."""
     heads = values.get(KEY_HEADS)
     if isinstance(heads, list):

@@ -1,16 +1,13 @@
 """Nemotron-H, a hybrid of attention and state spaces."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pipeline.gguf import state_spaces
-from pipeline.gguf.families.base import Family
+from pipeline.gguf.families.base import Config, Family
 
 
 class NemotronH(Family):
     """Nemotron-H."""
 
-    def stored_shape(self, name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
+    def stored_shape(self, name: str, shape: tuple[int, ...], config: Config) -> tuple[int, ...]:
         """Return the shape in the GGUF, which is another for some tensors of a state space."""
         return state_spaces.stored_shape(name, shape, config, groups="n_groups")
 

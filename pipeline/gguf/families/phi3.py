@@ -1,9 +1,6 @@
 """Phi-3 and Phi-4, whose rotary positions may be stretched by factors that the file lists."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from pipeline.gguf.families.base import Family, Untrainable
+from pipeline.gguf.families.base import Config, Factors, Family, Fields, Settings, Untrainable
 from pipeline.gguf.header import FIRST_CONTEXT, LONG_FACTORS, SHORT_FACTORS
 from pipeline.gguf.windows import WINDOW
 
@@ -13,14 +10,12 @@ ROPE_ATTENTION = "rope.scaling.attn_factor"  # attention factor of rope_type lon
 class Phi3(Family):
     """Phi-3."""
 
-    def own_settings(self, values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    def own_settings(self, values: Fields, settings: Config) -> Settings:
         """Return the context that the model was first trained with."""
         context = values.get(FIRST_CONTEXT, settings["max_position_embeddings"])
         return {"original_max_position_embeddings": context}
 
-    def rope_parameters(
-        self, rope: dict[str, Any], values: Mapping[str, Any], factors: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def rope_parameters(self, rope: Settings, values: Fields, factors: Factors) -> Settings:
         """Return `rope_parameters` with the listed factors, if the file has any."""
         listed = {name: factors[name].tolist() for name in (LONG_FACTORS, SHORT_FACTORS) if name in factors}
         attention = values.get(ROPE_ATTENTION, 1.0)

@@ -3,11 +3,10 @@
 Its file may have layers for drafting (MTP) after its own. No model of transformers has them.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.gguf.families import mixed_layers
-from pipeline.gguf.families.base import Family, Untrainable
+from pipeline.gguf.families.base import Config, Family, Fields, Settings, Untrainable
 from pipeline.gguf.header import DRAFT_LAYERS
 
 if TYPE_CHECKING:
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 class Qwen35(Family):
     """Qwen3.5."""
 
-    def size(self, header_field: str, values: Mapping[str, Any]) -> Any:
+    def size(self, header_field: str, values: Fields) -> Any:
         """Return the value of a field; that of the key heads may be listed by layer."""
         return mixed_layers.size(header_field, values)
 
-    def own_settings(self, values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    def own_settings(self, values: Fields, settings: Config) -> Settings:
         """Return the number and types of the layers without those for drafting, and the width of the value
         heads of delta nets.
         """
@@ -38,7 +37,7 @@ class Qwen35(Family):
         """Return True for a norm, except for those of delta nets, which multiply by their weight."""
         return tensor.endswith("norm.weight") and not tensor.endswith(".ssm_norm.weight")
 
-    def delta_heads(self, config: Mapping[str, Any]) -> "DeltaHeads | None":
+    def delta_heads(self, config: Config) -> "DeltaHeads | None":
         """Return the heads of its delta nets."""
         if "linear_num_value_heads" not in config:
             return None
@@ -53,7 +52,7 @@ class Qwen35(Family):
         )
 
 
-def value_width(values: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+def value_width(values: Fields, settings: Config) -> int:
     """Return the width of a value head. Raises `Untrainable` if there is none, or if the value heads can't be
     distributed over the key heads.
     """

@@ -1,15 +1,12 @@
 """`rope_parameters` of config.json from a header with YaRN, for the families that can have it."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pipeline.core.text import quoted
 from pipeline.gguf import yarn
-from pipeline.gguf.families.base import Family, Untrainable
+from pipeline.gguf.families.base import Family, Fields, Settings, Untrainable
 from pipeline.gguf.header import FIRST_CONTEXT
 
 
-def yarn_parameters(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+def yarn_parameters(family: Family, values: Fields) -> Settings:
     """Return the keys of `rope_parameters` for YaRN; empty for positions that are not stretched. Raises
     `Untrainable` if the header has a YaRN setting that llama.cpp doesn't compute with.
     """
