@@ -77,7 +77,7 @@ class Family:
         """Return the family of the GGUF that a model of one of `classes` becomes; None if it is not known."""
         return self
 
-    def values_in(self, fields: Fields) -> Settings:
+    def values_in(self, fields: Fields) -> dict[str, Any]:
         """Return the family's fields of a header by their names without its prefix."""
         prefix = f"{self.name}."
         return {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
