@@ -120,8 +120,9 @@ from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.quantized_model import load_gguf
 from pipeline.stages.base.stage import base
 source, tools = Path("source"), find_toolchain()
-sizes = SIZES | write_tokenizer("llama", source, tools) | dict(vocab_size=49_152)
-model = AutoModelForCausalLM.from_config(AutoConfig.for_model("arcee", **sizes)).to(torch.bfloat16)
+sizes = SIZES | write_tokenizer("glm4", source, tools) | dict(vocab_size=49_152)
+sizes |= dict(head_dim=64, rms_norm_eps=1e-5, tie_word_embeddings=False)  # as its converter takes for granted
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model("glm", **sizes)).to(torch.bfloat16)
 model.save_pretrained(source)
 to_gguf(tools, source, Path("tiny.gguf"), "F16", HeaderFields("tiny", "smollm"))
 folder, ids = Path("models/base"), torch.arange(24)[None] * 37

@@ -5,7 +5,6 @@ converter puts the first of every key head first, then the second ones, so that 
 once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,15 +67,3 @@ def to_file(values: Any, grid: tuple[int, int]) -> Any:
 def from_file(values: Any, grid: tuple[int, int]) -> Any:
     """Return a tensor (…, C) of the file in transformers' order: the inverse."""
     return to_file(values, (grid[1], grid[0]))
-
-
-def delta_heads(config: Mapping[str, Any]) -> DeltaHeads | None:
-    """Return the heads of the delta nets of a model; None if it has none."""
-    if "linear_num_value_heads" not in config:
-        return None
-    return DeltaHeads(
-        config["linear_num_key_heads"],
-        config["linear_num_value_heads"],
-        config["linear_key_head_dim"],
-        config["linear_value_head_dim"],
-    )

@@ -29,6 +29,11 @@ CONFIG_FIELDS = {
 }
 USUAL_ROPE_BASE = 10_000.0  # llama.cpp's value if a header has no rope.freq_base
 LOCAL_ROPE_BASE = "rope.freq_base_swa"  # base of layers with a window, if they have their own
+# Field, after the architecture's name, with the context that a model was first trained with.
+FIRST_CONTEXT = "rope.scaling.original_context_length"
+# Tensors with listed rotary factors, for contexts beyond the original one and for others.
+LONG_FACTORS = "rope_factors_long.weight"
+SHORT_FACTORS = "rope_factors_short.weight"
 DRAFT_LAYERS = "nextn_predict_layers"  # number of layers for drafting (MTP) after the model's own
 
 

@@ -16,16 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.gguf.attention import FULL
-from pipeline.gguf.header import USUAL_ROPE_BASE, Header
+from pipeline.gguf.header import FIRST_CONTEXT, LONG_FACTORS, SHORT_FACTORS, USUAL_ROPE_BASE, Header
 from pipeline.gguf.tensors import Floats, GgufTensor
+from pipeline.gguf.windows import FULL
 
 LLAMA3 = "rope_freqs.weight"
-LONG = "rope_factors_long.weight"
-SHORT = "rope_factors_short.weight"
-TENSORS = (LLAMA3, LONG, SHORT)
-# Field, after the architecture's name, with the context that a model was first trained with.
-FIRST_CONTEXT = "rope.scaling.original_context_length"
+TENSORS = (LLAMA3, LONG_FACTORS, SHORT_FACTORS)
 STILL = 1e30  # factor of a frequency that does not rotate
 TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
 # rope_parameters of the published config.json. Llama 3.1 and 3.3 have the first factor, Llama 3.2 the second.
@@ -53,8 +49,8 @@ def factors_of(config: Any) -> dict[str, Floats]:
             return {LLAMA3: _slowing(config, rope, layer_type)}
         case "longrope":
             return {
-                LONG: np.asarray(rope["long_factor"], np.float32),
-                SHORT: np.asarray(rope["short_factor"], np.float32),
+                LONG_FACTORS: np.asarray(rope["long_factor"], np.float32),
+                SHORT_FACTORS: np.asarray(rope["short_factor"], np.float32),
             }
     return {}
 
@@ -84,7 +80,7 @@ def first_context(header: Header) -> int | None:
     """Return the largest context in which llama.cpp uses the short ones of a file's listed factors; None for
     a file without such factors.
     """
-    if LONG not in header.tensors:
+    if LONG_FACTORS not in header.tensors:
         return None
     architecture = header.fields["general.architecture"]
     context = header.fields.get(f"{architecture}.{FIRST_CONTEXT}")

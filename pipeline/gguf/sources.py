@@ -4,8 +4,9 @@ conversion is known.
 Names are mapped by the package gguf. What llama.cpp's converter does to values is implemented again here,
 from its description. It orders the rows of q and k (Llama's and others') for its own rotary embedding. It
 adds one to Gemma's norms and puts the experts of a layer into one tensor. It splits Granite 4's feed-forward
-layers and multiplies Falcon-H1's weights (`pipeline.gguf.multipliers`). It orders the value heads of
-Qwen3.5's delta nets (`pipeline.gguf.delta_heads`) and counts its layers for drafting among the others.
+layers and multiplies Falcon-H1's weights. It orders the value heads of Qwen3.5's delta nets
+(`pipeline.gguf.delta_heads`) and counts its layers for drafting among the others. What one family needs is in
+its file (`pipeline.gguf.families`).
 
 Mixtral's tensors have other names in its files than in transformers' model: `block_sparse_moe` for `mlp`, and
 an expert's `w1`, `w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`. So have Nemotron-H's: `backbone`
@@ -22,13 +23,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.publish import read_json
-from pipeline.gguf.delta_heads import DeltaHeads, delta_heads
-from pipeline.gguf.families import Family, family_of
+from pipeline.gguf.delta_heads import DeltaHeads
+from pipeline.gguf.families.base import Family
+from pipeline.gguf.families.registry import family_of
 from pipeline.gguf.header import CONFIG_FIELDS, LOCAL_ROPE_BASE
-from pipeline.gguf.multipliers import input_products, products
 from pipeline.gguf.rope import factors_of
 from pipeline.gguf.safetensors_rows import Entry, read_rows
-from pipeline.gguf.state_spaces import stored_shape
 from pipeline.gguf.tensors import BLOCK, Floats
 
 STORED = re.compile(r"\.block_sparse_moe\.(?:gate\.|experts\.\d+\.w[123]\.)")
@@ -50,7 +50,7 @@ FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 SHARED = re.compile(r"(.*)\.shared_mlp\.(input_linear|output_linear)\.weight")
 SHARED_PARTS = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
 # {key of config.json: field of a GGUF's header} for settings that a model is computed with and that no
-# tensor's shape proves, as a family's `factors`.
+# tensor's shape proves, as a family's `settings`.
 SETTINGS = {
     **{key: CONFIG_FIELDS[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")},
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
@@ -148,20 +148,24 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
     drafts = {int(match[1]) + 1 for match in map(DRAFT_LAYER.fullmatch, entries) if match}
     names = name_map(family, layers + max(drafts, default=0))
     heads = reordered_heads(family, config)
-    delta = delta_heads(config)
+    delta = family.delta_heads(config)
     by_tensor: dict[str, list[Piece]] = {}
     stored = {in_model(name): name for name in entries}
     for name in sorted(stored, key=_expert_number):
         if name.endswith(NOT_CONVERTED) or name.startswith(VISION_PART):
             continue
         entry = entries[stored[name]]
-        entry = replace(entry, shape=stored_shape(entry, config))
+        entry = replace(entry, shape=family.stored_shape(entry.name, entry.shape, config))
         for original, pieces in _parts(name, entry, heads, delta):
             tensor = _name_in_file(original, names, layers)
             change = value_change(tensor, family)
             changed = [replace(piece, change=change) for piece in pieces] if change else pieces
-            if family.multiplied:
-                changed = _multiplied(original, changed, config)
+            products = family.products(original, entry.rows, config)
+            if products:
+                changed = [
+                    replace(pieces[0], first=first, last=last, change=product)
+                    for first, last, product in products
+                ]
             by_tensor.setdefault(tensor, []).extend(changed)
     return by_tensor
 
@@ -172,16 +176,6 @@ def known_family(config: Mapping[str, Any]) -> Family:
     if family is None:
         raise KeyError(config.get("architectures"))
     return family
-
-
-def _multiplied(name: str, pieces: list[Piece], config: Mapping[str, Any]) -> list[Piece]:
-    """Return the pieces of a tensor with the factors that its values in the file include."""
-    linear = name.removesuffix(".weight").rpartition(".")[2]
-    if linear == "in_proj":
-        parts = input_products(config)
-        return [replace(pieces[0], first=first, last=last, change=product) for first, last, product in parts]
-    product = products(config).get(linear)
-    return [replace(piece, change=product) for piece in pieces] if product else pieces
 
 
 def value_change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
@@ -297,14 +291,12 @@ def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     config = text_config(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     values = {**config, **rope.get("full_attention", rope)}
-    if values.get("alpha"):  # A Hunyuan's positions are stretched by a larger base.
-        width = config["head_dim"]
-        values["rope_theta"] *= values["alpha"] ** (width / (width - 2))
+    values["rope_theta"] = family.rope_base(values)
     if "sliding_attention" in rope:  # transformers writes it so; published files have rope_local_base_freq.
         values["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
     return {
         f"{family.name}.{field}": values[key]
-        for key, field in {**SETTINGS, **family.factors}.items()
+        for key, field in {**SETTINGS, **family.settings}.items()
         if isinstance(values.get(key), int | float)
     }
 

@@ -10,7 +10,7 @@ from math import hypot
 
 import numpy as np
 
-from pipeline.gguf.families import DENSE
+from pipeline.gguf.families.registry import DENSE
 from pipeline.gguf.file import HEADS
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import NOISE, Floats, GgufTensor

@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.gguf.families import Family
-from pipeline.gguf.rope import FIRST_CONTEXT
+from pipeline.gguf.header import FIRST_CONTEXT
 
 TYPE = "rope.scaling.type"
 FACTOR = "rope.scaling.factor"
@@ -21,6 +20,8 @@ BETA_SLOW = "rope.scaling.yarn_beta_slow"
 ATTENTION = "rope.scaling.yarn_attn_factor"
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 USUAL = {BETA_FAST: 32.0, BETA_SLOW: 1.0}
+# Fields of YaRN's settings, besides those that other stretched positions have.
+FIELDS = (FIRST_CONTEXT, BETA_FAST, BETA_SLOW, ATTENTION)
 
 
 def magnitude(factor: float, share: float = 1.0) -> float:
@@ -39,14 +40,14 @@ def factor_in(stated: Mapping[str, Any]) -> float:
     return number(stated, FACTOR, number(stated, FACTOR_BEFORE, 1.0)) or 1.0
 
 
-def by_file(stated: Mapping[str, Any], family: Family) -> dict[str, float]:
+def by_file(stated: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, float]:
     """Return the values that llama.cpp computes YaRN with, by fields, for a header with the fields `stated`,
-    whose names lack the family's prefix; empty if it computes no YaRN.
+    whose names lack the family's prefix; empty if it computes no YaRN. Of these, `read` are the fields from
+    which it reads more settings than the factor and the first context.
     """
     if stated.get(TYPE) != "yarn":
         return {}
     factor = factor_in(stated)
-    read = stated if family.reads_yarn else {}
     share = number(read, LOG_MULTIPLIER, 0.0)
     return {
         FACTOR: factor,
@@ -75,3 +76,8 @@ def by_config(rope: Mapping[str, Any]) -> dict[str, float]:
         BETA_SLOW: rope.get("beta_slow") or USUAL[BETA_SLOW],
         ATTENTION: attention,
     }
+
+
+def is_close(one: float, other: float) -> bool:
+    """Return True for numbers that are the same in float32."""
+    return math.isclose(one, other, rel_tol=1e-6)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pipeline.core.errors import DataError
 from pipeline.core.text import faults, quoted
-from pipeline.gguf.families import DENSE, family_in
+from pipeline.gguf.families.registry import DENSE, family_in
 from pipeline.gguf.header import Header, NotGguf, read_header
 from pipeline.models.experts.recognize import check_experts_of, expert_settings
 
@@ -200,7 +200,7 @@ def need_known_positions(header: Header, file: Path) -> None:
     network = read_metadata(header, file).network
     scaled = network.rope_scaling != "none" or not {network.rope_factor, network.rope_linear} <= {0, 1}
     family = family_in(header.fields)
-    # They are read in `pipeline.models.header_config`.
+    # Their settings are read in `pipeline.gguf.families.stretched`.
     is_known = network.rope_scaling == "yarn" and family is not None and family.yarn
     if (scaled and not is_known) or _has_unknown_factors(header, file):
         raise DataError(

@@ -17,7 +17,7 @@ import torch
 from pipeline.config.targets import is_router, part_of, together
 from pipeline.core.errors import DataError
 from pipeline.gguf.delta_heads import DeltaHeads
-from pipeline.gguf.families import Family
+from pipeline.gguf.families.base import Family
 from pipeline.gguf.sources import in_folder, mapped_name
 from pipeline.gguf.tensors import GgufTensor
 

@@ -14,8 +14,7 @@ import torch
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.delta_heads import delta_heads
-from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.families.registry import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS, factors_of, same_factors, stored_factors
 from pipeline.gguf.sources import name_map, reordered_heads
@@ -87,7 +86,7 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
         name_map(family, config.num_hidden_layers),
         reordered_heads(family, settings),
         family,
-        delta_heads(settings),
+        family.delta_heads(settings),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.gguf.attention_settings import differences
-from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.families.registry import BY_CLASS
 
 LOCAL, ALL = "sliding_attention", "full_attention"
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.gguf.base_files import file_trained_on
-from pipeline.gguf.families import family_of
+from pipeline.gguf.families.registry import family_of
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import gguf_settings, rope_factors, sources
 

@@ -5,14 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import ON_GGUF
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.families import BY_CLASS, BY_NAME, FAMILIES, family_in
+from pipeline.gguf.families.registry import BY_CLASS, FAMILIES, family_in
 from pipeline.gguf.header import Header
 from pipeline.models.header_config import header_config
 
 FILE = Path("model.gguf")
+# {general.architecture: its first family}
+BY_NAME = {family.name: family for family in reversed(FAMILIES)}
 SIZES = {
     "embedding_length": 64,
     "feed_forward_length": 96,
@@ -279,8 +283,16 @@ def test_sizes_that_transformers_refuses_are_said_in_a_sentence() -> None:
         header_config(odd, BY_NAME["gemma2"], FILE)
 
 
+def test_every_family_that_is_trained_on_its_file_is_in_the_table_of_small_models() -> None:
+    tried = {BY_CLASS[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]].classes for name in ON_GGUF}
+    assert tried == {family.classes for family in FAMILIES if family.trained_on and not family.experts}
+
+
 def test_every_family_has_its_own_names() -> None:
     """A file's name may be that of two families if a field tells them apart: OLMo 3's is OLMo 2's."""
-    names = [(family.name, family.told_by) for family in FAMILIES if family.trained_on]
     classes = [name for family in FAMILIES for name in family.classes]
-    assert len(classes) == len(set(classes)) and len(names) == len(set(names))
+    assert len(classes) == len(set(classes))
+    for name in {family.name for family in FAMILIES}:
+        for window in (None, 512):
+            fields = header(name, attention__sliding_window=window).fields
+            assert [family for family in FAMILIES if family.is_in(fields)] == [family_in(fields)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from dense import dense_model
-from families import GEMMA, MORE, SIZES, name_phi_tokenizer, rows_and_words, write_tokenizer
+from families import GEMMA, ON_GGUF, ROWS, SIZES, name_phi_tokenizer, rows_and_words, write_tokenizer
 from gguf_edit import Tensors, change_tensors
 from peft import get_peft_model
 from qwen2_variants import change_json
@@ -48,7 +48,7 @@ def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
         name_phi_tokenizer(folder)
     rows, _ = rows_and_words(tokenizer)
     config = AutoConfig.for_model(
-        name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows, "tie_word_embeddings": tied})
+        name, **(SIZES | ROWS[name].settings | ends | {"vocab_size": rows, "tie_word_embeddings": tied})
     )
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -84,24 +84,18 @@ def levels_of(
     return made
 
 
+# models that every run tries, and whether their head is tied; of the others each is tied as its row says
+QUICK = {"llama": True, "qwen2": True, "qwen3": False, "granite": True, "gemma2": True}
+SLOW = {name: (SIZES | ROWS[name].settings)["tie_word_embeddings"] for name in ON_GGUF if name not in QUICK}
+
+
 @pytest.fixture(
     params=[
-        pytest.param(("llama", False), marks=pytest.mark.slow),
-        ("llama", True),
-        ("qwen2", True),
-        pytest.param(("qwen2", False), marks=pytest.mark.slow),
-        ("qwen3", False),
-        ("granite", True),
-        ("gemma2", True),
-        pytest.param(("gemma3_text", True), marks=pytest.mark.slow),
-        pytest.param(("smollm3", True), marks=pytest.mark.slow),
-        pytest.param(("olmo2", False), marks=pytest.mark.slow),
-        pytest.param(("phi3", True), marks=pytest.mark.slow),
-        pytest.param(("lfm2", True), marks=pytest.mark.slow),
-        pytest.param(("olmo3", False), marks=pytest.mark.slow),
-        pytest.param(("ministral3", True), marks=pytest.mark.slow),
-        pytest.param(("mistral", False), marks=pytest.mark.slow),
-        pytest.param(("qwen3_5_text", True), marks=pytest.mark.slow),
+        *QUICK.items(),
+        *(
+            pytest.param(model, marks=pytest.mark.slow)
+            for model in (("llama", False), ("qwen2", False), *SLOW.items())
+        ),
     ],
     ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}",
 )
@@ -302,25 +296,7 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
     assert ggml_types == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]
 
 
-@pytest.mark.base_cells(
-    "adapter",
-    families=(
-        "llama",
-        "qwen2",
-        "qwen3",
-        "gemma2",
-        "gemma3_text",
-        "granite",
-        "smollm3",
-        "olmo2",
-        "phi3",
-        "lfm2",
-        "olmo3",
-        "ministral3",
-        "mistral",
-        "qwen3_5_text",
-    ),
-)
+@pytest.mark.base_cells("adapter", families=ON_GGUF)
 def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
     levels: dict[str, Path], tiny_params: dict[str, Any]
 ) -> None:

@@ -10,11 +10,13 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from families import ROWS
 
 from pipeline.core.catalog import catalog
 from pipeline.core.places import PROJECT
@@ -25,44 +27,7 @@ PAGE = PROJECT / "docs" / "bases.md"
 START, END = "<!-- made by pytest --record tests/test_bases_page.py -->", "<!-- end -->"
 COLUMNS = ("graph", "NF4", "merged", "levels", "adapter", "scales", "parity", "served", "Liger")
 # model types in the table's order, and the published models of each
-FAMILIES: Mapping[str, str] = {
-    "llama": "Llama 3, 3.1, 3.2, 3.3, SmolLM2, R1 distills, MiniCPM5",
-    "mistral": "Mistral Nemo, the text part of Mistral Small 3.2, Magistral, Devstral",
-    "ministral3": "Ministral 3, its text part",
-    "qwen2": "Qwen2, Qwen2.5",
-    "qwen3": "Qwen3, the text part of Qwen3-VL",
-    "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
-    "qwen3_moe": "Qwen3-30B-A3B and larger",
-    "mixtral": "Mixtral",
-    "gemma2": "Gemma 2",
-    "gemma3_text": "Gemma 3, FunctionGemma",
-    "gemma3n_text": "Gemma 3n, its text part",
-    "gemma4_text": "Gemma 4 E2B, E4B and 31B, their text part",
-    "gemma4_unified_text": "Gemma 4 12B, its text part",
-    "granite": "Granite 3, 4.1",
-    "granitemoehybrid": "Granite 4, dense and hybrid",
-    "phi3": "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
-    "smollm3": "SmolLM3",
-    "olmo2": "OLMo 2",
-    "olmo3": "OLMo 3",
-    "glm4": "GLM-4, with a template that ends answers",
-    "lfm2": "LFM2",
-    "falcon_h1": "Falcon-H1",
-    "qwen3_5_text": "Qwen3.5, dense",
-    "nemotron_h": "Nemotron Nano 9B v2, Nemotron-H, without experts",
-    "seed_oss": "Seed-OSS",
-    "exaone4": "EXAONE 4 (with windows: of 64 layers)",
-    "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
-    "cohere2": "Command R7B",
-    "cohere": "Aya Expanse",
-    "stablelm": "StableLM 2",
-    "apertus": "Apertus (plain text by its template)",
-    "ernie4_5": "ERNIE 4.5 0.3B (plain text by its own template)",
-    "arcee": "AFM-4.5B",
-    "glm": "GLM-4-9B",
-    "gemma": "Gemma 1",
-    "gpt_neox": "Pythia, GPT-NeoX",
-}
+FAMILIES = {name: row.models for name, row in ROWS.items() if row.models}
 LACKING = "not tested"
 # columns of which each shows that a base as a folder, or as a GGUF that is trained on, comes through
 FOLDER, GGUF = ("merged",), ("adapter", "scales")

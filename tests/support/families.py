@@ -3,6 +3,7 @@ and of a byte-level tokenizer.
 """
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +21,6 @@ from pipeline.models.text_config import SAME_FOR_CONVERTER, WANTED_BY_CONVERTER
 from pipeline.stages.base.hf_folder import examine
 from pipeline.stages.base.runs_of_spaces import settle_runs_of_spaces
 
-NAMES = (
-    "qwen2",
-    "qwen3",
-    "llama",
-    "qwen2_moe",
-    "gemma2",
-    "gemma3_text",
-    "granite",
-    "olmo2",
-    "phi3",
-    "smollm3",
-    "mistral",
-    "glm4",
-    "ministral3",
-    "olmo3",
-    "lfm2",
-    "falcon_h1",
-    "granitemoehybrid",
-    "granite4_dense",
-    "nemotron_h",
-    "hunyuan_v1_dense",
-    "gemma4_text",
-    "gemma4_unified_text",
-    "seed_oss",
-    "exaone4",
-    "cohere2",
-    "cohere",
-    "ernie4_5",
-    "arcee",
-    "gemma",
-)
 # Llama 3.2's rotary positions, for `family`
 STRETCHED: dict[str, Any] = {
     "rope_parameters": {
@@ -101,165 +71,272 @@ NEMOTRON: dict[str, Any] = {
     "mamba_head_dim": 64,
     "n_groups": 2,
 }
-MORE: dict[str, dict[str, Any]] = {
-    "qwen2": {"tie_word_embeddings": False},
-    "qwen3": {"head_dim": 64},
-    "qwen2_moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 256,
-        "shared_expert_intermediate_size": 256,
-        "tie_word_embeddings": False,  # llama.cpp loads no tied head of this family
-    },
+
+
+@dataclass(frozen=True)
+class Row:
+    """What tests know of a family, by the model type of its text part."""
+
+    # published models, for docs/bases.md; empty if those of another row are meant
+    models: str
+    # settings of its small model besides `SIZES`
+    settings: dict[str, Any] = field(default_factory=dict)
+    # "smollm", "gemma" or "qwen"
+    tokenizer: str = "smollm"
+    # An adapter and scales are trained on its GGUF, so what a header says of it is tried too.
+    on_gguf: bool = False
+    # Its small model is merged, converted and served. Those of the others have tests of their own.
+    entire_way: bool = True
+    # if it is not the row's name
+    model_type: str = ""
+
+
+# in the order of the table in docs/bases.md
+ROWS = {
+    "llama": Row("Llama 3, 3.1, 3.2, 3.3, SmolLM2, R1 distills, MiniCPM5", on_gguf=True),
+    # as Mistral Nemo
+    "mistral": Row(
+        "Mistral Nemo, the text part of Mistral Small 3.2, Magistral, Devstral",
+        settings={"head_dim": 128, "sliding_window": None, "tie_word_embeddings": False},
+        on_gguf=True,
+    ),
+    "ministral3": Row(
+        "Ministral 3, its text part",
+        settings={
+            "initializer_range": 0.014,
+            "head_dim": 128,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 128,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        on_gguf=True,
+    ),
+    "qwen2": Row("Qwen2, Qwen2.5", settings={"tie_word_embeddings": False}, tokenizer="qwen", on_gguf=True),
+    "qwen3": Row(
+        "Qwen3, the text part of Qwen3-VL", settings={"head_dim": 64}, tokenizer="qwen", on_gguf=True
+    ),
+    "qwen2_moe": Row(
+        "Qwen1.5-MoE, Qwen2-MoE",
+        settings={
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+            "tie_word_embeddings": False,  # llama.cpp loads no tied head of this family
+        },
+        tokenizer="qwen",
+    ),
+    "qwen3_moe": Row("Qwen3-30B-A3B and larger", entire_way=False),
+    "mixtral": Row("Mixtral", entire_way=False),
     # Every second layer of a Gemma 2, and five of six of a Gemma 3, look no further back than the window.
     # With smaller weights attention is so even that a lost q_proj changes little.
-    "gemma2": WINDOWED | {"initializer_range": 0.03},
-    "gemma3_text": WINDOWED | {"initializer_range": 0.019, "num_hidden_layers": 6},
-    "granite": GRANITE,
-    "olmo2": {"tie_word_embeddings": False},
-    "phi3": {  # as Phi-4-mini: a part of each head turns, by listed factors
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 2048,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10_000.0,
-            "partial_rotary_factor": 0.75,
-            "short_factor": [1.0 + number / 10 for number in range(24)],
-            "long_factor": [1.0 + number for number in range(24)],
+    "gemma2": Row(
+        "Gemma 2", settings=WINDOWED | {"initializer_range": 0.03}, tokenizer="gemma", on_gguf=True
+    ),
+    "gemma3_text": Row(
+        "Gemma 3, FunctionGemma",
+        settings=WINDOWED | {"initializer_range": 0.019, "num_hidden_layers": 6},
+        tokenizer="gemma",
+        on_gguf=True,
+    ),
+    "gemma3n_text": Row("Gemma 3n, its text part", entire_way=False),
+    "gemma4_text": Row(
+        "Gemma 4 E2B, E4B and 31B, their text part",
+        settings=GEMMA_4
+        | {
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": tokenizer_folders.GEMMA_WORDS,
+            "use_double_wide_mlp": True,
+        },
+        tokenizer="gemma",
+    ),
+    "gemma4_unified_text": Row("Gemma 4 12B, its text part", settings=GEMMA_4, tokenizer="gemma"),
+    "granite": Row("Granite 3, 4.1", settings=GRANITE, on_gguf=True),
+    "granitemoehybrid": Row(
+        "Granite 4, dense and hybrid",
+        settings=GRANITE
+        | {
+            "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 64,
+            "mamba_d_state": 64,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 256,
+        },
+    ),
+    "granite4_dense": Row(
+        "",
+        settings=GRANITE
+        | {
+            "layer_types": ["attention", "attention"],
+            "position_embedding_type": "rope",
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 256,
+        },
+        model_type="granitemoehybrid",
+    ),
+    "phi3": Row(
+        "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
+        settings={  # as Phi-4-mini: a part of each head turns, by listed factors
+            "max_position_embeddings": 4096,
             "original_max_position_embeddings": 2048,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0 + number / 10 for number in range(24)],
+                "long_factor": [1.0 + number for number in range(24)],
+                "original_max_position_embeddings": 2048,
+            },
         },
-    },
-    "smollm3": {"num_hidden_layers": 4},  # every fourth layer has no rotary embedding
-    "mistral": {"head_dim": 128, "sliding_window": None, "tie_word_embeddings": False},  # as Nemo
-    "ministral3": {
-        "initializer_range": 0.014,
-        "head_dim": 128,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1_000_000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 128,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
+        on_gguf=True,
+    ),
+    # Every fourth layer has no rotary embedding.
+    "smollm3": Row("SmolLM3", settings={"num_hidden_layers": 4}, on_gguf=True),
+    "olmo2": Row("OLMo 2", settings={"tie_word_embeddings": False}, on_gguf=True),
+    "olmo3": Row(
+        "OLMo 3",
+        settings={
+            "initializer_range": 0.013,  # with larger logits the level costs more than it may
+            # most layers look no further back than the window; the others' positions are stretched
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 24,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500_000.0,
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 1024,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                },
+            },
+            "tie_word_embeddings": False,
         },
-    },
-    "olmo3": {
-        "initializer_range": 0.013,  # with larger logits the level costs more than it may
-        # most layers look no further back than the window; the others' positions are stretched
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 24,
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
-            "full_attention": {
+        on_gguf=True,
+    ),
+    "glm4": Row(
+        "GLM-4, with a template that ends answers",
+        settings={"head_dim": 64, "partial_rotary_factor": 0.5, "tie_word_embeddings": False},
+    ),
+    "lfm2": Row(
+        "LFM2",
+        settings={
+            "layer_types": ["conv", "full_attention"],
+            "rms_norm_eps": None,
+            "norm_eps": 1e-6,
+            "block_auto_adjust_ff_dim": False,
+        },
+        on_gguf=True,
+    ),
+    "falcon_h1": Row(
+        "Falcon-H1",
+        settings={
+            "head_dim": 64,
+            "mamba_d_ssm": 512,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 64,
+            "mamba_d_state": 64,
+            "tie_word_embeddings": False,
+            "attention_in_multiplier": 1.1,
+            "attention_out_multiplier": 0.9,
+            "key_multiplier": 0.8,
+            "embedding_multiplier": 5.6,
+            "lm_head_multiplier": 0.4,
+            "mlp_multipliers": [0.9, 0.7],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.4,
+            "ssm_multipliers": [0.7, 0.8, 0.9, 0.6, 1.1],
+        },
+    ),
+    # as a Qwen3.5 of 4B or more: several value heads for each key head
+    "qwen3_5_text": Row(
+        "Qwen3.5, dense",
+        settings={
+            "head_dim": 64,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+        },
+        tokenizer="qwen",
+        on_gguf=True,
+        entire_way=False,
+    ),
+    "nemotron_h": Row(
+        "Nemotron Nano 9B v2, Nemotron-H, without experts",
+        settings=NEMOTRON | {"rms_norm_eps": None, "tie_word_embeddings": False},
+    ),
+    "seed_oss": Row("Seed-OSS", settings={"head_dim": 64, "tie_word_embeddings": False}),
+    "exaone4": Row(
+        "EXAONE 4 (with windows: of 64 layers)",
+        settings=STRETCHED
+        | {"head_dim": 64, "sliding_window": None, "layer_types": ["full_attention", "full_attention"]},
+    ),
+    "hunyuan_v1_dense": Row(
+        "Hunyuan 0.5B to 7B",
+        settings={
+            "initializer_range": 0.014,
+            "head_dim": 64,
+            "max_position_embeddings": 32_768,  # what its converter asks for
+            "eod_token_id": 0,  # which its converter takes for the end of an answer
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10_000.0,
+                "factor": 1.0,
+                "alpha": 1000.0,
+            },
+        },
+    ),
+    "cohere2": Row("Command R7B", settings={"sliding_window": 24, "rotary_pct": 1.0, "num_hidden_layers": 4}),
+    "cohere": Row("Aya Expanse"),
+    "stablelm": Row("StableLM 2", entire_way=False),
+    "apertus": Row("Apertus (plain text by its template)", entire_way=False),
+    "ernie4_5": Row(
+        "ERNIE 4.5 0.3B (plain text by its own template)", settings={"head_dim": 64}, tokenizer="gemma"
+    ),
+    "arcee": Row(
+        "AFM-4.5B",
+        settings={
+            "tie_word_embeddings": False,
+            "rope_parameters": {
                 "rope_type": "yarn",
-                "rope_theta": 500_000.0,
-                "factor": 2.0,
-                "original_max_position_embeddings": 1024,
+                "rope_theta": 10_000.0,
+                "factor": 20.0,
+                "original_max_position_embeddings": 128,
                 "beta_fast": 32.0,
                 "beta_slow": 1.0,
             },
         },
-        "tie_word_embeddings": False,
-    },
-    "glm4": {"head_dim": 64, "partial_rotary_factor": 0.5, "tie_word_embeddings": False},
-    # as a Qwen3.5 of 4B or more: several value heads for each key head
-    "qwen3_5_text": {
-        "head_dim": 64,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-    },
-    "lfm2": {
-        "layer_types": ["conv", "full_attention"],
-        "rms_norm_eps": None,
-        "norm_eps": 1e-6,
-        "block_auto_adjust_ff_dim": False,
-    },
-    "falcon_h1": {
-        "head_dim": 64,
-        "mamba_d_ssm": 512,
-        "mamba_n_heads": 8,
-        "mamba_d_head": 64,
-        "mamba_d_state": 64,
-        "tie_word_embeddings": False,
-        "attention_in_multiplier": 1.1,
-        "attention_out_multiplier": 0.9,
-        "key_multiplier": 0.8,
-        "embedding_multiplier": 5.6,
-        "lm_head_multiplier": 0.4,
-        "mlp_multipliers": [0.9, 0.7],
-        "ssm_in_multiplier": 1.25,
-        "ssm_out_multiplier": 0.4,
-        "ssm_multipliers": [0.7, 0.8, 0.9, 0.6, 1.1],
-    },
-    "granitemoehybrid": GRANITE
-    | {
-        "layer_types": ["mamba", "attention"],
-        "mamba_n_heads": 8,
-        "mamba_d_head": 64,
-        "mamba_d_state": 64,
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
-        "shared_intermediate_size": 256,
-    },
-    "granite4_dense": GRANITE
-    | {
-        "layer_types": ["attention", "attention"],
-        "position_embedding_type": "rope",
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
-        "shared_intermediate_size": 256,
-    },
-    "nemotron_h": NEMOTRON | {"rms_norm_eps": None, "tie_word_embeddings": False},
-    "hunyuan_v1_dense": {
-        "initializer_range": 0.014,
-        "head_dim": 64,
-        "max_position_embeddings": 32_768,  # what its converter asks for
-        "eod_token_id": 0,  # which its converter takes for the end of an answer
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 1.0, "alpha": 1000.0},
-    },
-    "gemma4_text": GEMMA_4
-    | {
-        "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "hidden_size_per_layer_input": 256,
-        "vocab_size_per_layer_input": tokenizer_folders.GEMMA_WORDS,
-        "use_double_wide_mlp": True,
-    },
-    "gemma4_unified_text": GEMMA_4,
-    "seed_oss": {"head_dim": 64, "tie_word_embeddings": False},
-    "exaone4": STRETCHED
-    | {"head_dim": 64, "sliding_window": None, "layer_types": ["full_attention", "full_attention"]},
-    "cohere2": {"sliding_window": 24, "rotary_pct": 1.0, "num_hidden_layers": 4},
-    "ernie4_5": {"head_dim": 64},
-    "arcee": {
-        "tie_word_embeddings": False,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10_000.0,
-            "factor": 20.0,
-            "original_max_position_embeddings": 128,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-        },
-    },
-    "gemma": {"head_dim": 64},
+    ),
+    "glm": Row("GLM-4-9B", entire_way=False),
+    "gemma": Row("Gemma 1", settings={"head_dim": 64}, tokenizer="gemma"),
+    "gpt_neox": Row("Pythia, GPT-NeoX", entire_way=False),
 }
+NAMES = tuple(name for name, row in ROWS.items() if row.entire_way)
+ON_GGUF = tuple(name for name, row in ROWS.items() if row.on_gguf)
 GEMMA = ("gemma2", "gemma3_text")
 GEMMA4 = ("gemma4_text", "gemma4_unified_text")
-# families that have Gemma's tokenizer here
-PIECES = (*GEMMA, *GEMMA4, "gemma", "ernie4_5")
-QWEN = ("qwen2", "qwen3", "qwen2_moe", "qwen3_5_text")
-# families that have SmolLM2's tokenizer here
-SMOLLM = tuple(name for name in NAMES if name not in (*PIECES, *QWEN))
-MODEL_TYPES = {"granite4_dense": "granitemoehybrid"}  # if it is not the family's name
+# families that have Gemma's, and SmolLM2's, tokenizer here
+PIECES = tuple(name for name, row in ROWS.items() if row.tokenizer == "gemma")
+SMOLLM = tuple(name for name, row in ROWS.items() if row.tokenizer == "smollm")
+MODEL_TYPES = {name: row.model_type for name, row in ROWS.items() if row.model_type}
 GLM_TURNS = ("<|user|>", "<|assistant|>", "<|system|>")
 GLM_USER = 3  # id of `<|user|>`
 GLM_TEMPLATE = (
@@ -287,7 +364,7 @@ def family(name: str, folder: Path, tools: Toolchain, **settings: Any) -> Path:
 
     ends = write_tokenizer(name, folder, tools)
     rows, words = rows_and_words(name)
-    sizes = SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows} | settings
+    sizes = SIZES | ROWS[name].settings | ends | {"vocab_size": rows} | settings
     config = AutoConfig.for_model(MODEL_TYPES.get(name, name), **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from conftest import run_stages
-from families import GEMMA, MORE, SIZES
+from families import GEMMA, ROWS, SIZES
 from tokenizer_folders import GEMMA_WORDS, gemma_folder, llama2_folder
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
@@ -81,7 +81,7 @@ def test_a_gemmas_vocabulary_is_converted_to_what_it_was(
     """
     source = gemma_folder(tmp_path / "source")
     ends = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0, "vocab_size": GEMMA_WORDS}
-    config = AutoConfig.for_model(family, **SIZES | MORE[family] | ends)
+    config = AutoConfig.for_model(family, **SIZES | ROWS[family].settings | ends)
     AutoModelForCausalLM.from_config(config).save_pretrained(source)
     file = tmp_path / "tiny.gguf"
     to_gguf(tools, source, file, "F16", HeaderFields("tiny", None))

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, NoReturn
 
 import pytest
@@ -17,6 +18,7 @@ from transformers.utils.logging import enable_progress_bar, is_progress_bar_enab
 
 from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.hashing import file_hash
+from pipeline.gguf import families
 from pipeline.llamacpp.converters import HeaderFields
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.text_config import SAME_FOR_CONVERTER, WANTED_BY_CONVERTER
@@ -242,10 +244,10 @@ CALLED = {name for name in IMPORTS if name.startswith(LAYERS)} & MODULES
 CALLED -= {"pipeline.llamacpp.converters"}  # only the fields of the base's own header
 # What those call for the measurement.
 CALLED |= {
-    "pipeline.gguf.attention",
-    "pipeline.gguf.families",
+    "pipeline.gguf.windows",
     "pipeline.llamacpp.logits",
     "pipeline.models.experts.recognize",
+    *(f"pipeline.gguf.families.{module.name}" for module in iter_modules(families.__path__)),
 }
 
 

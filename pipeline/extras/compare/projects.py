@@ -32,7 +32,7 @@ from pipeline.config.tuners import REFUSED_ELSEWHERE
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, publishing, remove, write_json
-from pipeline.gguf.families import DENSE
+from pipeline.gguf.families.registry import DENSE
 from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, find_toolchain

@@ -18,7 +18,7 @@ from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, read_json, remove, write_json
 from pipeline.core.text import plural
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.families import DENSE
+from pipeline.gguf.families.registry import DENSE
 from pipeline.gguf.provenance import DISTILL, provenance
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.models.base_header import checked_header, not_dense

@@ -12,14 +12,14 @@ from typing import Any
 
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.families import family_in
+from pipeline.gguf.families.registry import LINEARS, family_in
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata, stated_config
 from pipeline.planning.model.config_file import read_shape
 from pipeline.planning.model.level_bytes import level_bytes, matrices
-from pipeline.planning.model.shape import FUSED_TENSORS, PLACED_TENSORS, SIZES, TENSORS, Shape
+from pipeline.planning.model.shape import FUSED_TENSORS, SIZES, TENSORS, Shape
 
-NAMES = "|".join({*TENSORS.values(), *FUSED_TENSORS.values(), *PLACED_TENSORS.values()})
+NAMES = "|".join({*TENSORS.values(), *FUSED_TENSORS.values(), *LINEARS.values()})
 LINEAR = re.compile(rf"blk\.\d+\.({NAMES})(_exps|_shexp)?\.weight")
 SAMPLED = 64  # One of so many blocks of rows is read.
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights

@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.gguf.families.registry import LINEARS
 from pipeline.models.experts.recognize import ROUTING, Routing, check_experts, read_routing
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
@@ -38,22 +39,6 @@ TENSORS = {  # GGUF names of a layer's linears, without their `ending`
 }
 # GGUF names of fused linears, such as Phi's.
 FUSED_TENSORS = {"qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}
-# GGUF names in hybrids, by the module that contains the linear.
-PLACED_TENSORS = {
-    # LFM2
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-    "self_attn.out_proj": "attn_output",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.w3": "ffn_up",
-    # Qwen3.5
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.out_proj": "ssm_out",
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +64,7 @@ class Linear:
     @property
     def tensor(self) -> str:
         """Its name in a GGUF, without the layer; its own name if the GGUF's is not known."""
-        placed = PLACED_TENSORS.get(".".join(self.place.split(".")[-2:]))
+        placed = LINEARS.get(".".join(self.place.split(".")[-2:]))
         if placed:
             return placed
         name = self.name.removeprefix(ROUTED)

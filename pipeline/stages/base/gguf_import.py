@@ -17,7 +17,7 @@ from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokeniz
 from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.text import shortened
-from pipeline.gguf.families import TRAINED_ON, family_in
+from pipeline.gguf.families.registry import TRAINED_ON, family_in
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS, published_settings
 from pipeline.gguf.tensors import gguf_tensors

@@ -21,7 +21,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.places import user_cache
 from pipeline.core.publish import read_if_there, unwritable, write_json
 from pipeline.core.text import shortened
-from pipeline.gguf import attention, families
+from pipeline.gguf import families, windows
 from pipeline.llamacpp import converter_process, logits, logits_process
 from pipeline.llamacpp import tools as llamacpp_tools
 from pipeline.llamacpp.converters import HeaderFields
@@ -41,11 +41,9 @@ TOKENS = 40
 # 0.1 for a Gemma 4 whose cap of the logits llama.cpp takes for granted, 0.7 for an EXAONE 4 whose window it
 # leaves out.
 LIMIT = 0.02
-# Modules whose code a difference depends on, besides this one.
+# Modules whose code a difference depends on, besides this one and the families of models.
 MEASURING = (
-    attention,
     converter_process,
-    families,
     llamacpp_tools,
     logits,
     logits_process,
@@ -54,6 +52,7 @@ MEASURING = (
     separate,
     small_model,
     text_config,
+    windows,
 )
 
 
@@ -108,7 +107,9 @@ def _kept(folder: Path, tools: Toolchain) -> Path | None:
     from transformers import __version__
 
     cache = user_cache()
-    code = [file_hash(Path(str(module.__file__))) for module in MEASURING]
+    files = [Path(str(module.__file__)) for module in MEASURING]
+    files += sorted(Path(str(families.__file__)).parent.glob("*.py"))
+    code = [file_hash(file) for file in files]
     parts = [file_hash(folder / "config.json"), tools.version, __version__, file_hash(Path(__file__)), *code]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache / "graphs" / f"{key}.json" if cache else None

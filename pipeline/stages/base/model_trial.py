@@ -7,9 +7,8 @@ from typing import Any
 
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.text import quoted, shortened
-from pipeline.gguf.attention import assumed_settings, dropped_window
 from pipeline.gguf.attention_settings import lost_differences
-from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.families.registry import BY_CLASS
 from pipeline.gguf.sources import text_config
 from pipeline.models.own_targets import default_targets
 from pipeline.models.packed_rows import measure
@@ -66,7 +65,7 @@ def need_assumed_settings(config: Any, folder: Path) -> None:
     if family is None:
         return
     settings = text_config(config.to_dict())
-    for key, assumed in assumed_settings(family, settings).items():
+    for key, assumed in family.assumed_settings(settings).items():
         stated: Any = settings.get(key)
         if stated == assumed:
             continue
@@ -97,7 +96,7 @@ def class_name(config: Any) -> str:
 def window_in_training(config: Any) -> int | None:
     """Return the tokens that this configuration attends to in training; None if llama.cpp does the same."""
     family = BY_CLASS.get(class_name(config))
-    return dropped_window(family, config.to_dict()) if family else None
+    return family.dropped_window(config.to_dict()) if family else None
 
 
 def need_layers(model: Any, folder: Path) -> None:

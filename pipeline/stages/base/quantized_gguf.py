@@ -14,7 +14,7 @@ from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
-from pipeline.gguf.families import TRAINED_ON, family_in
+from pipeline.gguf.families.registry import TRAINED_ON, family_in
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import published_settings

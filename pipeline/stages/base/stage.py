@@ -22,7 +22,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.gguf.families import PLAIN_VOCABULARY
+from pipeline.gguf.families.registry import PLAIN_VOCABULARY
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import HeaderFields

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.core.checks import Check
 from pipeline.gguf.attention_settings import differences
-from pipeline.gguf.families import family_of
+from pipeline.gguf.families.registry import family_of
 from pipeline.gguf.header import USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import TENSORS, same_factors
 from pipeline.gguf.safetensors_rows import read_folder

@@ -13,7 +13,7 @@ import pytest
 import tiny
 import torch
 from draws import SHARE, some
-from families import SMOLLM, STRETCHED, family
+from families import ON_GGUF, SMOLLM, STRETCHED, family
 from gguf_edit import change_field, change_tensors, odd_variants
 from transformers import AutoConfig
 
@@ -23,7 +23,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Base
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.families.registry import BY_CLASS
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
@@ -39,11 +39,6 @@ RULES = {"qwen3_5_text": "qwen35"}  # by which llama.cpp splits text, of a famil
 SETTINGS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("vocab_size", "head_dim"),
-)
-# families whose header is read here
-OTHERS = (
-    *("gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "phi3", "lfm2"),
-    *("olmo3", "ministral3", "mistral", "qwen3_5_text"),
 )
 
 
@@ -252,7 +247,7 @@ def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", *OTHERS])
+@pytest.mark.parametrize("name", [name for name in ON_GGUF if name != "llama"])
 def test_settings_of_other_families_are_read_whole(
     name: str, bring: Bring, tmp_path: Path, tools: Toolchain
 ) -> None:
@@ -276,14 +271,14 @@ def test_settings_of_other_families_are_read_whole(
         assert read.rope_parameters[key] == (
             value if isinstance(value, str | dict) else pytest.approx(value, rel=1e-6)
         )
-    for key in BY_CLASS[written.architectures[0]].factors:
+    for key in BY_CLASS[written.architectures[0]].settings:
         assert getattr(read, key) == pytest.approx(getattr(written, key), rel=1e-6), key
     for key in ("no_rope_layers", "layer_types", "query_pre_attn_scalar"):
         assert getattr(read, key, None) == getattr(written, key, None), key
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", *OTHERS])
+@pytest.mark.parametrize("name", [name for name in ON_GGUF if name not in ("qwen2", "qwen3")])
 def test_what_is_trained_on_computes_what_llama_cpp_does(
     name: str, bring: Bring, tmp_path: Path, tools: Toolchain
 ) -> None:

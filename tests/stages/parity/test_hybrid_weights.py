@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from families import MORE
+from families import ROWS
 from gguf import GGUFReader
 from gguf_edit import change_rows
 from tokenizer_folders import qwen35_folder
 from transformers import AutoConfig, AutoModelForCausalLM
 from wrappers import TEXT, random_model, text_model, with_drafts, wrapper
 
-from pipeline.gguf.families import BY_NAME
+from pipeline.gguf.families.registry import family_in
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
@@ -45,7 +45,7 @@ def state_spaces_beside_attention(folder: Path) -> None:
 
 
 def random_family(kind: str, folder: Path, **settings: Any) -> None:
-    config = AutoConfig.for_model(kind, **TEXT | MORE[kind] | ENDS | SIZES | settings)
+    config = AutoConfig.for_model(kind, **TEXT | ROWS[kind].settings | ENDS | SIZES | settings)
     random_model(AutoModelForCausalLM, config).save_pretrained(folder)
 
 
@@ -100,7 +100,8 @@ TRAINED_ON = (short_convolutions, delta_nets, delta_nets_of_pairs, delta_nets_be
 def compare_with_folder(gguf: Path, folder: Path) -> None:
     """Assert that the model of a file, by its header alone, computes what that of its folder does."""
     header = read_header(gguf)
-    family = BY_NAME[header.fields["general.architecture"]]
+    family = family_in(header.fields)
+    assert family is not None
     config = header_config(header, family, gguf)
     config.update({"architectures": [family.classes[0]], **stated_config(header)})
     config.save_pretrained(gguf.parent / "read")

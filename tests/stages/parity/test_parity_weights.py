@@ -79,7 +79,7 @@ def write_pair(
     import torch
     from safetensors.torch import save_file
 
-    from pipeline.gguf.families import BY_CLASS
+    from pipeline.gguf.families.registry import BY_CLASS
 
     save_file(
         {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in stored.items()},

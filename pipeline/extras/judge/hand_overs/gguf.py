@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
 from pipeline.extras.judge.hand_overs.adapter import Expected
 from pipeline.extras.judge.hand_overs.verdicts import failed, passed, plain, unmeasured, warned
-from pipeline.gguf.families import family_of
+from pipeline.gguf.families.registry import family_of
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS
 from pipeline.gguf.safetensors_rows import read_folder
