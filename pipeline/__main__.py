@@ -14,7 +14,6 @@ import argparse
 import importlib
 import io
 import signal
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +115,7 @@ def run(
 
 def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> None:
     """Call the stage's `main` with the `extra` arguments, and record what it used."""
+    from pipeline.core.extras import observed
     from pipeline.core.usage import noted
     from pipeline.planning.stages import plan_stage
     from pipeline.workflow.keys.code_keys import stage_module
@@ -129,20 +129,8 @@ def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> N
 
             check_beforehand(params, root, processes=extra["group"].count if extra["group"] else 1)
         module = importlib.import_module(stage_module(name))
-        with _tracked(name, params, root):
+        with observed(name, params, root):
             module.main(params, root, *([item] if item else []), **extra)
-
-
-def _tracked(name: str, params: "Params", root: Path) -> AbstractContextManager[None]:
-    """Return the context in which the trackers of `train.report_to` get a training, or the report's table."""
-    if not params.train.trackers or name not in ("train", "report"):
-        return nullcontext()
-    from pipeline.extras.table import load_extra
-
-    trackers: Any = load_extra("trackers")
-    context: AbstractContextManager[None]
-    context = trackers.following(params, root) if name == "train" else trackers.sending_levels(params, root)
-    return context
 
 
 def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:

@@ -1,1 +1,1 @@
-"""Parts that the core does not need. None imports another one, and the core imports only `table`."""
+"""Parts that the core does not need. None imports another one, and the core imports none."""

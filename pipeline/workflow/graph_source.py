@@ -5,9 +5,9 @@ stage. It is read without pydantic, because help has to be quick.
 from functools import cache
 from typing import Any
 
+from pipeline.core.extras import graph_files
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
-from pipeline.extras.table import graph_files
 
 TABLE = resource("graphs/stages.yaml")
 LAST = "report"  # the stage that every graph ends with
