@@ -59,6 +59,12 @@ def provider(place: str) -> Any:
     raise missing(place if "." in place else f"`quench {place}`")
 
 
+def words_after(verb: str) -> list[str]:
+    """Return the words that extras add to a verb: ["sweep"] to "run"."""
+    places = [place for extra in extras().values() for place in extra.provides]
+    return [place.removeprefix(f"{verb} ") for place in places if place.startswith(f"{verb} ")]
+
+
 def need_extra(setting: str) -> None:
     """Raise `ConfigError` if no extra serves a setting that needs one."""
     if not any(setting in (*extra.provides, *extra.settings) for extra in extras().values()):
