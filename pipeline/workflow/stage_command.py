@@ -84,11 +84,10 @@ def need_work(name: str, item: str, params: "Params") -> None:
         )
     if stage.when and name not in asked_by(params):
         raise ConfigError("Q-WORKFLOW-021", f"stage {name} has nothing to do: {stage.when.otherwise}")
-    if name.startswith("compare_") and item not in dict(items_of(stage.each, values_of(params))):
+    if stage.chosen_by and item not in dict(items_of(stage.each, values_of(params))):
         raise ConfigError(
             "Q-COMPARE-001",
-            f"compare.seeds, levels and strategies ask for no job {name}@{item}: `snakemake -n` lists the "
-            "jobs",
+            f"{stage.chosen_by} ask for no job {name}@{item}: `snakemake -n` lists the jobs",
         )
 
 

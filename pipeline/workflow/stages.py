@@ -75,6 +75,7 @@ class Stage(Part):
     methods: list[str] = []
     only: Graph | None = None
     when: When | None = None
+    chosen_by: str = ""
     merged: Part = Part()
     adapter: Part = Part()
     tuned: Part = Part()
