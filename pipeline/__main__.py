@@ -14,18 +14,20 @@ import argparse
 import importlib
 import io
 import signal
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import MachineError, QuenchError, Stopped
+from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
 from pipeline.core.launch import launch
 from pipeline.core.publish import printing
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
 from pipeline.core.text import screen
 from pipeline.models.runtime import let_threads_give_way, silence_libraries
-from pipeline.workflow.stage_command import REPLAY, idle_of, need_work, parsed, parser
+from pipeline.stages.curate import command as curate_command
+from pipeline.stages.train import command as train_command
+from pipeline.workflow.stage_command import StageCommand, idle_of, need_work, parsed, parser
 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
@@ -33,24 +35,13 @@ if TYPE_CHECKING:
 # Not Snakemake stages: DVC runs these first (`pipeline/workflow/keys/code_keys.py`).
 CODE = "code"
 SETTINGS = "settings"
+# the stages that are told more than their settings, in the order of the help
+COMMANDS: Mapping[str, StageCommand] = {"train": train_command, "curate": curate_command}
 
 
-def run(
-    stage: str,
-    root: Path,
-    params_file: Path | None,
-    *,
-    resume: bool | Path = True,
-    replay: bool = False,
-    group: Any = None,
-    shards: int | None = None,
-) -> None:
+def run(stage: str, root: Path, params_file: Path | None, given: Mapping[str, Any] | None = None) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
-    `group`: the processes that train together.
-
-    `resume`: train from the newest checkpoint, from none (False), or from this one. `replay`: train on the
-    last run's rollouts instead, from no checkpoint. `shards`: publish what this many jobs have written of
-    curate (`pipeline.stages.curate.shard`).
+    `given` has the options of each stage in `COMMANDS`; without it they have their defaults.
 
     In a Snakemake job the outputs come back from DVC's cache instead if nothing that they depend on has
     changed. A job on another machine leaves a receipt for the one that records. Raises `QuenchError` for what
@@ -72,17 +63,15 @@ def run(
     from pipeline.workflow.state.record import inputs_state, is_project_config, refresh_keys_for, running
     from pipeline.workflow.state.settings import need_settings
 
-    name, item = parsed(stage, resume, shards, replay=replay)
-    extra: dict[str, Any] = {"shards": shards} if shards else {}
-    if name == "train":
-        extra = {"resume": False if replay else resume, "replay": replay, "group": group}
+    name, item = parsed(stage)
+    options = _own_options(name, given or {})
     need_folder(root)
     need_usable_path(root)
     read = read_params(params_file or root / "params.yaml")
     need_work(name, item, read.params)
     if not is_project_config(params_file, root):
         with running(stage, root), inputs_below(root):
-            _work(name, item, read.params, root, **extra)
+            _work(name, item, read.params, root, options)
         return
     need_graph(root, read.params)
     need_settings(root, read, stage)
@@ -101,7 +90,7 @@ def run(
             verify_inputs(stage, root)
             before = inputs_state(stage, root)
             inputs = inputs_read(stage, root)
-            _work(name, item, read.params, root, **extra)
+            _work(name, item, read.params, root, options)
             if inputs_state(stage, root) != before:
                 raise MachineError(
                     "Q-WORKFLOW-022",
@@ -114,8 +103,20 @@ def run(
         remove_obsolete(root, read.params)
 
 
-def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> None:
-    """Call the stage's `main` with the `extra` arguments, and record what it used."""
+def _own_options(name: str, given: Mapping[str, Any]) -> Any:
+    """Return the options of stage `name`, None if it has none. Raises `ConfigError` for those of another."""
+    for other, options in given.items():
+        misuse = COMMANDS[other].misuse(options)
+        if misuse and other != name:
+            raise ConfigError("Q-WORKFLOW-020", f"{misuse}: leave it out for {name}")
+    if name not in COMMANDS:
+        return None
+    return given.get(name, COMMANDS[name].Options())
+
+
+def _work(name: str, item: str, params: "Params", root: Path, options: Any) -> None:
+    """Call the stage's `main` with the `options` if it has any, and record what it used."""
+    from pipeline.core.extras import observed
     from pipeline.core.usage import noted
     from pipeline.planning.stages import plan_stage
     from pipeline.workflow.keys.code_keys import stage_module
@@ -124,25 +125,11 @@ def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> N
     disk = partial(_written_bytes, name, item, params, root)
     plan = partial(plan_stage, stage, params, root)
     with noted(stage, root, disk, plan):
-        if name == "train":
-            from pipeline.stages.train.preflight import check_beforehand
-
-            check_beforehand(params, root, processes=extra["group"].count if extra["group"] else 1)
+        if options:
+            COMMANDS[name].check(params, root, options)
         module = importlib.import_module(stage_module(name))
-        with _tracked(name, params, root):
-            module.main(params, root, *([item] if item else []), **extra)
-
-
-def _tracked(name: str, params: "Params", root: Path) -> AbstractContextManager[None]:
-    """Return the context in which the trackers of `train.report_to` get a training, or the report's table."""
-    if not params.train.trackers or name not in ("train", "report"):
-        return nullcontext()
-    from pipeline.extras.table import load_extra
-
-    trackers: Any = load_extra("trackers")
-    context: AbstractContextManager[None]
-    context = trackers.following(params, root) if name == "train" else trackers.sending_levels(params, root)
-    return context
+        with observed(name, params, root):
+            module.main(params, root, *filter(None, (item, options)))
 
 
 def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:
@@ -165,10 +152,10 @@ def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, run the stage, turn a `QuenchError` into its sentence and exit code."""
     options = parser()
+    for command in COMMANDS.values():
+        command.add_options(options)
     arguments = options.parse_args(argv)
-    if arguments.stage is None and isinstance(arguments.resume, Path):  # --resume train
-        arguments.stage = str(arguments.resume)
-        arguments.resume = True
+    given = {stage: command.read_options(arguments) for stage, command in COMMANDS.items()}
     if arguments.stage is None:
         options.error("name a STAGE")
     for stream in (sys.stdout, sys.stderr):
@@ -178,23 +165,14 @@ def main(argv: list[str] | None = None) -> int:
     silence_libraries()
     let_threads_give_way()
     with screen(lasting=True):
-        return _run(arguments, sys.argv[1:] if argv is None else argv)
+        return _run(arguments, given, sys.argv[1:] if argv is None else argv)
 
 
-def _run(arguments: argparse.Namespace, words: list[str]) -> int:
+def _run(arguments: argparse.Namespace, given: Mapping[str, Any], words: list[str]) -> int:
     rank = None
     try:
         rank = take_rank()
-        replay = arguments.resume == REPLAY
-        work = partial(
-            run,
-            arguments.stage,
-            arguments.root,
-            arguments.params,
-            resume=not replay and arguments.resume,
-            replay=replay,
-            shards=arguments.shards,
-        )
+        work = partial(run, arguments.stage, arguments.root, arguments.params)
         if arguments.stage == CODE:
             from pipeline.workflow.project import write_code
 
@@ -208,13 +186,13 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
             from pipeline.stages.train.worker import run_rank
 
             settings = partial(load_params, arguments.params or arguments.root / "params.yaml")
-            run_rank(rank, arguments.stage, arguments.root, settings, work)
+            run_rank(rank, arguments.stage, arguments.root, settings, given, work)
         else:
             count = wanted_processes(arguments.stage, arguments.processes)
             if count > 1:
                 return launch(words, count)
             with printing():
-                work()
+                work(given)
     except (QuenchError, Stopped) as error:
         _say(error, rank, arguments.stage, arguments.root)
         return error.exit_code

@@ -7,6 +7,7 @@ it needs when it is run, so `quench --help` is instant.
 
 import sys
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, ClassVar
 
 import typer
@@ -15,8 +16,8 @@ from pipeline.commands import data
 from pipeline.commands.topics import candidates, config, doctor, model, running, serving
 from pipeline.commands.topics.options import WholeLines
 from pipeline.core.errors import QuenchError, Stopped
+from pipeline.core.extras import missing, verb_modules
 from pipeline.core.text import screen
-from pipeline.extras.table import load_extra, own_verbs
 
 
 class Sentences(WholeLines):
@@ -39,6 +40,8 @@ class Sentences(WholeLines):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that `args` begin with (called by Typer)."""
         if args and args[0] not in self.commands and not ctx.resilient_parsing:
+            if args[0] in chain.from_iterable(self.sections.values()):
+                raise missing(f"`quench {args[0]}`")
             meant = self.longer_names(args[0])
             if meant:
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(meant)}?")
@@ -81,7 +84,7 @@ app = typer.Typer(
     help="From a folder of chat logs to a local model one can trust.",
     epilog="`quench run` is Snakemake with settings; `snakemake train` and `dvc repro` do the same work.",
 )
-for verbs in (running, serving, *map(load_extra, own_verbs())):
+for verbs in (running, serving, *verb_modules()):
     app.add_typer(verbs.app)
 for group in (config, data, doctor, model):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])

@@ -19,12 +19,13 @@ from pathlib import Path
 from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.extra_packages import install_command
+from pipeline.core.extras import Extra
+from pipeline.core.extras import extras as all_extras
 from pipeline.core.git import ask_git
 from pipeline.core.hardware import accelerator
 from pipeline.core.places import IS_CHECKOUT, resource
 from pipeline.core.text import listed
 from pipeline.core.units import memory_gb
-from pipeline.extras.table import EXTRAS
 from pipeline.llamacpp.compiler import find_compiler
 from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import TOOLS, VERSION, find_toolchain
@@ -144,14 +145,24 @@ def torch() -> Check:
 
 def extras() -> Check:
     """Check that the packages of optional parts are installed. Nothing else needs them."""
-    lacking = [row for row in EXTRAS.values() if row.imports and find_spec(row.imports) is None]
+    lacking = {
+        name: extra
+        for name, extra in all_extras().items()
+        if extra.imports and find_spec(extra.imports) is None
+    }
     if not lacking:
         return Check("extras", "pass", "the packages of all optional parts are installed")
-    parts = listed([f"`quench {row.verb}`" if row.verb else row.pip for row in lacking])
-    command = install_command(*(row.pip for row in lacking))
+    parts = listed([_user_of(name, extra) for name, extra in lacking.items()])
+    command = install_command(*(extra.pip for extra in lacking.values()))
     return Check(
         "extras", "pass", f"optional packages of {parts} are not installed", f"if wanted, `{command}`"
     )
+
+
+def _user_of(name: str, extra: Extra) -> str:
+    """Return the verb that needs an extra's packages, or their name if a stage does."""
+    verb = name if extra.verbs else next(iter(extra.provides))
+    return extra.pip if "." in verb else f"`quench {verb}`"
 
 
 def configuration(root: Path) -> tuple[Check, str | None]:

@@ -20,7 +20,7 @@ from pipeline.commands.project import Project
 from pipeline.config.levels import ModelName
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, GateError
-from pipeline.extras.table import load_extra
+from pipeline.core.extras import provider
 from pipeline.gate.inputs import load_inputs
 from pipeline.gate.recommend import advise
 from pipeline.ship.bundle import SCRIPT, UNIT, Shipment, make_bundle
@@ -43,6 +43,11 @@ class Destination:
     public: bool = False
     program: str | None = None
 
+    @property
+    def option(self) -> str:
+        """The option that asks for it, by which an extra provides it."""
+        return "ship --push" if self.repository else "ship --to"
+
 
 def main(
     project: Project,
@@ -58,9 +63,9 @@ def main(
     root = project.root
     level = shippable(params, requested)
     if destination:
-        load_extra("publish").check(destination, with_lora=params.product.with_lora)
+        provider(destination.option).check(destination, with_lora=params.product.with_lora)
     if key:
-        load_extra("signing").signer(
+        provider("ship --sign").signer(
             key
         )  # A wrong key is refused now, before gigabytes are hashed and copied.
     # The shipped files, and the sources of the bundle's texts, must be the ones that the stages recorded.
@@ -85,7 +90,7 @@ def main(
         sep="\n  ",
     )
     if destination:
-        load_extra("publish").deliver(folder, destination)
+        provider(destination.option).deliver(folder, destination)
     return 0
 
 

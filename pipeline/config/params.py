@@ -19,6 +19,7 @@ from pipeline.config.sections.values import group, keys_of
 from pipeline.config.training_problems import training_problems
 from pipeline.core.cpu import Device, training_device
 from pipeline.core.errors import ConfigError
+from pipeline.core.extras import need_extra
 from pipeline.core.yaml_readers import Place, read_strict
 
 # Optimizers for train.optim auto. Only a GPU has 8-bit states, which move off a small card when it is full.
@@ -233,12 +234,29 @@ def read_params(path: Path) -> Read:
 
 
 def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> Params:
-    """Return the settings of the `values` for `path`. Raises one `ConfigError` that names every error."""
+    """Return the settings of the `values` for `path`. Raises one `ConfigError` that names every error, or
+    one for an extra that is missing.
+    """
     try:
-        return Params.model_validate(values)
+        params = Params.model_validate(values)
     except ValidationError as error:
         keys = [".".join(place) for place, _ in keys_of(Params)]
         raise ConfigError("Q-CONFIG-003", report(path, error.errors(), lines, keys)) from None
+    need_extras(params)
+    return params
+
+
+def need_extras(params: Params) -> None:
+    """Raise `ConfigError` if a setting asks for an extra that is not there."""
+    asking = {
+        "train.report_to": params.train.trackers,
+        "quantize.distill": params.quantize.distill,
+        "compare.seeds": params.compare.seeds,
+        "evaluate.harness": params.evaluate.harness,
+    }
+    for setting, value in asking.items():
+        if value:
+            need_extra(setting)
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,4 @@
-"""Parts that the core does not need. None imports another one, and the core imports only `table`."""
+"""Parts that the core does not need. None imports another one, and the core imports none.
+
+`ssh` is no extra: it is what remote and watch share.
+"""

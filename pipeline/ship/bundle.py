@@ -17,9 +17,9 @@ from pathlib import Path
 
 from pipeline.config.sections import AUTO, Serve
 from pipeline.core.errors import DataError, MachineError
+from pipeline.core.extras import provider
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
-from pipeline.extras.table import load_extra
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.verdict import Judgment
@@ -100,7 +100,7 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
         lines = [f"{file_hash(aside / name)}  {name}\n" for name in sorted(plain_files(aside))]
         (aside / SUMS).write_text("".join(lines), encoding="utf-8")
         if key:
-            load_extra("signing").sign(aside, key)
+            provider("ship --sign").sign(aside, key)
         set_modes(aside)
     return target
 

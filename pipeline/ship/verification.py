@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.extras.table import load_extra
+from pipeline.core.extras import provider
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import BASE_FILE, provenance
 from pipeline.ship.bundle import BILL, CARD, EVALUATION, GATE, PARITY, SCRIPT, SUMS, UNIT
@@ -90,7 +90,7 @@ def _faults(folder: Path, key: Path | None) -> list[str]:
 
 
 def _unsigned(folder: Path, key: Path | None) -> Iterator[str]:
-    if key and (fault := load_extra("signing").signature_fault(folder, key)):
+    if key and (fault := provider("ship --key").signature_fault(folder, key)):
         yield f"The signature does not vouch for it: {fault.rstrip('.')}."
 
 

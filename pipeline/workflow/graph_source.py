@@ -5,9 +5,9 @@ stage. It is read without pydantic, because help has to be quick.
 from functools import cache
 from typing import Any
 
+from pipeline.core.extras import graph_files
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
-from pipeline.extras.table import graph_files
 
 TABLE = resource("graphs/stages.yaml")
 LAST = "report"  # the stage that every graph ends with
@@ -16,10 +16,14 @@ READERS = ("parity", "evaluate", LAST)  # stages that read what extras make
 
 @cache
 def graph_source() -> dict[str, Any]:
-    """Return the source, with the stages of extras before those that read all others."""
+    """Return the source, with the stages of extras before those that read all others, and what these read."""
     core = read_fast(TABLE)
     stages = core["stages"]
     readers = {name: stages.pop(name) for name in READERS}
     for file in graph_files():
-        stages |= read_fast(file)["stages"]
+        extra = read_fast(file)
+        stages |= extra["stages"]
+        for reader, inputs in extra.get("readers", {}).items():
+            for graph, deps in inputs.items():
+                readers[reader][graph]["deps"] += deps
     return {**core, "stages": stages | readers}

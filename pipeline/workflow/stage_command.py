@@ -5,10 +5,9 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.core.errors import ConfigError
-from pipeline.core.ranks import PROCESSES
 from pipeline.core.text import safe
 from pipeline.workflow.graph_source import graph_source
 
@@ -16,14 +15,32 @@ if TYPE_CHECKING:
     from pipeline.config.params import Params
 
 FIRST = "base"  # the stage that every graph begins with
-REPLAY = "replay"  # what the parser sets `resume` to for --replay, so that the last of these options counts
 
 
-def parsed(stage: str, resume: bool | Path, shards: int | None, *, replay: bool) -> tuple[str, str]:
+class StageCommand(Protocol):
+    """The module `command` of a stage that is told more than its settings: by options of its own."""
+
+    @property
+    def Options(self) -> Any:
+        """The class of what the stage is told."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options to the parser of `python -m pipeline`."""
+
+    def read_options(self, arguments: argparse.Namespace) -> Any:
+        """Return the options that were given, as `Options`."""
+
+    def misuse(self, options: Any) -> str:
+        """Return why an option that was given is for no other stage, as half a sentence; "" if none was."""
+
+    def check(self, params: "Params", root: Path, options: Any) -> None:
+        """Check what can be checked before the stage's libraries are imported. Raises `QuenchError`."""
+
+
+def parsed(stage: str) -> tuple[str, str]:
     """Return the stage's name, and the level or model after its "@" ("" without).
 
-    `resume` is True for the newest checkpoint, False for none, or the checkpoint's path. Raises `ConfigError`
-    if it is not a stage, or can't be resumed.
+    Raises `ConfigError` if it is not a stage.
     """
     from pipeline.workflow.stages import table
 
@@ -38,19 +55,6 @@ def parsed(stage: str, resume: bool | Path, shards: int | None, *, replay: bool)
             "Q-WORKFLOW-019",
             f"{safe(item, 80)} is not the name of a level or a model: write {name}@F16 for example",
         )
-    if (replay or resume is not True) and name != "train":
-        if replay:
-            option = "--replay"
-        elif resume:
-            option = f"--resume {resume}"
-        else:
-            option = "--no-resume"
-        raise ConfigError(
-            "Q-WORKFLOW-020",
-            f"{option} is about checkpoints, and only train has any: leave it out for {name}",
-        )
-    if shards is not None and name != "curate":
-        raise ConfigError("Q-WORKFLOW-020", f"--shards is about curate alone: leave it out for {name}")
     return name, item
 
 
@@ -80,11 +84,10 @@ def need_work(name: str, item: str, params: "Params") -> None:
         )
     if stage.when and name not in asked_by(params):
         raise ConfigError("Q-WORKFLOW-021", f"stage {name} has nothing to do: {stage.when.otherwise}")
-    if name.startswith("compare_") and item not in dict(items_of(stage.each, values_of(params))):
+    if stage.chosen_by and item not in dict(items_of(stage.each, values_of(params))):
         raise ConfigError(
             "Q-COMPARE-001",
-            f"compare.seeds, levels and strategies ask for no job {name}@{item}: `snakemake -n` lists the "
-            "jobs",
+            f"{stage.chosen_by} ask for no job {name}@{item}: `snakemake -n` lists the jobs",
         )
 
 
@@ -126,38 +129,5 @@ def parser() -> argparse.ArgumentParser:
         default=Path(),
         metavar="DIR",
         help="folder that holds data/, models/, reports/ (default: this one)",
-    )
-    options.add_argument(
-        "--resume",
-        metavar="CHECKPOINT",
-        nargs="?",
-        type=Path,
-        const=True,
-        default=True,
-        help="train: resume from the newest checkpoint of the same run (the default), or from this one",
-    )
-    options.add_argument(
-        "--no-resume",
-        dest="resume",
-        action="store_false",
-        help="train: start again from nothing; checkpoints are deleted",
-    )
-    options.add_argument(
-        "--replay",
-        dest="resume",
-        action="store_const",
-        const=REPLAY,
-        help="train.method grpo: train again on the last run's rollouts, to the same bytes; none is drawn",
-    )
-    options.add_argument(
-        "--processes",
-        metavar="N",
-        help=f"train: as N processes, one a card (default: {PROCESSES} in the environment, else 1)",
-    )
-    options.add_argument(
-        "--shards",
-        metavar="N",
-        type=int,
-        help="curate: publish what this many jobs have made (docs/curation-at-scale.md)",
     )
     return options

@@ -17,7 +17,7 @@ from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.params_text import value_at
 from pipeline.config.sections import Graph
-from pipeline.extras.table import modules_used_by
+from pipeline.core.extras import modules_used_by
 from pipeline.workflow.cluster.shards import DIVIDED, made_of, option
 from pipeline.workflow.graph_source import LAST, graph_source
 from pipeline.workflow.keys.code_keys import (
@@ -75,6 +75,7 @@ class Stage(Part):
     methods: list[str] = []
     only: Graph | None = None
     when: When | None = None
+    chosen_by: str = ""
     merged: Part = Part()
     adapter: Part = Part()
     tuned: Part = Part()

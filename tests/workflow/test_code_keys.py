@@ -26,8 +26,8 @@ from user_project import BIN
 from pipeline.__main__ import main
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
+from pipeline.core.extras import modules_used_by
 from pipeline.core.places import PACKAGE, PROJECT
-from pipeline.extras.table import modules_used_by
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS, stage_module
 from pipeline.workflow.keys.imports import PLUMBING, Package, is_in, module_name, read_source
@@ -158,11 +158,11 @@ def test_code_that_is_imported_by_a_name_put_together_starts_a_key_of_its_own() 
         for path in PACKAGE.rglob("*.py")
         if re.search(r"import_module\(|__import__\(", path.read_text(encoding="utf-8"))
     }
-    assert calls == {"__main__.py", "stages/train/method.py", "extras/table.py"}
+    assert calls == {"__main__.py", "stages/train/method.py", "core/extras.py"}
     loading = {
         path.parent.name
         for path in (PACKAGE / "stages").rglob("*.py")
-        if "load_extra(" in path.read_text(encoding="utf-8")
+        if "provider(" in path.read_text(encoding="utf-8")
     }
     assert all(set(modules_used_by(stage)) <= set(STARTS[stage]) for stage in loading)
     assert loading == {stage for stage in STARTS if modules_used_by(stage)}
@@ -199,7 +199,9 @@ FREE_FOR_TRAINING: dict[str, tuple[str, Edit]] = {
     "when a stage is fresh": ("workflow/settle.py", MORE),
     "the gate": ("gate/rules.py", MORE),
     "an extra": ("extras/compare/stage.py", MORE),
-    "the table of extras": ("extras/table.py", MORE),
+    "how extras are found": ("core/extras.py", MORE),
+    "what an extra contributes": ("extras/harness/__init__.py", MORE),
+    "an observer": ("extras/trackers/observer.py", MORE),
     "a scorer": ("metrics/text_scorers.py", MORE),
     "how llama-server is started": ("llamacpp/server_command.py", MORE),
     "a rule of curation": ("stages/curate/rules/length.py", MORE),

@@ -204,7 +204,9 @@ def test_a_stage_whose_outputs_came_back_does_not_run(
 ) -> None:
     """Nor is it recorded again; `--params FILE` is not what DVC's record is about."""
     happened = []
-    monkeypatch.setattr(pipeline.stages.curate.stage, "main", lambda params, root: happened.append("run"))
+    monkeypatch.setattr(
+        pipeline.stages.curate.stage, "main", lambda params, root, options: happened.append("run")
+    )
     monkeypatch.setattr(
         "pipeline.workflow.state.record.record", lambda stage, root: happened.append("record")
     )

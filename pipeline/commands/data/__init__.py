@@ -9,8 +9,8 @@ import typer
 
 from pipeline.commands.topics.options import Json, Model, ParamsFile, Root, Split, project_of, topic, working
 from pipeline.core.errors import ToolError
+from pipeline.core.extras import provider
 from pipeline.core.places import resource
-from pipeline.extras.table import load_extra
 
 app = topic("Get data, and look at it: check files, compare versions, see rows, export; make preferences.")
 
@@ -199,7 +199,7 @@ def pairs(
     root: Root = Path(),
 ) -> None:
     """Make preferences of the model's own answers to training rows: best and worst of K, in data/raw."""
-    extra = load_extra("pairs")
+    extra = provider("data pairs")
     options = extra.Options(answers, rows, seed, temperature, scorer, min_gap, chosen)
     with working(root):
         extra.main(project_of(params, root), file, model, options, as_json=as_json)

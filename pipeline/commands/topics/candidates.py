@@ -12,7 +12,6 @@ from typing import Any
 from pipeline.config.choices import choices, typed
 
 Candidates = Callable[[Any, list[str], str], list[str]]
-SWEEP = "sweep"  # `quench run sweep`, which is no stage
 
 
 def quiet(candidates: Callable[[Any, str], Iterable[str]]) -> Candidates:
@@ -62,7 +61,10 @@ def explained(context: Any, incomplete: str) -> Iterable[str]:
 
 @quiet
 def words_of_run(context: Any, incomplete: str) -> Iterable[str]:
-    """Return stages, or a key with its value after "train.", or the values that may follow "train.tuner="."""
+    """Return stages and what extras run (sweep), or a key with its value after "train.", or the values that
+    may follow "train.tuner=".
+    """
+    from pipeline.core.extras import words_after
     from pipeline.workflow.graph_source import graph_source
 
     root = _root(context)
@@ -74,7 +76,7 @@ def words_of_run(context: Any, incomplete: str) -> Iterable[str]:
         return [f"{name}={value}" for value in choices(name)]
     if "." in incomplete:
         return [f"{key}={value}" for key, value in _flat(_settings(root)).items()]
-    return [*graph_source()["stages"], SWEEP]
+    return [*graph_source()["stages"], *words_after("run")]
 
 
 def split_at_equals_signs() -> None:

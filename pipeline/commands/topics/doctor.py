@@ -10,8 +10,8 @@ import typer
 from pipeline.commands.topics import candidates
 from pipeline.commands.topics.options import Json, Root, topic
 from pipeline.core.errors import ConfigError
+from pipeline.core.extras import provider
 from pipeline.core.places import IS_CHECKOUT, resource
-from pipeline.extras.table import load_extra
 
 app = topic(
     "Check this machine, set up, explain errors, upgrade a project; exit 4 if something is missing.\n\n"
@@ -109,7 +109,7 @@ def docs(
     ] = None,
 ) -> None:
     """Show the manual, with every setting, command and error, on 127.0.0.1 until Ctrl-C; needs no network."""
-    load_extra("manual").main(write, in_browser=in_browser)
+    provider("doctor docs").main(write, in_browser=in_browser)
 
 
 @app.command(epilog="example: quench doctor upgrade --yes")

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -23,10 +24,14 @@ class WholeLines(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands (called by Typer)."""
-        shown = tuple(name for name, command in self.commands.items() if not command.hidden)
-        for section, names in (self.sections or {"Commands": shown}).items():
-            with formatter.section(section):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
+        shown = [name for name, command in self.commands.items() if not command.hidden]
+        placed = set(chain.from_iterable(self.sections.values()))
+        sections = {**self.sections, "Commands": [name for name in shown if name not in placed]}
+        for section, names in sections.items():
+            lines = [(name, self.commands[name].get_short_help_str(200)) for name in names if name in shown]
+            if lines:
+                with formatter.section(section):
+                    formatter.write_dl(lines)
 
 
 def topic(help: str | None = None, **more: Any) -> typer.Typer:

@@ -12,7 +12,7 @@ import typer
 
 from pipeline.commands.topics import candidates
 from pipeline.commands.topics.options import Json, ParamsFile, Root, load, topic
-from pipeline.extras.table import load_extra
+from pipeline.core.extras import provider
 
 # A setting such as train.r=8; an option begins with a dash.
 SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)
@@ -87,7 +87,7 @@ def run(
     if targets[:1] == ["sweep"]:
         if len(targets) == 1 or settings:
             raise typer.BadParameter("give one SPACE and no settings: quench run sweep space.yaml")
-        sweep = load_extra("sweep")
+        sweep = provider("run sweep")
         space = Path(targets[1])
         options = [word for word in rest if word not in ("sweep", targets[1])]
         sweep.main(root, space, sweep.name_of(space, name), options, as_json=as_json)
@@ -170,13 +170,13 @@ def status(
     if params and (accept or no_accept):
         raise typer.BadParameter("a change is accepted for the project's own params.yaml: leave --params out")
     if live:
-        load_extra("watch").live(root, in_browser=in_browser)
+        provider("status --live").live(root, in_browser=in_browser)
         return
     if in_browser:
         command.open_page(root)
         return
     if compare:
-        load_extra("runs").main(root, *compare, as_json=as_json)
+        provider("status --compare").main(root, *compare, as_json=as_json)
         return
     if history:
         command.print_history(root, as_json=as_json)

@@ -1,5 +1,5 @@
 """Answers of a host that trains: the shape and the length of everything that it sends, checked once before it
-is used (`pipeline.core.ssh.parse`).
+is used (`pipeline.extras.ssh.parse`).
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Base64Bytes, Field, model_validator
 
-from pipeline.core.ssh import Answer
+from pipeline.extras.ssh import Answer
 
 MOST_FOLLOWED = 4 << 30  # bytes of a log or a journal
 LONGEST_NAME = 255  # bytes of a file's name

@@ -13,12 +13,12 @@ from typing import Any
 from pipeline.core.errors import ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove
-from pipeline.core.ssh import ConnectionLost, foreign
 from pipeline.core.text import safe
 from pipeline.extras.remote.answers import Piece, Snapshot
 from pipeline.extras.remote.host.files import CHECKPOINTS
 from pipeline.extras.remote.payload import JOURNAL, NO_STATE, SCRATCH, STALLED, STATE
 from pipeline.extras.remote.ssh import SshConnection
+from pipeline.extras.ssh import ConnectionLost, foreign
 from pipeline.stages.train.checkpoints import METRICS_LOG, defect
 from pipeline.stages.train.run import RUN
 

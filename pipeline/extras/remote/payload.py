@@ -16,10 +16,10 @@ from pipeline.core.hashing import NO_PART, file_hash, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.places import PACKAGE, PROJECT
 from pipeline.core.publish import read_json, remove, write_json, write_text
-from pipeline.core.ssh import ConnectionLost, foreign
 from pipeline.core.units import size_text
 from pipeline.extras.remote.host.files import CHECKPOINTS
 from pipeline.extras.remote.ssh import SshConnection
+from pipeline.extras.ssh import ConnectionLost, foreign
 from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
 from pipeline.workflow.dvc_yaml import param_keys

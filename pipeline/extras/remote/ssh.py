@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.ssh import LAST_LINES, PATIENCE, ConnectionLost, Request, Ssh, reason, started
 from pipeline.extras.remote.answers import KINDS, News
 from pipeline.extras.remote.host import script
 from pipeline.extras.remote.host.files import MARK
+from pipeline.extras.ssh import LAST_LINES, PATIENCE, ConnectionLost, Request, Ssh, reason, started
 
 FOLDER = ".cache/quench/remote"  # folder on the host, below its home
 
 
 class SshConnection(Ssh):
-    """Connection (`pipeline.core.ssh.Ssh`) to a host that trains."""
+    """Connection (`pipeline.extras.ssh.Ssh`) to a host that trains."""
 
     tools = ("ssh", "rsync")
 

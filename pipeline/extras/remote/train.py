@@ -8,7 +8,6 @@ same host or, by the same command, on another.
 """
 
 import sys
-from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from pipeline.config.params import Params, read_params
 from pipeline.config.sections import Train
 from pipeline.config.trackers import need_trackers
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, Stopped, ToolError
+from pipeline.core.extras import observed
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
 from pipeline.core.publish import read_json, remove, write_json
@@ -25,7 +25,6 @@ from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.payload import SCRATCH, STAGE, inputs, run_id
 from pipeline.extras.remote.ssh import SshConnection
 from pipeline.extras.remote.watch import watched
-from pipeline.extras.table import load_extra
 from pipeline.stages.train.run import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.dvc_yaml import need_graph
@@ -53,8 +52,7 @@ def main(connection: SshConnection, root: Path, *, resume: bool = True, keep: bo
         raise ConfigError("Q-REMOTE-009", f"{why}, or run `snakemake train` on that machine itself")
     need_graph(root, read.params)
     need_settings(root, read, STAGE)
-    trackers = read.params.train.trackers
-    need_trackers(trackers)
+    need_trackers(read.params.train.trackers)
     with running(STAGE, root):
         refresh_keys_for(STAGE, root)
         # A plain `snakemake train` would have nothing to do either.
@@ -68,7 +66,7 @@ def main(connection: SshConnection, root: Path, *, resume: bool = True, keep: bo
         before = inputs_state(STAGE, root)
         need_host(connection)
         # What follows the run reads the files that are fetched, and knows the tokens of this machine.
-        with load_extra("trackers").following(read.params, root) if trackers else nullcontext():
+        with observed(STAGE, read.params, root):
             run = _trained(connection, root, read.params, resume, keep)
         if inputs_state(STAGE, root) != before or run_id(inputs(root, read.params), read.params) != run:
             raise MachineError(

@@ -5,3 +5,7 @@ The command (`command`) starts Snakemake on the Snakefile next to it, with one j
 journal is the only record). Then the best few are trained with other seeds (`verdict`). The result is shown
 by `show`.
 """
+
+from pipeline.core.extras import Extra
+
+EXTRA = Extra(page="docs/sweeps.md", provides={"run sweep": "command"}, pip="sweep", imports="optuna")

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Base64Bytes, Field
 
 from pipeline.core.errors import DataError, QuenchError
-from pipeline.core.ssh import LONGEST_PAUSE, Answer, ConnectionLost, Request, Ssh
 from pipeline.core.text import safe
+from pipeline.extras.ssh import LONGEST_PAUSE, Answer, ConnectionLost, Request, Ssh
 from pipeline.extras.watch import files
 
 REMOTE = re.compile(r"([^/:]+):(.*)", re.DOTALL)

@@ -8,7 +8,6 @@ import typer
 
 from pipeline.commands.topics.options import topic
 from pipeline.core.extra_packages import install_command
-from pipeline.extras.table import EXTRAS
 
 app = topic()
 
@@ -70,7 +69,7 @@ def _has_textual() -> bool:
     if find_spec("textual"):
         return True
     print(
-        f"watch: plots need `{install_command(EXTRAS['watch'].pip)}`; here are lines of text",
+        f"watch: plots need `{install_command('watch')}`; here are lines of text",
         file=sys.stderr,
     )
     return False

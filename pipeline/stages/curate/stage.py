@@ -27,6 +27,7 @@ from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments, held_out_sentences
 from pipeline.stages.curate.mapped import columns_sentences, fields_sentences
+from pipeline.stages.curate.options import Options
 from pipeline.stages.curate.page_words import (
     answers_sentences,
     length_sentences,
@@ -136,9 +137,10 @@ def loud_sentences(report: CurationReport) -> list[str]:
     ]
 
 
-def main(params: Params, root: Path, shards: int | None = None) -> None:
-    """Run the stage below `root`, or publish what this many shards' jobs made, and print the result."""
+def main(params: Params, root: Path, options: Options | None = None) -> None:
+    """Run the stage below `root`, or publish what the jobs of `options.shards` made, and print the result."""
     settings = params.curating
+    shards = options.shards if options else None
     report = publish(root, settings, work_of(root, settings, shards)) if shards else curate(root, settings)
     remove(root / FOLDER)
     splits = ", ".join(f"{split} {report.splits[split]}" for split in SPLITS)

@@ -27,10 +27,10 @@ from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import BASE, ORIGINAL, Evaluate
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.extras import provider
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import write_json
-from pipeline.extras.table import load_extra
 from pipeline.gguf.file import describe, kv_cache_bytes
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
@@ -179,7 +179,7 @@ def harness(server: Server, root: Path, settings: Evaluate) -> dict[str, Any] | 
     """Return lm-evaluation-harness's results for the tasks of `evaluate.harness`; None if there are none."""
     if not settings.harness:
         return None
-    figures: dict[str, Any] = load_extra("harness").run_harness(
+    figures: dict[str, Any] = provider("evaluate.harness").run_harness(
         server, settings.harness, root / "data/evaluation/harness"
     )
     return figures

@@ -31,6 +31,7 @@ from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, read_notes
 from pipeline.stages.train.figures import curve, last_evaluation, summary, write_curve
 from pipeline.stages.train.invariants import check_learned, check_rows, prove_beforehand
 from pipeline.stages.train.method import learner_of
+from pipeline.stages.train.options import Options
 from pipeline.stages.train.run import Job, Run, check_shared, describe, find_start, finish, run_record
 from pipeline.stages.train.worker import same_in_all
 
@@ -147,12 +148,11 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
         write_json(aside / "run.json", record)
 
 
-def main(
-    params: Params, root: Path, resume: bool | Path = True, replay: bool = False, group: Any = None
-) -> None:
-    """Run the stage on the files below `root`, together with the other processes of `group`."""
+def main(params: Params, root: Path, options: Options) -> None:
+    """Run the stage on the files below `root`, together with the other processes of `options.group`."""
+    group = options.group
     job = Job.below(root, params.training, group)
-    report = train(job, resume=resume, replay=replay)
+    report = train(job, resume=options.resume, replay=options.replay)
     rows = report.pop("metrics_log")
     inputs = report.pop("inputs")
     hashes = {"tokens": inputs["tokens_sha256"], **inputs["base"], "adapter": tree_hash(job.adapter)}

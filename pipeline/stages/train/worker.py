@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,15 @@ def follow(job: Job) -> None:
 
 
 def run_rank(
-    rank: Rank, stage: str, root: Path, settings: Callable[[], Params], work: Callable[..., None]
+    rank: Rank,
+    stage: str,
+    root: Path,
+    settings: Callable[[], Params],
+    given: Mapping[str, Any],
+    work: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Run the stage with the other processes: rank 0 does all of `work(group=…)`, the others their share.
+    """Run the stage with the other processes: rank 0 does all of `work`, the others their share. `work` gets
+    the options of each stage, `given` on the command line, with the group in those of train.
 
     Raises `ConfigError` for another stage, and the errors of `work` and `follow`.
     """
@@ -82,7 +89,7 @@ def run_rank(
 
     with open_group(rank) as group, group.raising_lost():
         if rank.leads:
-            work(group=group)
+            work({**given, stage: replace(given[stage], group=group)})
             return
         with inputs_below(root):
             follow(Job.below(root, settings().training, group))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.core.errors import MachineError
-from pipeline.extras.table import stage_package
+from pipeline.core.extras import stage_package
 from pipeline.workflow.keys.imports import ROOT, Package, write_whole
 
 CODE = "code"  # DVC's first stage, which writes the keys

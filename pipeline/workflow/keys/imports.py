@@ -31,7 +31,6 @@ PLUMBING: Mapping[str, str] = {
     "pipeline.pages": "how figures are shown, which only stage report has as its product",
     "pipeline.planning": "what a run will need: it refuses a run or prints, and computes nothing of it",
     "pipeline.workflow": "when a stage runs",
-    "pipeline.extras.table": "names of extras: the code of one that a stage uses is a start of its own",
 }
 # Editors and merges leave files with these endings.
 LEFTOVERS = ("~", ".orig", ".rej", ".bak", ".tmp", ".swp")

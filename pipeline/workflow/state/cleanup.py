@@ -5,8 +5,8 @@ exclusively knows that the owners of all temporary files are dead, and removes t
 run resumes stay: downloads (`models/.base.download`) and checkpoints, also those of jobs in scratch folders
 (`pipeline.core.places.scratch`).
 
-Results of compare's jobs for seeds and levels that are no longer in `params.yaml`, and of one-job stages
-that the settings no longer ask for, are removed when the last stage is done, with the scratch of all of them.
+Results of jobs that settings choose (`chosen_by` in the graph) and no longer do, and of one-job stages that
+the settings no longer ask for, are removed when the last stage is done, with the scratch of all of them.
 So are the files that other stages left for jobs that they no longer have. Results are deleted only if DVC's
 cache can restore them: those of another `--params` file, or of a project without DVC, exist nowhere else.
 """
@@ -166,16 +166,16 @@ def _size(path: Path) -> int:
 def remove_obsolete(root: Path, params: Params) -> None:
     """Remove results that `params`, the project's own, do not need, and scratch.
 
-    Remove nothing while one of compare's jobs is at work.
+    Remove nothing while a job that settings choose (`chosen_by` in the graph) is at work.
 
     A file that can't be removed is named on stderr.
     """
-    if any(stage.startswith("compare_") for stage in stages_at_work(root)):
+    chosen = {name: stage for name, stage in table().stages.items() if stage.chosen_by}
+    if any(job.partition("@")[0] in chosen for job in stages_at_work(root)):
         return
     values = values_of(params)
-    jobs = [stage for name, stage in table().stages.items() if name.startswith("compare_")]
-    needed = {Path(path) for stage in jobs for path in filled(stage.written, stage, values)}
-    folders = {Path(path).parent for stage in jobs for path in stage.written}
+    needed = {Path(path) for stage in chosen.values() for path in filled(stage.written, stage, values)}
+    folders = {Path(path).parent for stage in chosen.values() for path in stage.written}
     results = [path for folder in sorted(folders) for path in (root / folder).glob("[!.]*")]
     results += [root / path for path in _of_stages_not_asked(params) if (root / path).exists()]
     others = [path for path in results if path.relative_to(root) not in needed]

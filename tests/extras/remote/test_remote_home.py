@@ -23,7 +23,6 @@ from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import write_json
-from pipeline.core.ssh import ConnectionLost, parse
 from pipeline.core.text import safe
 from pipeline.extras.remote import watch
 from pipeline.extras.remote.answers import KINDS
@@ -31,6 +30,7 @@ from pipeline.extras.remote.host import files, runs
 from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.payload import SCRATCH, Upload, inputs, run_id
 from pipeline.extras.remote.ssh import SshConnection
+from pipeline.extras.ssh import ConnectionLost, parse
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
 from pipeline.stages.train.run import RUN as RECORD

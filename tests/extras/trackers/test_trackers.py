@@ -24,10 +24,10 @@ from make import change_params, until
 from needed import need
 from training_logs import eval_row, step_row
 
-from pipeline.__main__ import _tracked
 from pipeline.config.params import Params, load_params
 from pipeline.config.trackers import TRACKERS, missing_trackers, need_trackers
 from pipeline.core.errors import ConfigError, Stopped, ToolError
+from pipeline.core.extras import observed
 from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
@@ -445,7 +445,7 @@ def test_a_tracker_is_told_how_the_training_ended(
             raise error
 
     raised = nullcontext() if error is None else pytest.raises(type(error))
-    with raised, _tracked("train", params_with("mlflow", "wandb"), tmp_path):
+    with raised, observed("train", params_with("mlflow", "wandb"), tmp_path):
         train()
     assert [process.request.tracker for process in noted] == ["mlflow", "wandb"]
     assert [process.words for process in noted] == [[word, b"waited for"]] * 2
@@ -453,9 +453,9 @@ def test_a_tracker_is_told_how_the_training_ended(
 
 def test_without_trackers_nothing_is_started(tmp_path: Path, noted: list[Noted]) -> None:
     for stage in ("train", "report"):
-        with _tracked(stage, params_with(), tmp_path):
+        with observed(stage, params_with(), tmp_path):
             pass
-    with _tracked("merge", params_with("mlflow"), tmp_path):
+    with observed("merge", params_with("mlflow"), tmp_path):
         pass
     assert noted == []
 
@@ -466,7 +466,7 @@ def test_the_reports_table_goes_to_the_trackers_that_have_the_adapters_run(
     write_json(tmp_path / "models/adapter/run.json", RECORD)
     Sent(run_id(RECORD), "1").write(tmp_path, "mlflow")
     Sent("an earlier run", "2").write(tmp_path, "wandb")
-    with _tracked("report", params_with("mlflow", "wandb", "dvclive"), tmp_path):
+    with observed("report", params_with("mlflow", "wandb", "dvclive"), tmp_path):
         (tmp_path / "reports/quants.csv").write_text(LEVELS, encoding="utf-8")
     (process,) = noted
     assert process.request.tracker == "mlflow" and process.words == [b"", b"waited for"]

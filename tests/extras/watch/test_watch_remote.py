@@ -10,7 +10,7 @@ from ssh_host import ssh_host
 from training_logs import eval_row, step_row
 from watched_runs import ODD, append, at_work, demo_run, sampled, write_run
 
-from pipeline.core.ssh import ConnectionLost, Ssh
+from pipeline.extras.ssh import ConnectionLost, Ssh
 from pipeline.extras.watch import files
 from pipeline.extras.watch.source import RemoteRun
 from pipeline.extras.watch.watched import Watched
