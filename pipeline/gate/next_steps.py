@@ -36,6 +36,9 @@ FLOOR = 0.01  # score (0 to 1) of a base that does not answer in the wanted form
 AS_LONG = 0.8  # length of the references over that of answers that did not end: these were cut off
 KEYS_SHOWN = 3  # keys of a JSON answer that a sentence names
 REFERENCES_READ = 50  # references that are searched for keys
+# What redaction puts in the place of a value, and the share of questions that have it, at least, of many.
+PLACEHOLDER = re.compile(r"\[[A-Z_]+_\d+\]")
+MANY_REDACTED = 0.02
 WIDER = ("Q5_K_M", "Q6_K", "Q8_0")  # levels that lose less, the smallest first
 SMALLER = ("Q4_K_M", "Q3_K_M", "Q2_K")  # levels that need less memory, the largest first
 ROUNDING = ("kld", "same_top", "task_drop")  # rules that a wider level passes more easily
@@ -263,7 +266,11 @@ def _forgetting(case: Case) -> NextStep | None:
         return None
     reason = f"{models[0]} forgot more of what the base knew than the gate allows."
     command = _half_the_rate(case)
-    return NextStep(reason, "Train more gently, or mix general chats into data/raw", command, "general")
+    advice = (
+        "Train more gently, or mix general chats into data/raw (if nothing but this task matters, set "
+        "report.gate.max_forgetting to null instead)"
+    )
+    return NextStep(reason, advice, command, "general")
 
 
 def _rounding(case: Case) -> NextStep | None:
@@ -387,6 +394,24 @@ def _ship(case: Case) -> NextStep | None:
     return NextStep(f"{model} passes.", "Pack it for others", f"quench ship {model}", "gate")
 
 
+def _placeholders(case: Case) -> NextStep | None:
+    rows = case.inputs.answers.get(case.level, ())
+    redacted = [row for row in rows if PLACEHOLDER.search(_as_text(row.prompt))]
+    if len(redacted) < MANY_REDACTED * len(rows) or not redacted:
+        return None
+    shown = PLACEHOLDER.search(_as_text(redacted[0].prompt))
+    assert shown
+    reason = (
+        f"{len(redacted):,} of {len(rows):,} questions have placeholders such as {shown[0]} where people "
+        "write the real thing, which the model was never shown."
+    )
+    advice = (
+        "Put placeholders into what it is asked, too; or keep the kinds that answers depend on "
+        "(curate.personal, curate.secrets)"
+    )
+    return NextStep(reason, advice, "", "answers")
+
+
 def _imperfect(case: Case) -> NextStep | None:
     rows = case.inputs.answers.get(case.level, ())
     wrong = sum(row.score is not None and row.score < 1 for row in rows)
@@ -409,6 +434,7 @@ CAUSES: tuple[Callable[[Case], NextStep | None], ...] = (
     _no_gain,
     _ship,
     _risen_loss,
+    _placeholders,
     _scorer,
     _base_unmeasured,
     _base_at_the_floor,

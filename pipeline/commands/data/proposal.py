@@ -355,7 +355,9 @@ def _speaks(column: Column, what: str) -> bool:
 def _exchanges(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> Iterator[Candidate]:
     longest = sum(column.length for column in texts) or 1.0
     for question, answer in permutations(texts, 2):
-        is_class = question.is_few and not question.speaks_of("question")
+        # "source" may be a text to translate, or where a ticket came from.
+        is_other_text = any(not other.is_few for other in texts if other not in (question, answer))
+        is_class = question.is_few and (is_other_text or not question.speaks_of("question"))
         if is_class or is_name(question) or is_name(answer):
             continue
         points = NAMED * question.speaks_of("question") + NAMED * answer.speaks_of("answer")

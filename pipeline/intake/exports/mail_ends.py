@@ -43,34 +43,53 @@ OF_NOTICE = re.compile(
     r"\b(?:intended|addressed|recipients?|disclos\w+|delete|empfängers?|adressat\w*|vernichten|löschen)\b",
     re.IGNORECASE,
 )
+# Words of thanks, which are a closing before a name, and lead into another: "Gracias y un saludo".
+THANKS = (
+    r"(?:(?:many |muchas |muchísimas |mil |vielen |besten |herzlichen |molte |bien |mange |tusen |hartelijk "
+    r"|alvast )?"
+    r"(?:thanks|thank you|gracias|danke|dank|merci|grazie|obrigad[oa]|bedankt|tack|takk?|dziękuję)"
+    r"(?: (?:a lot|again|in advance|im voraus|de antemano|por adelantado|d'avance|in anticipo|mille|desde já"
+    r"|på forhånd|på förhand|z góry))?)"
+)
+AND = r"(?:,| and| und| y| et| e| en| och| og| i) "
 PARAGRAPH = re.compile(r"\n\s*\n(?:[-*_]{3,}\s*\n\s*)?")
-CLOSING = re.compile(
-    r"(?:^|(?<=[.!?])[ \t]+)[*_]{0,2}"
+CLOSING_WORDS = (
     r"(?:(?:mit )?(?:freundliche|beste|viele|liebe|herzliche|schöne)[mnr]? gr(?:ü(?:ß|ss)en?|uß|uss)|mfg\b"
     r"|(?:kind|best|warm|kindest|warmest|many thanks and kind) regards|best wishes"
     r"|yours (?:sincerely|faithfully|truly)|sincerely(?: yours)?,"
     r"|(?:(?:bien|très) )?cordialement|bien à (?:vous|toi)|salutations (?:distinguées|cordiales)"
     r"|(?:(?:belle|bonne) journée|un saludo|saludos|cordialmente)(?=[,.!]?[ \t]*$)"
-    r"|cordiali saluti|distinti saluti|un cordiale saluto|saludos cordiales|atentamente|atenciosamente"
+    r"|cordiali saluti|distinti saluti|un cordiale saluto|(?:un )?cordial saludo|saludos cordiales"
+    r"|atentamente|atenciosamente"
     r"|(?:met )?(?:vriendelijke|hartelijke|sportieve) groet(?:en|jes)?|hoogachtend"
     r"|alvast bedankt|bij voorbaat dank"
     r"|(?:med )?(?:vänliga?|venlige?|vennlige?) (?:hälsning(?:ar)?|hilsen(?:er)?)|z poważaniem"
     r"|z wyrazami szacunku"
     r"|(?:regards|all the best|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg)(?=[,.!]?[ \t]*$))"
-    r"[^\n.?]{0,60}$",
+)
+AFTER_CLOSING = r"(?:[^\n.?]{0,60}|[.!])[ \t]*$"
+CLOSING = re.compile(
+    rf"(?:^|(?<=[.!?])[ \t]+)[*_]{{0,2}}(?:{THANKS}{AND})?{CLOSING_WORDS}{AFTER_CLOSING}",
     re.MULTILINE | re.IGNORECASE,
 )
+# A line that may close a mail, whatever it begins with. It is counted, and stays.
+MAY_CLOSE = re.compile(rf"[^\n.?!]{{0,40}}\b{CLOSING_WORDS}{AFTER_CLOSING}", re.IGNORECASE)
 NAME_WORD = r"(?:[A-ZÀ-ÞĀ-Ž][\w'’-]*|\[NAME_\d+\])"
 NAME = rf"{NAME_WORD}(?:\.? {NAME_WORD}){{0,3}}(?:(?<=\b[A-Z])\.)?"
 # Where the writer works, behind the name; lines of an address; a question for a rating at the end.
 OFFICE = r"(?:,?[ \t]+(?:vom|von|aus|im|from|of|at|in|the|der|[-–|])[ \t][^\n]{1,60})?"
-ADDRESS = r"(?:\n[ \t]*(?![-*•>])[^\n]{1,60}(?<![.:;?!])){0,6}"
-ASKS_FOR_RATING = r"\b(?i:rate|rating|how did we do|bewert\w*|feedback|survey|umfrage)\b"
+COMPANY = r"(?:(?<=[A-Z]\.)|(?<=\.l\.)|(?<=Inc\.)|(?<=Ltd\.)|(?<=Co\.))"  # "S.L.", "S.r.l.", "B.V."
+ADDRESS = rf"(?:\n[ \t]*(?![-*•>])[^\n]{{1,60}}(?:(?<![.:;?!])|{COMPANY})){{0,6}}"
+ASKS_FOR_RATING = (
+    r"\b(?i:rate|rating|how did we do|bewert\w*|feedback|survey|umfrage|valor(?:ar|aría|e|ación)|encuesta"
+    r"|calific\w+|évalu\w+|enquête|valutazion\w+|sondaggio|beoordel\w+|enquête|avaliaç\w+|avalie|pesquisa"
+    r"|oceń|ankiet\w+)\b"
+)
 RATING = rf"(?:\n\s*[^\n]{{0,120}}{ASKS_FOR_RATING}[^\n]{{0,120}}){{0,2}}"
 # At a mail's end, before nothing, or a name and an address. Chats end so too: it is no sign of a mail.
 SHORT_CLOSING = re.compile(
     rf"^[ \t]*(?:(?i:[lvb]g|mfg|gruß|grüße)[ \t]+{NAME}(?=\s*\Z)"
-    r"|(?i:(?:[lvb]g|cheers|thanks|many thanks|thank you|danke|(?:vielen|besten) dank"
+    rf"|(?i:(?:[lvb]g|cheers|{THANKS}"
     r"|(?:(?:danke|dank) und |(?:mit )?(?:freundliche|beste|liebe)[mrn] |viele |liebe )*gr(?:uß|uss|üße|üsse)"
     rf"|best(?=,|\s*\n))(?:,[ \t]+(?-i:{NAME})(?=\s*\Z)|[,!.]?)))[ \t]*"
     rf"(?:\n\s*(?P<name>{NAME}){OFFICE}[ \t]*{ADDRESS})?{RATING}\s*\Z",
@@ -91,7 +110,9 @@ LEARNED_FROM = 5  # texts that it closes, at least
 LEARNED_SHARE = 0.8  # of the texts with that line, at least
 ENDING_SHARE = 0.03  # of all texts, at least, that end with a line which is their company's or a notice
 # What a writer adds below the closing, which stays.
-POSTSCRIPT = re.compile(r"^(?:P\.?(?:P\.?)?[ -]?S\b|Post-?scriptum\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE)
+POSTSCRIPT = re.compile(
+    r"^(?:P\.?(?:P\.?)?[ -]?[SD]\b|Post-?scriptum\b|Pos(?:t)?data\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE
+)
 # A line below a closing that says how the writer is reached, or who the company is.
 REACHED_BY = re.compile(
     r"\s*(?:tel|tél|ph|fon|fax|mob|cell|hand|e-?mail|mail|web|internet|sito|url|home|www|skype|whatsapp"
@@ -103,11 +124,14 @@ REACHED_BY = re.compile(
 NAME_LINE = re.compile(rf"[^\W\d]\S*(?: [^\W\d]\S*){{0,2}}|{NAME}{OFFICE}")
 # A line of an address that has digits, with a comma or a postal code beside the city. The street is above.
 CITY = re.compile(r",|\b[\d-]{4,6} [A-ZÀ-ÞĀ-Ž]|\b[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}\b")
+SENTENCE_WORDS = 4  # words in small letters, at least, of a sentence that gives a number or an address
 LITTLE = 3  # letters of a word that a name or an address may have in small letters
 LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
     r"^[ \t]*(?:sent from (?:my \S.{0,30}|outlook for \S+)|get outlook for \S+"
-    r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})|envoyé de mon .{1,30})\s*\Z",
+    r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})|envoyé (?:de mon|depuis) .{1,30}"
+    r"|(?:enviado (?:desde|do|a partir)|inviato da|verzonden (?:vanaf|met)|wysłan[eo] z|skickat från"
+    r"|send[te]t? fra) .{1,30}|obtener outlook para \S+)\s*\Z",
     re.MULTILINE | re.IGNORECASE,
 )
 SHORT_END = 400  # characters of a name and how it is reached
@@ -158,12 +182,15 @@ def habits_of(texts: Iterable[str]) -> Habits:
     if not learned:
         return Habits(None, endings)
     lines = "|".join(sorted(learned))
-    return Habits(re.compile(rf"^[ \t]*(?:{lines})[,.!]?[ \t]*$", re.MULTILINE | re.IGNORECASE), endings)
+    learned_line = rf"^[ \t]*(?:{THANKS}{AND})?(?:{lines})[,.!]?[ \t]*$"
+    return Habits(re.compile(learned_line, re.MULTILINE | re.IGNORECASE), endings)
 
 
 def _folded(line: str) -> str:
-    """Return a line as others write it too: in small letters, without what ends it."""
-    return line.strip().rstrip(",.!").lower()
+    """Return a line as others write it too: in small letters, without what ends it, and without what a
+    link ends with, which may be the ticket's number.
+    """
+    return re.sub(r"(https?://[^\s/]+)\S*", r"\1", line.strip().rstrip(",.!").lower())
 
 
 def _closes(line: str) -> bool:
@@ -189,8 +216,8 @@ def without_end(text: str, notes: Notes, *, every: bool, habits: Habits = UNKNOW
 
 
 def keeps_closing(text: str, habits: Habits) -> bool:
-    """Return True if a line near the end of a text is a closing still, whatever stands below it."""
-    kinds = [kind for kind in (CLOSING, CLOSING_LINE, habits.closings) if kind]
+    """Return True if a line near the end of a text may be a closing still, whatever stands around it."""
+    kinds = [kind for kind in (MAY_CLOSE, CLOSING_LINE, habits.closings) if kind]
     return any(kind.match(line) for kind in kinds for line in text.splitlines()[-LAST_LINES:])
 
 
@@ -261,7 +288,14 @@ def _is_usual_end(line: str, habits: Habits) -> bool:
     """
     if _folded(line) in habits.endings or re.search(ASKS_FOR_RATING, line):
         return True
-    return bool(CONTACT.search(line) or REACHED_BY.match(line)) and not line.rstrip().endswith("?")
+    is_contact = bool(CONTACT.search(line) or REACHED_BY.match(line))
+    return is_contact and not line.rstrip().endswith("?") and not _is_sentence(line)
+
+
+def _is_sentence(line: str) -> bool:
+    """Return True for a line that ends as a sentence does, and has words as one has."""
+    words = [word for word in line.split() if word[:1].islower()]
+    return line.rstrip().endswith((".", "!")) and len(words) >= SENTENCE_WORDS
 
 
 def _is_address(lines: list[str]) -> bool:

@@ -9,7 +9,6 @@ from collections import Counter
 from pipeline.intake.exports.mail_ends import (
     BEFORE_NAME,
     GREETING,
-    OF_MAIL,
     SHORT_CLOSING,
     SHORT_END,
     SIGNATURE,
@@ -35,7 +34,7 @@ from pipeline.intake.exports.mail_quotes import (
 SPEAKS_OF_QUOTED = re.compile(
     r"\b(?:phishing|spam|scam|below|unten\w*|ci-dessous|hieronder|onderstaand\w*|poniż\w*|sotto|abajo|abaixo"
     r"|weitergeleitet\w*|forwarded|suivante?|seguente|siguiente)\b"
-    rf"|{OF_MAIL}"
+    r"|\b(?:e-?mails?|mails?|courriels?)\b"
     r"|\b(?:this|that|these|das|dies\w*|ceci|cela|ça|esto|eso|questo)\b[^.!?\n]{0,40}\?",
     re.IGNORECASE,
 )
@@ -49,7 +48,7 @@ SIGNS = (
     *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely"),
     *("cordial", "distinti saluti", "atentamente", "atenciosamente", "groet", "bien à ", "salutations"),
     *("journée", "saludo", "saluti", "hoogachtend", "alvast", "voorbaat", "hälsning", "hilsen", "mvh", "mvg"),
-    *("pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in"),
+    *("pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in", "enviado d", "sent from"),
 )
 
 

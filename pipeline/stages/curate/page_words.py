@@ -53,6 +53,20 @@ def verdict(stats: CurationReport) -> str:
     return " ".join(filter(None, sentences))
 
 
+def redaction_sentences(stats: CurationReport) -> list[str]:
+    """Return a warning if training sees placeholders where people write a value; none if it sees all."""
+    values = sum(stats.redactions.values())
+    if not values:
+        return []
+    commonest = max(stats.redactions, key=lambda kind: stats.redactions[kind])
+    return [
+        f"{plural(values, 'value was', 'values were')} replaced by placeholders such as "
+        f"[{commonest.upper()}_1], which is all that the model is shown and measured by: people who ask it "
+        "write the real thing. Replace it in what is asked, too, or keep the kinds that answers depend on "
+        "(curate.personal, curate.secrets)."
+    ]
+
+
 def warnings(stats: CurationReport) -> list[str]:
     """Return warnings that the user should read before training."""
     sentences = []
@@ -71,7 +85,8 @@ def warnings(stats: CurationReport) -> list[str]:
         )
     if stats.pairs and not stats.pairs["made"]:
         sentences.append(pairs_sentence(stats.pairs))
-    sentences += not_shown_sentences(stats) + answers_sentences(stats) + calls_sentences(stats.calls or {})
+    sentences += redaction_sentences(stats) + not_shown_sentences(stats) + answers_sentences(stats)
+    sentences += calls_sentences(stats.calls or {})
     sentences += map(_repeats, filter(_is_often_repeated, stats.balance.items()))
     if stats.length["split"] and stats.length["exchanges_left_out"]:
         sentences.append(

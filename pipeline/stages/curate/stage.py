@@ -33,6 +33,7 @@ from pipeline.stages.curate.page_words import (
     length_sentences,
     not_shown_sentences,
     pairs_sentence,
+    redaction_sentences,
 )
 from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder
 from pipeline.stages.curate.phases.cluster import cluster
@@ -172,7 +173,7 @@ def main(params: Params, root: Path, options: Options | None = None) -> None:
         *([DIVIDED] if "documents_divided" in report.groups else []),
         *([pairs_sentence(report.pairs)] if report.pairs else []),
     ]
-    for sentence in [*sentences, *loud_sentences(report)]:
+    for sentence in [*sentences, *redaction_sentences(report), *loud_sentences(report)]:
         print(f"curate: {sentence}")
     if lost or report.files_rejected:
         print(
