@@ -44,6 +44,7 @@ from pipeline.workflow.stages import optional, stages_in, table
 from pipeline.workflow.state.lockfile import in_force, recorded_stages
 
 QUENCH = BIN / "quench"
+pytest_plugins = ("toy_fixtures",)
 pytestmark = pytest.mark.usefixtures("toy_tools")
 
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are

@@ -15,6 +15,7 @@ from pipeline.config.params import load_params
 from pipeline.workflow.overview.causes import Kind, in_words
 from pipeline.workflow.overview.states import overview
 
+pytest_plugins = ("toy_fixtures",)
 Q4 = "models/demo-Q4_K_M.gguf"
 F16 = "models/demo-F16.gguf"
 LEVELS = ["quantize", "quantize"]
