@@ -25,9 +25,10 @@ from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.workflow.stages import table
 
 PAGE = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PROMISES = (PROJECT / "docs/tests.md").read_text(encoding="utf-8")
 SHOWN = dict(re.findall(r"^## Add an? (.*?)\n.*?```diff\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 PROMISED = re.findall(
-    r"^\| (.*?) \| (.*?) \| `(.*?)` \|$", PAGE.partition("# What the project promises")[2], re.MULTILINE
+    r"^\| (.*?) \| (.*?) \| `(.*?)` \|$", PROMISES.partition("# What the project promises")[2], re.MULTILINE
 )
 MOST_LINES, MOST_FILES = 30, 3  # of a diff, headers and context included
 

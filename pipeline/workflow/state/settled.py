@@ -1,7 +1,7 @@
 """The state in which a project was found settled: nothing stale, damaged or missing.
 
-DVC takes a second to find that again. As long as no file has changed since, its verdict is the same, so a run
-with nothing to do needn't ask it. A file has changed if its inode, size, date or change time has, which no
+DVC takes a second to open a project. As long as no file has changed since, the verdict is the same, so a run
+with nothing to do needn't open it. A file has changed if its inode, size, date or change time has, which no
 ordinary program can set back.
 """
 
@@ -49,7 +49,7 @@ def remember(root: Path) -> None:
 
 
 def state_of(root: Path, newest: int | None = None) -> str | None:
-    """Return a hash of the state of all files that DVC's verdict depends on.
+    """Return a hash of the state of all files that the verdict depends on.
 
     Return None if there are stages that only DVC can read, or a file that has changed after `newest`
     (nanoseconds): it could change once more within the same change time.
