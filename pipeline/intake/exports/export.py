@@ -1,8 +1,9 @@
 """The interface to a program's export, which is recognized by its beginning and whose records become rows.
 
 A record is the unit of the file's container: a line of JSONL, an element of an array, or the one object of a
-file. A row is an object in one of the formats of `reading.formats`, mostly `messages`. One record may give
-several rows (branches of a conversation), and many records one row (a session that is written line by line).
+file. A row is an object in one of the formats of `pipeline.intake.rows.formats`, mostly `messages`. One
+record may give several rows (branches of a conversation), and many records one row (a session that is written
+line by line).
 """
 
 from collections import Counter

@@ -1,7 +1,8 @@
 """The state of each job of a project, why it is not fresh, and what a run would do.
 
 A job is what Snakemake runs at once: a stage, or a stage for one level or model ("quantize@Q4_K_M"). This is
-the XX dvc.lock without starting DVC, and changes nothing but the cache of hashes.
+the only judge. The dates by which Snakemake plans follow from it (`pipeline.workflow.settle`), and a job asks
+it before it runs. It reads dvc.lock without starting DVC, and changes nothing but the cache of hashes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
