@@ -336,3 +336,21 @@ def test_a_single_guess_without_evidence_is_written_only_if_chosen(project: Path
     shown = check("a.jsonl", rows, "--write", "--guess", "1")
     assert shown.exit_code == 0
     assert shown.stdout.count("as it would be read") == 4  # both rows, and again after the choice
+
+
+def test_a_help_desks_columns_of_few_values_are_no_side_and_its_subject_is_told(project: Path) -> None:
+    replies = tuple(f"Please send crane {number} back to the {PLACES[number % 5]}." for number in range(59))
+    rows = rows_of(
+        60,
+        Subject=tuple(f"The crane {number} at work" for number in range(60)),
+        Description=None,
+        Source=("Email", "Portal", "Email"),
+        Agent=("Una Mills", "Rob Hale", "Ole Berg"),
+        **{"Last agent reply": replies},
+    )
+    proposal = proposed(rows)
+    assert [guess.fields for guess in proposal.guesses] == [
+        {"user": "Description", "assistant": "Last agent reply"}
+    ]
+    assert proposal.guesses[0].unread == ("Subject",)
+    assert 'not read: Subject; user: "{Subject}\\n\\n{Description}"' in check("a.jsonl", rows).stdout

@@ -94,6 +94,12 @@ def _guess_lines(guess: Guess, alike: Sequence[Proposed], scrub: Scrub) -> Itera
         yield f"      {as_yaml(other.glob)}: {as_yaml(guess.fields)}"
     if guess.candidate.labels:
         yield f"  {_labels_sentence(guess, scrub)}"
+    if guess.unread:
+        source = guess.fields.get("user")
+        above = ""
+        if isinstance(source, str) and "{" not in source:
+            above = f'; user: "{{{guess.unread[0]}}}\\n\\n{{{source}}}" puts the first above {source}'
+        yield f"  not read: {scrub(', '.join(guess.unread))}{above}"
     yield from _example_lines(guess, scrub)
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
+from statistics import fmean
 from typing import Any
 
 from pipeline.chat.rows import BadRow, Row
@@ -40,6 +41,7 @@ Stated = dict[str, Any]  # mapping as in params.yaml
 SURE = 1.0  # lead in points of the best guess over the second
 READ = 0.5  # least share of the sample that a guess reads
 EXAMPLES = 2
+SENTENCE = 3  # words of a text, in the mean, that may be a sentence or a subject
 MOST_TEXTS = 6  # longest columns of text that pairs are formed from
 LONG_TEXT = 200  # characters of texts that may be documents
 # points for evidence of an exchange
@@ -74,11 +76,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Guess:
-    """A candidate, with null for keys that prevent reading, and rows of the sample as it reads them."""
+    """A candidate, with null for keys that prevent reading, and rows of the sample as it reads them. `unread`
+    are the columns of sentences that it leaves out, such as a mail's subject.
+    """
 
     fields: Stated
     candidate: Candidate
     rows: tuple[Row, ...]
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -358,6 +363,9 @@ def _exchanges(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> I
         # "source" may be a text to translate, or where a ticket came from.
         is_other_text = any(not other.is_few for other in texts if other not in (question, answer))
         is_class = question.is_few and (is_other_text or not question.speaks_of("question"))
+        # "agent" is who answered if another column has the answer.
+        answers = [other for other in texts if other.speaks_of("answer") and not other.is_few]
+        is_class = is_class or (answer.is_few and "." not in answer.path and bool(answers))
         if is_class or is_name(question) or is_name(answer):
             continue
         points = NAMED * question.speaks_of("question") + NAMED * answer.speaks_of("answer")
@@ -420,7 +428,17 @@ def _tried(candidate: Candidate, rows: Sequence[Mapping[str, Any]], file: str) -
             read = _read(fields, rows, file)
     if len(read) < READ * len(rows):
         return None
-    return Guess(fields, candidate, tuple(read[:EXAMPLES]))
+    return Guess(fields, candidate, tuple(read[:EXAMPLES]), tuple(_unread(fields, rows)))
+
+
+def _unread(fields: Stated, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the columns of sentences, which differ from row to row, that a mapping does not name."""
+    named = " ".join(str(source) for source in fields.values())
+    for column in columns_of(rows):
+        words = fmean(len(text.split()) for text in column.texts) if column.texts else 0.0
+        is_told = column.path in named or column.path in fields
+        if words >= SENTENCE and not (is_told or column.is_few or is_name(column)):
+            yield column.path
 
 
 def _doubtful(fields: Stated, rows: Sequence[Mapping[str, Any]]) -> list[str]:

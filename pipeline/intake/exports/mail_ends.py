@@ -57,7 +57,10 @@ CLOSING_WORDS = (
     r"(?:(?:mit )?(?:freundliche|beste|viele|liebe|herzliche|schöne)[mnr]? gr(?:ü(?:ß|ss)en?|uß|uss)|mfg\b"
     r"|(?:kind|best|warm|kindest|warmest|many thanks and kind) regards|best wishes"
     r"|yours (?:sincerely|faithfully|truly)|sincerely(?: yours)?,"
-    r"|(?:(?:bien|très) )?cordialement|bien à (?:vous|toi)|salutations (?:distinguées|cordiales)"
+    r"|(?:(?:bien|très) )?cordialement|cdl?t\b|bien à (?:vous|toi)|salutations (?:distinguées|cordiales)"
+    r"|(?:je vous prie d['’]|veuillez )(?:agréer|recevoir|croire)\b(?:,[^\n?]{0,40},)?[^\n?]{0,15}"
+    r"(?:l['’](?:expression|assurance) de )?(?:mes|nos|ma|notre) (?:\w+ )?(?:salutations|sentiments"
+    r"|considération)[^\n.?]{0,40}\.?|(?:meilleures|sincères) salutations"
     r"|(?:(?:belle|bonne) journée|un saludo|saludos|cordialmente)(?=[,.!]?[ \t]*$)"
     r"|cordiali saluti|distinti saluti|un cordiale saluto|(?:un )?cordial saludo|saludos cordiales"
     r"|atentamente|atenciosamente"
@@ -89,7 +92,7 @@ RATING = rf"(?:\n\s*[^\n]{{0,120}}{ASKS_FOR_RATING}[^\n]{{0,120}}){{0,2}}"
 # At a mail's end, before nothing, or a name and an address. Chats end so too: it is no sign of a mail.
 SHORT_CLOSING = re.compile(
     rf"^[ \t]*(?:(?i:[lvb]g|mfg|gruß|grüße)[ \t]+{NAME}(?=\s*\Z)"
-    rf"|(?i:(?:[lvb]g|cheers|{THANKS}"
+    rf"|(?i:(?:[lvb]g|cheers|thx|cdl?t|à bientôt|{THANKS}"
     r"|(?:(?:danke|dank) und |(?:mit )?(?:freundliche|beste|liebe)[mrn] |viele |liebe )*gr(?:uß|uss|üße|üsse)"
     rf"|best(?=,|\s*\n))(?:,[ \t]+(?-i:{NAME})(?=\s*\Z)|[,!.]?)))[ \t]*"
     rf"(?:\n\s*(?P<name>{NAME}){OFFICE}[ \t]*{ADDRESS})?{RATING}\s*\Z",
@@ -103,7 +106,8 @@ CLOSING_LINE = re.compile(
 # A line that writers close with, if it often stands before a name: two to six words, or one with a comma.
 LEARNABLE = r"(?!\s*>)[^\W\d][^\d\n:;()<>\[\]]{1,38}"
 BEFORE_NAME = re.compile(
-    rf"^[ \t]*(?P<line>{LEARNABLE})\n\s*(?P<name>{NAME})(?: ?[,@|(–-][^\n]{{1,60}})?[ \t]*$", re.MULTILINE
+    rf"^[ \t]*(?P<line>{LEARNABLE})\n\s*(?:-- ?\n\s*)?(?P<name>{NAME})(?: ?[,@|(–-][^\n]{{1,60}})?[ \t]*$",
+    re.MULTILINE,
 )
 LEARNED_WORDS = 6  # of such a line, at most
 LEARNED_FROM = 5  # texts that it closes, at least
@@ -128,10 +132,11 @@ SENTENCE_WORDS = 4  # words in small letters, at least, of a sentence that gives
 LITTLE = 3  # letters of a word that a name or an address may have in small letters
 LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
-    r"^[ \t]*(?:sent from (?:my \S.{0,30}|outlook for \S+)|get outlook for \S+"
-    r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})|envoyé (?:de mon|depuis) .{1,30}"
+    r"^[ \t]*(?:sent from (?:my \S.{0,30}|\S.{0,30} for \S+)|get outlook for \S+"
+    r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})"
+    r"|envoyé (?:de mon|depuis|à partir d).{1,40}"
     r"|(?:enviado (?:desde|do|a partir)|inviato da|verzonden (?:vanaf|met)|wysłan[eo] z|skickat från"
-    r"|send[te]t? fra) .{1,30}|obtener outlook para \S+)\s*\Z",
+    r"|send[te]t? fra) .{1,30}|(?:obtener|télécharger|scarica|hol) outlook .{1,20})\s*\Z",
     re.MULTILINE | re.IGNORECASE,
 )
 SHORT_END = 400  # characters of a name and how it is reached

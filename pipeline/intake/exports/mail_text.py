@@ -46,9 +46,10 @@ SIGNS = (
     *("wrote", "writes", "schrieb", "schreibt", "a écrit", "escribió", "ha scritto", "skrev", "schreef"),
     *("\n>", "escreveu", "napisał", "napsal", "írta", "kirjoitti", "od:"),
     *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely"),
-    *("cordial", "distinti saluti", "atentamente", "atenciosamente", "groet", "bien à ", "salutations"),
+    *("cordial", "distinti saluti", "atentamente", "atenciosamente", "groet", "bien à "),
     *("journée", "saludo", "saluti", "hoogachtend", "alvast", "voorbaat", "hälsning", "hilsen", "mvh", "mvg"),
     *("pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in", "enviado d", "sent from"),
+    *("cdlt", "cdt", "agréer", "envoyé", "get outlook", "salutations", "veuillez recevoir"),
 )
 
 

@@ -61,9 +61,9 @@ def redaction_sentences(stats: CurationReport) -> list[str]:
     commonest = max(stats.redactions, key=lambda kind: stats.redactions[kind])
     return [
         f"{plural(values, 'value was', 'values were')} replaced by placeholders such as "
-        f"[{commonest.upper()}_1], which is all that the model is shown and measured by: people who ask it "
-        "write the real thing. Replace it in what is asked, too, or keep the kinds that answers depend on "
-        "(curate.personal, curate.secrets)."
+        f"[{commonest.upper()}_1]. Those that rows keep are all that the model is shown and measured by, and "
+        "people who ask it write the real thing. Replace it in what is asked, too, or keep the kinds that "
+        "answers depend on (curate.personal, curate.secrets)."
     ]
 
 

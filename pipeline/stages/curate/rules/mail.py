@@ -28,8 +28,11 @@ ROWS_SEEN = 200  # first rows of a file that decide about it
 QUESTIONS = 0.1
 ANSWERS = 0.5
 KNOWN_FILES = 256  # files about which it is known
-# Text that is all HTML, in which nothing but prose is marked up.
-HTML = re.compile(r"\s*<(?:!doctype|html|body|div|p|span|table|ul|ol|br|blockquote|font)\b", re.IGNORECASE)
+# Text that is all HTML, in which nothing but prose is marked up; a subject may stand above it.
+HTML = re.compile(
+    r"(?P<subject>[^<\n]{1,200}\n\s*\n)?\s*<(?:!doctype|html|body|div|p|span|table|ul|ol|br|blockquote|font)\b",
+    re.IGNORECASE,
+)
 NO_PROSE = re.compile(r"<(?:pre|code|script|form|input|button|svg|canvas)\b", re.IGNORECASE)
 # What mail programs write between angle brackets; all other words in them are markup that is spoken of.
 ADDRESS = re.compile(r"<(?:[^<>\s]+@[^<>\s]+|\[EMAIL[^<>]*|(?:https?|mailto):[^<>\s]*)>")
@@ -138,7 +141,9 @@ def _written(turns: Iterable[Turn]) -> list[Turn]:
 
 def _without_html(text: str) -> str:
     """Return HTML that marks up nothing but prose as Markdown, and other text as it is."""
-    if not HTML.match(text) or not text.rstrip().endswith(">") or NO_PROSE.search(text):
+    html = HTML.match(text)
+    if not html or not text.rstrip().endswith(">") or NO_PROSE.search(text):
         return text
-    words = markdown_of(text)
+    subject = html["subject"] or ""
+    words = subject + markdown_of(text[len(subject) :])
     return text if "<" in ADDRESS.sub("", words) or OF_MARKUP.search(words) else words

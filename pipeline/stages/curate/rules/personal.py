@@ -36,10 +36,12 @@ _AMERICAN = re.compile(r"(?<![\w+.$-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[.-])\d{3}[
 _LABELLED = re.compile(
     r"(?:\b(?:tel|telefon\w*|telephone|phone|fon|mobil\w*|handy\w*|fax|call|ring|dial|text me|reach\w*|sms"
     r"|whatsapp|(?:an)?ruf\w*|r.ckruf\w*|zur.ckrufen|erreich\w*|my (?:\w+ )?number|meine (?:\w+ )?nummer"
-    r"|t.l|mob|mon num.ro|mi n.mero|joindre|rappele[rz]"
+    r"|t.l|mob|mon num.ro|mi n.mero|joindre|rappele[rz]|contacte[rz]|fixe|port|ligne directe"
     r"|t.l.phone|portable|appel\w*|tel.fono|m.vil|ll.m\w*|cellulare|chiam\w*|bel\w{0,3}|bereik\w*)\b"
     r"(?P<between>[^\d\n+]{0,60}?)|\b(?:unter|on|at) )"
-    r"(?!\d\d?(?P<mark>[./-])\d\d?(?P=mark)\d\d)(?P<number>\(?0(?:[ \u00a0().\-/]{0,3}\d){6,14})(?![.,]?\d)",
+    # no date; a number in groups of two begins like one and goes on
+    r"(?!\d\d?(?P<mark>[./-])\d\d?(?P=mark)\d\d(?:\d\d)?(?!\d|(?P=mark)\d))"
+    r"(?P<number>\(?0(?:[ \u00a0().\-/]{0,3}\d){6,14})(?![.,]?\d)",
     re.I | re.A,
 )
 # Words between the two by which the number is another one.
