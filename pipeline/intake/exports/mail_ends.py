@@ -104,7 +104,8 @@ CLOSING_LINE = re.compile(
     re.IGNORECASE,
 )
 # A line that writers close with, if it often stands before a name: two to six words, or one with a comma.
-LEARNABLE = r"(?!\s*>)[^\W\d][^\d\n:;()<>\[\]]{1,38}"
+# What ends as a sentence does is what they say.
+LEARNABLE = r"(?!\s*>)[^\W\d][^\d\n:;()<>\[\]]{1,38}(?<![.?…])"
 BEFORE_NAME = re.compile(
     rf"^[ \t]*(?P<line>{LEARNABLE})\n\s*(?:-- ?\n\s*)?(?P<name>{NAME})(?: ?[,@|(–-][^\n]{{1,60}})?[ \t]*$",
     re.MULTILINE,
@@ -112,6 +113,7 @@ BEFORE_NAME = re.compile(
 LEARNED_WORDS = 6  # of such a line, at most
 LEARNED_FROM = 5  # texts that it closes, at least
 LEARNED_SHARE = 0.8  # of the texts with that line, at least
+ALONE_SHARE = 0.1  # of the texts that it closes, at most, that say nothing else
 ENDING_SHARE = 0.03  # of all texts, at least, that end with a line which is their company's or a notice
 # What a writer adds below the closing, which stays.
 POSTSCRIPT = re.compile(
@@ -164,9 +166,11 @@ UNKNOWN = Habits()
 
 def habits_of(texts: Iterable[str]) -> Habits:
     """Return how mails end, in any language. A closing stands before a name at the end of `LEARNED_FROM`
-    texts, and rarely elsewhere. Endings are at the end of as many: a company, its address, a notice.
+    texts, and rarely elsewhere or alone: what is all that a mail says is no closing. Endings are at the end
+    of as many: a company, its address, a notice.
     """
     closing = Counter[str]()
+    alone = Counter[str]()
     last = Counter[str]()
     seen = 0
     for text in texts:
@@ -174,21 +178,28 @@ def habits_of(texts: Iterable[str]) -> Habits:
         last_lines = text.splitlines()[-LAST_LINES:]
         last.update({_folded(line) for line in last_lines})
         end = "\n".join(last_lines)
-        closing.update(
-            {_folded(match["line"]) for match in BEFORE_NAME.finditer(end) if _closes(match["line"])}
-        )
+        lines = {match["line"] for match in BEFORE_NAME.finditer(end) if _closes(match["line"])}
+        closing.update(map(_folded, lines))
+        alone.update(_folded(line) for line in lines if not says_something(text[: text.rfind(line)]))
     often = max(LEARNED_FROM, ENDING_SHARE * seen)
     endings = frozenset(line for line, count in last.items() if line and count >= often)
     learned = [
         re.escape(line)
         for line, count in closing.items()
-        if count >= LEARNED_FROM and count >= LEARNED_SHARE * last[line]
+        if count >= max(LEARNED_FROM, LEARNED_SHARE * last[line]) and alone[line] <= ALONE_SHARE * count
     ]
     if not learned:
         return Habits(None, endings)
     lines = "|".join(sorted(learned))
     learned_line = rf"^[ \t]*(?:{THANKS}{AND})?(?:{lines})[,.!]?[ \t]*$"
     return Habits(re.compile(learned_line, re.MULTILINE | re.IGNORECASE), endings)
+
+
+def says_something(text: str) -> bool:
+    """Return True unless a text is empty, or nothing but a greeting."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    is_greeting = len(lines) == 1 and (GREETING.match(lines[0]) or lines[0].rstrip().endswith((",", "!")))
+    return bool(lines) and not is_greeting
 
 
 def _folded(line: str) -> str:
@@ -251,6 +262,9 @@ def _without_closing(text: str, notes: Notes, *, every: bool, habits: Habits) ->
     postscript = POSTSCRIPT.search(text, max(0, len(text) - CLOSING_END))
     end = postscript.start() if postscript else len(text)
     closing = closing_of(text[:end], habits) or short_closing_of(text[:end])
+    # A line that was learned from other texts may be all that this one says.
+    if closing and closing.re is habits.closings and not says_something(text[: closing.start()]):
+        closing = None
     if closing:
         notes["closings"] += 1
         added = _added_below(text[closing.start() : end], habits)

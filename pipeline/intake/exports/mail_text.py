@@ -35,7 +35,11 @@ SPEAKS_OF_QUOTED = re.compile(
     r"\b(?:phishing|spam|scam|below|unten\w*|ci-dessous|hieronder|onderstaand\w*|poniż\w*|sotto|abajo|abaixo"
     r"|weitergeleitet\w*|forwarded|suivante?|seguente|siguiente)\b"
     r"|\b(?:e-?mails?|mails?|courriels?)\b"
-    r"|\b(?:this|that|these|das|dies\w*|ceci|cela|ça|esto|eso|questo)\b[^.!?\n]{0,40}\?",
+    # "Is this genuine?", "stimmt das?"; but not "Is this covered by the warranty?"
+    r"|\b(?:this|that|these|das|dies\w*|ceci|cela|ça|esto|eso|questo)\b"
+    r"(?:[^.!?\n]{0,40}\b(?:real|genuine|legit\w*|true|safe|yours|from you|mean\w*|correct|right|echt"
+    r"|von (?:euch|ihnen)|betrug|seriös|stimmt|richtig|bedeute\w*|heißt|vrai|authentique|de vous|dire"
+    r"|verdader[oa]|significa|vero)\b[^.!?\n]{0,20}|\s*)\?",
     re.IGNORECASE,
 )
 # A greeting that is a line of its own.
