@@ -178,9 +178,9 @@ def habits_of(texts: Iterable[str]) -> Habits:
         last_lines = text.splitlines()[-LAST_LINES:]
         last.update({_folded(line) for line in last_lines})
         end = "\n".join(last_lines)
-        lines = {match["line"] for match in BEFORE_NAME.finditer(end) if _closes(match["line"])}
-        closing.update(map(_folded, lines))
-        alone.update(_folded(line) for line in lines if not says_something(text[: text.rfind(line)]))
+        before_name = {match["line"] for match in BEFORE_NAME.finditer(end) if _closes(match["line"])}
+        closing.update(map(_folded, before_name))
+        alone.update(_folded(line) for line in before_name if not says_something(text[: text.rfind(line)]))
     often = max(LEARNED_FROM, ENDING_SHARE * seen)
     endings = frozenset(line for line, count in last.items() if line and count >= often)
     learned = [
