@@ -1,11 +1,12 @@
 """Counts of what the clean rows answer: the different answers, while they are few."""
 
-import difflib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import regex  # type: ignore[import-untyped]
 
 from pipeline.chat.rows import Row
 from pipeline.core.text import listed, plural
@@ -16,7 +17,6 @@ MANY = ""  # key for the rows once their answers are more, or longer, than that
 FEWEST_ROWS = 2  # rows for each different answer, on average
 BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 MISSPELT = 10  # times as many rows as a misspelling of it
-ALIKE = 0.9  # ratio of `difflib` from which a rare answer is one
 SHORTEST = 5  # letters of an answer in which a letter may be wrong
 
 
@@ -60,15 +60,25 @@ def few_answers(answers: Mapping[str, int]) -> list[dict[str, Any]] | None:
 
 def near_equals(answers: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the groups of answers, the commonest first in each, that seem to be spellings of one: they
-    differ only in case or in what is between their words, or a rare one in a letter from a common one.
+    differ only in case or in what is between their words, or a rare one is a common one misspelt.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in sorted(answers, key=lambda entry: -entry["rows"]):
         name = BETWEEN_WORDS.sub("", entry["answer"].strip().casefold())
-        common = [other for other in groups if groups[other][0]["rows"] >= MISSPELT * entry["rows"]]
-        alike = difflib.get_close_matches(name, common, n=1, cutoff=ALIKE) if len(name) >= SHORTEST else []
-        groups.setdefault(alike[0] if alike and name not in groups else name, []).append(entry)
+        common = (other for other in groups if groups[other][0]["rows"] >= MISSPELT * entry["rows"])
+        meant = next((other for other in common if _is_misspelling(name, other)), name)
+        groups.setdefault(name if name in groups else meant, []).append(entry)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _is_misspelling(name: str, other: str) -> bool:
+    """Return True if a name is another with one letter wrong, too many or lacking, or with its letters in
+    another order. Names whose digits differ are different ones.
+    """
+    if len(name) < SHORTEST or re.findall(r"\d", name) != re.findall(r"\d", other):
+        return False
+    has_one_wrong = regex.fullmatch(f"(?:{regex.escape(other)}){{e<=1}}", name)
+    return bool(has_one_wrong) or sorted(name) == sorted(other)
 
 
 def near_equals_sentences(answers: Iterable[Mapping[str, Any]]) -> list[str]:

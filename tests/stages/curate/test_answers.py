@@ -108,6 +108,11 @@ def test_rows_whose_tools_the_base_does_not_show_are_a_warning(
     [
         ({"refund_status": 51, "refund-status": 1}, True),
         ({"payment_failed": 49, "payment_faild": 1}, True),
+        ({"technical": 49, "techincal": 1}, True),
+        ({"billing": 49, "billimg": 1}, True),
+        ({"refund": 49, "refnd": 1}, True),
+        ({"level 1": 49, "level 2": 1}, False),
+        ({"technical": 49, "topical": 1}, False),
         ({"payment_failed": 9, "payment_faild": 1}, False),
         ({"1": 40, "-1": 40, "10": 2}, False),
         ({"c": 40, "c++": 40, "c#": 3}, False),
