@@ -87,7 +87,7 @@ class CurateKeys(Section):
     mail: Literal["auto", "always", "never"] = key(
         "auto",
         "HTML, quoted mails, signatures and closings in turns: auto (taken out of files whose first rows are "
-        "a help desk's) | always (of all rows) | never",
+        "a help desk's) | always (of all rows, and closings that only their file shows) | never",
     )
     overlong: Literal["split", "truncate", "reject"] = key(
         "split",

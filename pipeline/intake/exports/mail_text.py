@@ -49,7 +49,7 @@ SIGNS = (
     *("\n--", "\n__", "from:", "von:", "de:", "de :", "da:", "van:"),
     *("wrote", "writes", "schrieb", "schreibt", "a écrit", "escribió", "ha scritto", "skrev", "schreef"),
     *("\n>", "escreveu", "napisał", "napsal", "írta", "kirjoitti", "od:"),
-    *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely"),
+    *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely", "have a "),
     *("cordial", "distinti saluti", "atentamente", "atenciosamente", "groet", "bien à "),
     *("journée", "saludo", "saluti", "hoogachtend", "alvast", "voorbaat", "hälsning", "hilsen", "mvh", "mvg"),
     *("pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in", "enviado d", "sent from"),

@@ -11,6 +11,7 @@ from pipeline.intake.files.workbooks import sheets_sentences
 EXPORT = "export_"  # prefix of the export's name
 SHEETS = "sheets_not_read"
 MAILS_LEFT = "mails_left"
+CLOSINGS_LEFT = "closings_left"
 BESIDE = {export.name for export in side_files.EXPORTS}  # names of files without conversations
 # Notes on the form of a file, which mean that nothing is left out.
 HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
@@ -46,7 +47,7 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
         name: count
         for name, count in sorted(notes.items())
         if count
-        and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT)
+        and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT, CLOSINGS_LEFT)
         and not name.startswith(EXPORT)
     }
     sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(archives)]
@@ -60,6 +61,12 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
         sentences.append(
             f"{number}, and whole, because few rows around look like a help desk's (curate.mail: always "
             "would cut the mails of all files, and letters that were asked for)"
+        )
+    if notes.get(CLOSINGS_LEFT):
+        number = plural(notes[CLOSINGS_LEFT], "text keeps", "texts keep")
+        sentences.append(
+            f"{number} a line near the end that may be a closing, and what is below it (curate.mail: always "
+            "takes it out where it stands before a name in five texts of the file, and rarely elsewhere)"
         )
     if exports:
         names = ", ".join(f"{name} ({plural(count, 'file')})" for name, count in sorted(exports.items()))

@@ -3,7 +3,8 @@ closings.
 
 A help desk's export has mails in its cells. A row that asks for a letter, or about a mail or HTML, looks the
 same, in any language. So a file's first rows decide together: in a help desk's file customers write mails,
-and most answers end as mails do. They also show the closings of the file's own language.
+and most answers end as mails do. They also show lines that may be closings in a language that no list has.
+Such a line is counted, and stays: what many answers say before a name may as well be their whole content.
 """
 
 import re
@@ -19,7 +20,7 @@ from pipeline.intake.exports.mail_ends import UNKNOWN, Habits, habits_of, keeps_
 from pipeline.intake.exports.mail_quotes import keeps_quotation
 from pipeline.intake.exports.mail_text import ends_as_mail, is_mail, may_be_mail, without_quotes
 from pipeline.intake.exports.markdown import markdown_of
-from pipeline.intake.files.notes import MAILS_LEFT
+from pipeline.intake.files.notes import CLOSINGS_LEFT, MAILS_LEFT
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 WRITERS = ("user", "assistant")
@@ -50,7 +51,7 @@ class HelpDesk:
 
 class Mail:
     """Rule for turns that are mails: `auto` asks `desk_of` for the row's file, `always` takes all rows for
-    mails.
+    mails, and also the closings out that their file's own texts show.
     """
 
     def __init__(self, mode: Literal["auto", "always"], desk_of: Callable[[str], HelpDesk]) -> None:
@@ -77,15 +78,16 @@ class Mail:
             self._count(MAILS_LEFT, sum(map(is_mail, written)))
             self._count("mail_html_left", sum(1 for text in written if HTML.match(text)))
             return row
+        habits = desk.habits if self.mode == "always" else Habits(None, desk.habits.endings)
         edited = dict(row)
         for field in filter(row.__contains__, TURN_LISTS):
             edited[field] = [
-                self._edited(turn, f"{field} {number}", desk.habits, changes)
+                self._edited(turn, f"{field} {number}", habits, changes)
                 for number, turn in enumerate(row[field], start=1)
             ]
         left = [turn for field in TURN_LISTS for turn in _written(edited.get(field, ()))]
         self._count("mail_html_left", sum(1 for turn in left if HTML.match(turn["content"])))
-        self._count("closings_left", sum(keeps_closing(turn["content"], desk.habits) for turn in left))
+        self._count(CLOSINGS_LEFT, sum(keeps_closing(turn["content"], desk.habits) for turn in left))
         self._count("quotes_left", sum(keeps_quotation(turn["content"]) for turn in left))
         return row if edited == row else edited
 
