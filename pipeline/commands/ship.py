@@ -65,9 +65,8 @@ def main(
     if destination:
         provider(destination.option).check(destination, with_lora=params.product.with_lora)
     if key:
-        provider("ship --sign").signer(
-            key
-        )  # A wrong key is refused now, before gigabytes are hashed and copied.
+        # A wrong key is refused now, before gigabytes are hashed and copied.
+        provider("ship --sign").signer(key)
     # The shipped files, and the sources of the bundle's texts, must be the ones that the stages recorded.
     project.verify(*project.files(level))
     project.verify(*(root / place for place in DESCRIBED), again=False)

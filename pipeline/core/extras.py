@@ -27,7 +27,7 @@ ROOT = "pipeline.extras"
 
 @dataclass(frozen=True)
 class Extra:
-    """What an extra contributes. Its modules are named as in its package: "verb" for `judge/verb.py`."""
+    """The contributions of an extra. Its modules are named as in its package: "verb" for `judge/verb.py`."""
 
     page: str  # its page of the documentation
     verbs: str = ""  # module whose Typer `app` has verbs of `quench`

@@ -396,14 +396,13 @@ def _ship(case: Case) -> NextStep | None:
 
 def _placeholders(case: Case) -> NextStep | None:
     rows = case.inputs.answers.get(case.level, ())
-    redacted = [row for row in rows if PLACEHOLDER.search(_as_text(row.prompt))]
-    if len(redacted) < MANY_REDACTED * len(rows) or not redacted:
+    first_of_each = [PLACEHOLDER.search(_as_text(row.prompt)) for row in rows]
+    placeholders = [placeholder[0] for placeholder in first_of_each if placeholder]
+    if len(placeholders) < MANY_REDACTED * len(rows) or not placeholders:
         return None
-    shown = PLACEHOLDER.search(_as_text(redacted[0].prompt))
-    assert shown
     reason = (
-        f"{len(redacted):,} of {len(rows):,} questions have placeholders such as {shown[0]} where people "
-        "write the real thing, which the model was never shown."
+        f"{len(placeholders):,} of {len(rows):,} questions have placeholders such as {placeholders[0]} where "
+        "people write the real thing, which the model was never shown."
     )
     advice = (
         "Put placeholders into what it is asked, too; or keep the kinds that answers depend on "

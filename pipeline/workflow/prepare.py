@@ -83,12 +83,17 @@ class Preparation:
     given: Any
     is_dry: bool  # Snakemake runs nothing
     settings: Given = field(default_factory=dict)  # those of `--config`
-    read: Read | None = None  # params.yaml
+    params_file: Read | None = None  # params.yaml as it was read
+
+    @property
+    def read(self) -> Read:
+        """params.yaml as it was read. Only the steps after `read_project` may ask for it."""
+        assert self.params_file is not None
+        return self.params_file
 
     @property
     def params(self) -> Params:
-        """The project's settings. Only the steps after `read_project` may ask for them."""
-        assert self.read is not None
+        """The project's settings."""
         return self.read.params
 
     @property
@@ -108,7 +113,7 @@ def read_project(run: Preparation) -> None:
     run.settings = _settings(run.given)
     need_usable_path(run.root)
     need_no_namesake(run.root)
-    run.read = read_settings(run.root)
+    run.params_file = read_settings(run.root)
     need_disk(run.root.resolve(), RECORDS)
 
 
@@ -125,12 +130,11 @@ def write_given_settings(run: Preparation) -> None:
         return
     for change in override(run.root / "params.yaml", run.settings):
         print(f"{run.root / 'params.yaml'}: {change}", file=sys.stderr)
-    run.read = read_params(run.root / "params.yaml")
+    run.params_file = read_params(run.root / "params.yaml")
 
 
 def write_graph(run: Preparation) -> None:
     """Write dvc.yaml and params.lock.yaml as the settings ask for, and say which settings have no effect."""
-    assert run.read is not None
     if follow_settings(run.root, run.params, is_dry_run=run.is_dry):
         print(f"{run.root / 'dvc.yaml'}: other stages, as params.yaml asks for", file=sys.stderr)
     need_settings(run.root, run.read)

@@ -8,7 +8,7 @@ spares those that follow it.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -200,7 +200,7 @@ def _date(root: Path, judged: Overview, hashes: Hashes) -> int:
     return dated
 
 
-def _seen_inputs(entry: Entry, root: Path, written: Iterable[Path]) -> Iterable[Path]:
+def _seen_inputs(entry: Entry, root: Path, written: Iterable[Path]) -> Iterator[Path]:
     """Yield the inputs of a job; of a folder that several jobs write into, Snakemake sees the files too."""
     for dep in entry.deps:
         paths = [root / dep, *(output for output in written if root / dep in output.parents)]

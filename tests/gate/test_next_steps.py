@@ -147,16 +147,14 @@ def test_each_cause_has_its_step(cause: str, tmp_path: Path) -> None:
 
 
 def test_questions_with_placeholders_are_told(tmp_path: Path) -> None:
-    def redacted(root: Path) -> None:
-        for model in MODELS:
-            rows = list(read_rows(file := root / f"reports/eval/{model}.answers.jsonl"))
-            for row in rows[:4]:
-                row["prompt"] = "Please change my address to [EMAIL_1]."
-            write_rows(file, rows)
-
     all_of(epochs(2), losses(0.5, 0.2, 0.19))(report_inputs.write_inputs(tmp_path))
     assert not any("placeholders" in step.reason for step in of(tmp_path, demo_params()))
-    redacted(tmp_path)
+    for model in MODELS:
+        answers = tmp_path / f"reports/eval/{model}.answers.jsonl"
+        rows = list(read_rows(answers))
+        for row in rows[:4]:
+            row["prompt"] = "Please change my address to [EMAIL_1]."
+        write_rows(answers, rows)
     steps = [step for step in of(tmp_path, demo_params()) if "[EMAIL_1]" in step.reason]
     assert [step.section for step in steps] == ["answers"]
 

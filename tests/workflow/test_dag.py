@@ -855,9 +855,6 @@ def test_stop_at_a_named_stage(fresh_toy: Path, tmp_path: Path) -> None:
     assert Toy(tmp_path / "toy").plan("train") == ["base", "curate", "train"]
 
 
-# ---- the overview, which starts neither tool, and gives their verdict
-
-
 # ---- a change that is declared to be without effect
 
 

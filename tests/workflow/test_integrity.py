@@ -652,4 +652,4 @@ def test_dvc_is_asked_only_if_a_file_has_changed(
     assert settle(project).would_run == set() and len(asked) == before
     CHANGES[change](project)
     settle(project)
-    assert len(asked) > before
+    assert len(asked) == before + 2  # to bring back what is lost, and to set dates

@@ -359,14 +359,14 @@ def _speaks(column: Column, what: str) -> bool:
 
 def _exchanges(texts: Sequence[Column], accompanying: Mapping[str, Column]) -> Iterator[Candidate]:
     longest = sum(column.length for column in texts) or 1.0
+    has_answers = any(column.speaks_of("answer") and not column.is_few for column in texts)
     for question, answer in permutations(texts, 2):
         # "source" may be a text to translate, or where a ticket came from.
         is_other_text = any(not other.is_few for other in texts if other not in (question, answer))
         is_class = question.is_few and (is_other_text or not question.speaks_of("question"))
         # "agent" is who answered if another column has the answer.
-        answers = [other for other in texts if other.speaks_of("answer") and not other.is_few]
-        is_class = is_class or (answer.is_few and "." not in answer.path and bool(answers))
-        if is_class or is_name(question) or is_name(answer):
+        is_who_answered = answer.is_few and "." not in answer.path and has_answers
+        if is_class or is_who_answered or is_name(question) or is_name(answer):
             continue
         points = NAMED * question.speaks_of("question") + NAMED * answer.speaks_of("answer")
         points -= NAMED * (question.speaks_of("answer") and not question.speaks_of("question"))

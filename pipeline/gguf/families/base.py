@@ -1,4 +1,4 @@
-"""What a family of models is: fields with its names, and methods for what is special about its GGUF.
+"""A family of models: fields with its names, and methods for what is special about its GGUF.
 
 Most families are an instance of `Family` (`llama`, `qwen`). A family with code of its own is an instance of a
 subclass that overrides a method or two (`cohere`, `olmo`). What more than one family does is a function that

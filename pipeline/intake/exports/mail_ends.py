@@ -86,7 +86,7 @@ COMPANY = r"(?:(?<=[A-Z]\.)|(?<=\.l\.)|(?<=Inc\.)|(?<=Ltd\.)|(?<=Co\.))"  # "S.L
 ADDRESS = rf"(?:\n[ \t]*(?![-*•>])[^\n]{{1,60}}(?:(?<![.:;?!])|{COMPANY})){{0,6}}"
 ASKS_FOR_RATING = (
     r"\b(?i:rate|rating|how did we do|bewert\w*|feedback|survey|umfrage|valor(?:ar|aría|e|ación)|encuesta"
-    r"|calific\w+|évalu\w+|enquête|valutazion\w+|sondaggio|beoordel\w+|enquête|avaliaç\w+|avalie|pesquisa"
+    r"|calific\w+|évalu\w+|enquête|valutazion\w+|sondaggio|beoordel\w+|avaliaç\w+|avalie|pesquisa"
     r"|oceń|ankiet\w+)\b"
 )
 RATING = rf"(?:\n\s*[^\n]{{0,120}}{ASKS_FOR_RATING}[^\n]{{0,120}}){{0,2}}"

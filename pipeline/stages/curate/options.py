@@ -1,10 +1,10 @@
-"""What stage curate is told beside the settings."""
+"""Options of stage curate, which are no settings."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the work is divided."""
+    """The division of the work."""
 
     shards: int | None = None  # publish what this many jobs have written (`pipeline.stages.curate.shard`)

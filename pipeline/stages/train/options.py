@@ -1,4 +1,4 @@
-"""What stage train is told beside the settings."""
+"""Options of stage train, which are no settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Where a training starts, and which processes share it."""
+    """The start of a training, and the processes that share it."""
 
     resume: bool | Path = True  # from the newest checkpoint, from none (False), or from this one
     replay: bool = False  # from no checkpoint, on the rollouts of the last run

@@ -27,7 +27,6 @@ from pipeline.workflow.stages import Values, items_of, users
 from pipeline.workflow.state.dvc_project import need_merged, share_record
 from pipeline.workflow.state.hashes import Digests, Hashes
 
-LARGE = 2**20  # bytes
 RAW = "data/raw"
 DIGITS = 12  # of the hash that names a job's outputs
 

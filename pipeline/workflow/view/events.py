@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 @dataclass(frozen=True)
 class Timed:
-    """What every event has: the time at which it happened, in seconds since 1970."""
+    """The base of every event: the time at which it happened, in seconds since 1970."""
 
     time: float = field(default_factory=time.time, kw_only=True)
 
