@@ -1,10 +1,8 @@
 # Quench's stages for Snakemake: a rule for each stage of graphs/stages.yaml, from which dvc.yaml is written too.
 #   snakemake            everything            snakemake -n         what it would do
 #   snakemake train      up to the adapter     snakemake -c2        with two cores
-#   snakemake --set-scatter curate=7           with stage curate as jobs on seven shards of data/raw, to the same bytes
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.remote import SHELL, finish_workflow, job_settings
-from pipeline.workflow.cluster.shards import jobs as curate_jobs
 from pipeline.workflow.stages import rules as stage_rules
 
 SETTINGS = prepare(workflow.config_settings) if workflow.is_main_process else job_settings(remote=workflow.remote_exec)
@@ -20,34 +18,12 @@ onerror:
     finish_workflow(failed=True)
 
 
-scattergather:
-    curate=1,
-
-
-SHARDS = gather.curate("{scatteritem}")
-STAGES = {stage.name: stage for stage in stage_rules(SETTINGS, workflow.cores, SHARDS)}
+STAGES = {stage.name: stage for stage in stage_rules(SETTINGS, workflow.cores)}
 
 
 rule all:
     input:
         "reports/index.html",
-
-
-for JOB in curate_jobs(STAGES["curate"], SHARDS):
-
-    rule:
-        name:
-            JOB.name
-        input:
-            JOB.deps,
-        output:
-            temp(directory(JOB.folder)),
-        log:
-            JOB.log,
-        params:
-            job=JOB.job,
-        shell:
-            "python -m pipeline.stages.curate.shard {params.job} 2>&1 | tee {log}"
 
 
 for STAGE in STAGES.values():

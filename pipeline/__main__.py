@@ -25,7 +25,6 @@ from pipeline.core.publish import printing
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
 from pipeline.core.text import screen
 from pipeline.models.runtime import let_threads_give_way, silence_libraries
-from pipeline.stages.curate import command as curate_command
 from pipeline.stages.train import command as train_command
 from pipeline.workflow.stage_command import StageCommand, idle_of, need_work, parsed, parser
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 CODE = "code"
 SETTINGS = "settings"
 # the stages that are told more than their settings, in the order of the help
-COMMANDS: Mapping[str, StageCommand] = {"train": train_command, "curate": curate_command}
+COMMANDS: Mapping[str, StageCommand] = {"train": train_command}
 
 
 def run(stage: str, root: Path, params_file: Path | None, given: Mapping[str, Any] | None = None) -> None:
@@ -51,7 +50,7 @@ def run(stage: str, root: Path, params_file: Path | None, given: Mapping[str, An
     from pipeline.core.locks import inputs_below
     from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
-    from pipeline.workflow.cluster.jobs import is_remote
+    from pipeline.workflow.cluster_jobs import is_remote
     from pipeline.workflow.dvc_yaml import need_graph
     from pipeline.workflow.graph_source import LAST
     from pipeline.workflow.project import need_usable_path
@@ -207,7 +206,7 @@ def _say(error: QuenchError | Stopped, rank: Rank | None, stage: str, root: Path
     training only the first process leaves it. A process that only misses another one prints nothing if
     our launcher started it, because the launcher or that other process reports the failure.
     """
-    from pipeline.workflow.cluster.jobs import leave_failure
+    from pipeline.workflow.cluster_jobs import leave_failure
 
     if rank is None or rank.leads:
         leave_failure(stage, str(error), error.exit_code, root)

@@ -135,7 +135,7 @@ assert torch.allclose(trained_on(input_ids=ids).logits, model.float().eval()(inp
 import os
 from pathlib import Path
 import yaml
-from pipeline.workflow.cluster.jobs import jobs_at_work
+from pipeline.workflow.cluster_jobs import jobs_at_work
 from pipeline.workflow.stages import table
 profile, default = (yaml.safe_load(Path(f"profiles/{name}/config.yaml").read_text()) for name in ("lsf", "default"))
 assert profile == profile | default | {"cores": profile["cores"]} and profile["set-resources"].keys() <= table().stages.keys()

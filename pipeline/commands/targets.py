@@ -15,7 +15,6 @@ from pipeline.config.overrides import place_of
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import safe
-from pipeline.workflow.cluster.shards import DIVIDED, PHASES
 from pipeline.workflow.stage_command import need_stage, need_work
 from pipeline.workflow.stages import items_of, stages_in, values_of
 
@@ -94,5 +93,4 @@ def is_rule(name: str, root: Path) -> bool:
     """
     snakefile = root / "Snakefile"
     text = snakefile.read_text(encoding="utf-8") if snakefile.is_file() else ""
-    ours = {"all", *(f"{DIVIDED}_{phase}" for phase in PHASES)}
-    return name in ours or name in OWN_RULE.findall(text) or OWN_INCLUDE.search(text) is not None
+    return name == "all" or name in OWN_RULE.findall(text) or OWN_INCLUDE.search(text) is not None

@@ -18,7 +18,7 @@ from pipeline.config.overrides import put
 from pipeline.config.params import Read
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
-from pipeline.workflow.cluster.jobs import wait_for_jobs
+from pipeline.workflow.cluster_jobs import wait_for_jobs
 from pipeline.workflow.dvc_yaml import put_graph, wanted_text
 from pipeline.workflow.keys.code_keys import LOCK, key_files
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock

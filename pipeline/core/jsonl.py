@@ -50,14 +50,16 @@ class BadLine(ValueError):
 
 
 def read_raw_lines(
-    file: BinaryIO, max_bytes: int = MAX_LINE_BYTES, number: int = 0, offset: int = 0
+    file: BinaryIO, max_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, int, bytes | None]]:
     """Yield (line number from 1, byte offset, line without its newline); None for a line over `max_bytes`.
 
     Only b"\\n" separates lines (str.splitlines would also cut at U+2028, which JSON allows inside strings).
     At most `max_bytes` of one line are in memory. A byte order mark at the start of the file is not part of
-    the first line. `number` lines and `offset` bytes precede the current position of `file`.
+    the first line.
     """
+    number = 0
+    offset = 0
     while piece := file.readline(max_bytes + 1):
         number += 1
         start = offset

@@ -26,14 +26,13 @@ from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.text import safe, screen
 from pipeline.workflow import source_cache
-from pipeline.workflow.cluster.jobs import take_failures, wait_for_jobs
-from pipeline.workflow.cluster.shards import drop_stale
+from pipeline.workflow.cluster_jobs import take_failures, wait_for_jobs
 from pipeline.workflow.dvc_yaml import follow_settings
 from pipeline.workflow.project import need_no_namesake, need_usable_path, read_settings, refresh_keys
 from pipeline.workflow.remote import record_finished, use_this_python
 from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.stages import users
-from pipeline.workflow.state.cleanup import share, working
+from pipeline.workflow.state.cleanup import share
 from pipeline.workflow.state.settings import need_settings
 
 RECORDS = 1 << 20  # bytes that Snakemake itself writes: its log, its records of stages
@@ -146,9 +145,6 @@ def write_graph(run: Preparation) -> None:
 
 def remove_leftovers(run: Preparation) -> None:
     """Remove what killed runs left, and share the place of temporary files with the jobs."""
-    with working(run.root):
-        if not run.is_dry:
-            drop_stale(run.root, run.params.curating)
     _held.append(share(run.root))
     _empty(run.root / ".snakemake" / "locks")  # Their owners are dead: this process has the project's lock.
 

@@ -2,7 +2,7 @@
 
 Only the machine on which Snakemake itself runs records them with DVC.
 
-A job leaves a receipt (`pipeline.workflow.cluster.jobs`). Receipts are recorded when the workflow is done,
+A job leaves a receipt (`pipeline.workflow.cluster_jobs`). Receipts are recorded when the workflow is done,
 and before the next one is planned, so that no finished stage is lost if Snakemake was killed.
 """
 
@@ -18,7 +18,7 @@ from pipeline.core.errors import QuenchError
 from pipeline.core.owner import RUN
 from pipeline.core.text import screen
 from pipeline.workflow import source_cache
-from pipeline.workflow.cluster.jobs import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
+from pipeline.workflow.cluster_jobs import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
 from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.keys.code_keys import FOLDER as KEYS
 from pipeline.workflow.settle import REUSE

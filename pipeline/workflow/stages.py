@@ -18,7 +18,6 @@ from pipeline.config.params import Params
 from pipeline.config.params_text import value_at
 from pipeline.config.sections import Graph
 from pipeline.core.extras import modules_used_by
-from pipeline.workflow.cluster.shards import DIVIDED, made_of, option
 from pipeline.workflow.graph_source import LAST, graph_source
 from pipeline.workflow.keys.code_keys import (
     PAGES,
@@ -226,12 +225,8 @@ def code_of_stages() -> dict[str, list[str]]:
     return stages | methods | {LAST: last, SETTINGS: [*SETTINGS_MODULES]}
 
 
-def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> Iterator[Rule]:
-    """Yield the rules of the graph that `params` need, with names and levels filled in.
-
-    If there are several `shards`, stage curate publishes what its jobs (`pipeline.workflow.cluster.shards`)
-    have made.
-    """
+def rules(params: Params, cores: int) -> Iterator[Rule]:
+    """Yield the rules of the graph that `params` need, with names and levels filled in."""
     values = values_of(params)
     stages = stages_in(params)
     written = [path for stage in stages.values() for path in filled(stage.written, stage, values)]
@@ -244,14 +239,9 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
         of_job = values.of(item if isinstance(stage.each, Mapping) else ending)
         outputs = [of_job.fill(path) for path in stage.written]
         inputs = [path for dep in stage.deps for path in _inside(of_job.fill(dep), written)]
-        argument = f"{name}@{ending}" if ending else name
-        if name == DIVIDED:
-            inputs += made_of(shards)
-            if not ending:
-                argument += option(shards)
         yield Rule(
             name,
-            argument,
+            f"{name}@{ending}" if ending else name,
             [of_job.fill(path) for path in key_files(name, stage.methods)],
             inputs,
             [path for path in outputs if not path.endswith("/")],

@@ -72,7 +72,6 @@ def test_the_view_is_quench_s_unless_another_is_named(
         (["-c", "2", "-R", "quantize"], ["-c", "2", "-R", "quantize"]),
         (["mine", "all"], ["mine", "all"]),
         (["reports/data.html"], ["reports/data.html"]),
-        (["train", "--set-scatter", "curate=3"], ["train", "--set-scatter", "curate=3"]),
     ],
 )
 def test_names_of_jobs_become_files(

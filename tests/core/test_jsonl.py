@@ -351,11 +351,6 @@ def test_lines_end_at_newline_bytes_and_over_long_ones_are_told(
     assert list(read_raw_lines(io.BytesIO(data), max_bytes=8)) == lines
 
 
-def test_lines_after_others_are_counted_on() -> None:
-    file = io.BytesIO(b"\xef\xbb\xbfa\n")
-    assert list(read_raw_lines(file, 8, number=3, offset=40)) == [(4, 40, b"\xef\xbb\xbfa")]
-
-
 @given(st.binary(max_size=60), st.integers(1, 12))
 def test_any_bytes_split_into_lines_at_their_offsets(data: bytes, max_bytes: int) -> None:
     lines = list(read_raw_lines(io.BytesIO(data), max_bytes=max_bytes))

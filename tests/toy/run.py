@@ -24,7 +24,7 @@ import yaml
 from pipeline.core.errors import QuenchError, Stopped
 from pipeline.core.interruption import Interruption
 from pipeline.llamacpp.tools import run_tool
-from pipeline.workflow.cluster.jobs import leave_failure
+from pipeline.workflow.cluster_jobs import leave_failure
 from pipeline.workflow.settle import reuse
 from pipeline.workflow.state.integrity import verify_inputs
 from pipeline.workflow.state.record import record, running

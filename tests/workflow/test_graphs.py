@@ -17,7 +17,6 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
-from pipeline.workflow.cluster.shards import FOLDER, jobs
 from pipeline.workflow.dvc_yaml import follow_settings
 from pipeline.workflow.stages import rules
 
@@ -115,10 +114,9 @@ def test_the_demo_has_ten_stages_in_their_order() -> None:
 
 # command | methods of training | inputs | outputs | jobs | threads
 RULES = """
-curate --shards 2 || data/raw data/guard models/base.json models/base data/.shards/plan-of-2
-  data/.shards/clean-1-of-2 data/.shards/clean-2-of-2 data/.shards/cluster-of-2 data/.shards/write-1-of-2
-  data/.shards/write-2-of-2 | data/final/train.jsonl data/final/val.jsonl data/final/test.jsonl
-  data/rejects.jsonl data/changes.jsonl data/clusters.jsonl reports/data.html reports/data.json || 8
+curate || data/raw data/guard models/base.json models/base | data/final/train.jsonl data/final/val.jsonl
+  data/final/test.jsonl data/rejects.jsonl data/changes.jsonl data/clusters.jsonl reports/data.html
+  reports/data.json || 8
 
 train | sft | data/tokens models/base | reports/train.json reports/train.jsonl reports/train.csv
   models/adapter/ || 8
@@ -133,10 +131,10 @@ compare || reports/compare/merged_16-1.json reports/compare/merged_16-2.json
 """
 
 
-def test_a_rule_is_a_stage_with_names_levels_and_shards_filled_in() -> None:
+def test_a_rule_is_a_stage_with_names_and_levels_filled_in() -> None:
     compare = {"seeds": [1, 2], "levels": ["Q4_K_M"], "strategies": ["merged_16", "lora_nf4"]}
     sections = {"compare": compare, "machine": {"threads": 3}, "convert": {"name": "m"}}
-    made = {rule.stage: rule for rule in rules(Params.model_validate(sections), 8, ["1-of-2", "2-of-2"])}
+    made = {rule.stage: rule for rule in rules(Params.model_validate(sections), 8)}
     for paragraph in RULES.strip().split("\n\n"):
         stage, methods, deps, outputs, items, threads = (field.strip() for field in paragraph.split("|"))
         name, at, item = stage.partition(" ")[0].partition("@")
@@ -151,17 +149,6 @@ def test_a_rule_is_a_stage_with_names_levels_and_shards_filled_in() -> None:
             int(threads),
             f"logs/{name}-{item}.log" if at else f"logs/{name}.log",
         )
-
-
-def test_the_jobs_of_curate_read_what_those_before_made() -> None:
-    shards, each = ["1-of-2", "2-of-2"], "{scatteritem}"
-    [stage] = (rule for rule in rules(Params(), 8, shards) if rule.name == "curate")
-    plan, clean, sample = list(jobs(stage, shards))[:3]
-    assert plan[:3] == ("curate_plan", "plan of-2", [*stage.code, *stage.deps[:4]])
-    assert plan[3:] == (f"{FOLDER}/plan-of-2", "logs/curate_plan-of-2.log")
-    assert clean[1:4] == (f"clean {each}", [plan.folder], f"{FOLDER}/clean-{each}")
-    assert sample.deps == [plan.folder, *(f"{FOLDER}/clean-{shard}" for shard in shards)]
-    assert list(jobs(stage, ["1-of-1"])) == []
 
 
 def test_an_edited_graph_is_written_again_and_a_dvc_yaml_in_a_subfolder_stays(root: Path) -> None:

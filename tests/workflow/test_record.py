@@ -167,7 +167,7 @@ def test_an_input_that_is_not_there_is_one_sentence(
     [
         # a job: the next to be looked at is the folder, which is not there
         ("Q-CORE-003: ", f"train, quantize@Q4_K_M, quantize@{'x' * 100}, train --no-resume, train --replay"),
-        ("Q-CORE-003: ", "--resume train, train --resume checkpoint-1, curate --resume, curate --shards 2"),
+        ("Q-CORE-003: ", "--resume train, train --resume checkpoint-1, curate --resume"),
         ("Q-WORKFLOW-019: ", "nosuch, nosuch@Q4_K_M, quantize, quantize@, train@Q4_K_M, quantize@a@b"),
         (
             "Q-WORKFLOW-019: ",
@@ -175,7 +175,6 @@ def test_an_input_that_is_not_there_is_one_sentence(
         ),
         ("Q-WORKFLOW-020: --resume checkpoint-1 ", "curate --resume checkpoint-1"),
         ("Q-WORKFLOW-020: --", "curate --no-resume, curate --replay"),
-        ("Q-WORKFLOW-020: --shards ", "preprocess --shards 2, train --shards 2"),
     ],
 )
 def test_what_is_no_job_is_refused_before_anything_else(
@@ -195,7 +194,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     usage = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
     options = "[-h] [--params FILE] [--root DIR] [--resume [CHECKPOINT]] [--no-resume] [--replay]"
-    assert usage.endswith(f"{options} [--processes N] [--shards N] [STAGE]") and end.value.code == 0
+    assert usage.endswith(f"{options} [--processes N] [STAGE]") and end.value.code == 0
 
 
 @pytest.mark.parametrize(("elsewhere", "spared"), [(False, True), (True, False)])
@@ -204,9 +203,7 @@ def test_a_stage_whose_outputs_came_back_does_not_run(
 ) -> None:
     """Nor is it recorded again; `--params FILE` is not what DVC's record is about."""
     happened = []
-    monkeypatch.setattr(
-        pipeline.stages.curate.stage, "main", lambda params, root, options: happened.append("run")
-    )
+    monkeypatch.setattr(pipeline.stages.curate.stage, "main", lambda params, root: happened.append("run"))
     monkeypatch.setattr(
         "pipeline.workflow.state.record.record", lambda stage, root: happened.append("record")
     )

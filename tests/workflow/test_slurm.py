@@ -86,20 +86,6 @@ def test_a_failed_job_and_a_killed_snakemake(cluster: Slurm, project: Path) -> N
     assert "base" not in json.loads(run(project, "dvc", "status", "--json"))
 
 
-@pytest.mark.exhaustive
-def test_seven_shards_are_jobs(cluster: Slurm, project: Path) -> None:
-    """`test_every_stage_and_a_preempted_training` compares the bytes with those of one process."""
-    scattered = ("clean", "sketch", "join", "write")
-    groups = [f"curate_{phase}={phase}" for phase in scattered]
-    parts = [f"{phase}=7" for phase in scattered]  # the seven of a phase share a job: each costs two starts
-    options = ["--set-scatter", "curate=7", "--groups", *groups, "--group-components", *parts]
-    workflow = cluster.snakemake(project, "curate", *options)
-    assert workflow.wait() == 0, workflow.log()
-    assert len(of_rule(cluster, "curate_plan")) == len(of_rule(cluster, "curate")) == 1
-    assert not (project / "data/.shards").exists()
-    assert "curate" not in json.loads(run(project, "dvc", "status", "--json"))
-
-
 def test_every_stage_and_a_preempted_training(cluster: Slurm, project: Path, tmp_path: Path) -> None:
     plan, part, everything, together = commands("snakemake")
     assert cluster.snakemake(project, *plan).wait() == 0

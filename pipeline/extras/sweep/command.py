@@ -35,7 +35,7 @@ from pipeline.extras.sweep.space import Space, check_space, read_space
 from pipeline.extras.sweep.study import RESULTS, ROOT, SEARCH, SEEDS, Sweep, known_trials, repair
 from pipeline.extras.sweep.verdict import Trials, collect, finalists
 from pipeline.subprojects.processes import ERRORS
-from pipeline.workflow.cluster.jobs import wait_for_jobs
+from pipeline.workflow.cluster_jobs import wait_for_jobs
 from pipeline.workflow.prepare import be_the_only_one, is_dry_run, no_stage_at_work
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")

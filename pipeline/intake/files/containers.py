@@ -21,30 +21,25 @@ from pipeline.intake.exports.export import Records
 from pipeline.intake.files.archive_rows import archive_rows
 from pipeline.intake.files.archives import tar_members
 from pipeline.intake.files.contents import (
-    ALL,
-    Part,
     RawRow,
     content_rows,
     numbered,
     of_one_record,
-    plain_lines,
     recognized,
     records_in,
     records_of,
     values_of,
 )
 from pipeline.intake.files.documents import Style, document_rows
-from pipeline.intake.files.encodings import HEAD, NOT_UTF8, is_foreign
+from pipeline.intake.files.encodings import NOT_UTF8
 from pipeline.intake.files.exported import exported_rows, recognized_rows
 from pipeline.intake.files.files import (
     ARCHIVE,
     DATABASE,
     PACKED_SUFFIXES,
-    PAGE_HEAD,
     ZIP,
     content_of,
     growth_limit,
-    is_page,
     opened,
     suffixes,
     unpacked,
@@ -105,11 +100,9 @@ def raw_lines(
     *,
     max_line_bytes: int,
     notes: Counter[str],
-    part: Part | None = None,
     style: Style | None = None,
 ) -> Iterator[RawLine]:
-    """Yield every row of the file, or of a part of one that `is_cut_anywhere`: number from 1, byte offset,
-    its JSON or the reason why it can't be read.
+    """Yield every row of the file: number from 1, byte offset, its JSON or the reason why it can't be read.
 
     A row is a line (a blank one too), an array's element or a table's record. If a file can't be read
     further, the rest of it is one more row. An export's record may give several rows, and so does a long
@@ -119,13 +112,9 @@ def raw_lines(
     with these ends). With a `style` the file is a document, whatever its name. Raises only `DataError`, if
     the file can't be opened.
     """
-    part = part or ALL
-    number = part.number
+    number = 0
     try:
-        if style:
-            rows = _document(path, name, notes, style)
-        else:
-            rows = _rows(path, name, max_line_bytes, notes, part)
+        rows = _document(path, name, notes, style) if style else _rows(path, name, max_line_bytes, notes)
         for line in _within_records(rows):
             number = line.number
             yield line
@@ -164,7 +153,7 @@ def _document(path: Path, name: str, notes: Counter[str], style: Style) -> Itera
         yield from of_one_record(document_rows(file, notes, heading))
 
 
-def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:
+def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
     if is_description(path):
         notes["description"] += 1
         yield from numbered(map(_missing, missing_files(path)))
@@ -179,15 +168,11 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
         notes[f"export_{cursor.EXPORT.name}"] += 1
         records = Records(records_in(numbered(composer_rows(path))))
         yield from exported_rows(cursor.EXPORT, records, max_bytes, notes)
-    elif part.start:  # lines of a file that is not packed
-        with opened(path) as file:
-            file.seek(part.start)
-            yield from plain_lines(file, max_bytes, notes, part)
     else:
         content = content_of(path, name)
         layout, export = recognized(content, max_bytes, notes)
         if export is None:
-            yield from content_rows(content, layout, max_bytes, notes, part)
+            yield from content_rows(content, layout, max_bytes, notes)
         else:
             notes[f"export_{export.name}"] += 1
             records = Records(records_of(content, layout), partial(_values_near, path))
@@ -202,14 +187,3 @@ def _values_near(path: Path, name: str) -> list[Any]:
 
 def _missing(file: str) -> BadLine:
     return BadLine("broken_container", f"it lists {safe(file)}, which is not there: copy the folder again")
-
-
-def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
-    """Return True if the file can be read in parts that begin at its lines: plain JSON, a row a line."""
-    if suffixes(name) != (".json", "") or is_description(path):
-        return False
-    with opened(path) as file:
-        head = file.peek(PAGE_HEAD)
-        if is_foreign(head[:HEAD]) or is_page(head):
-            return False
-    return recognized(content_of(path, name), max_bytes, Counter()) == ("lines", None)

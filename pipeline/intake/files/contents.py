@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BufferedReader
 from itertools import islice
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -42,20 +42,7 @@ RawRow = tuple[int, int | None, bytes | BadLine]
 ROWS_ONLY = ("control_character", "number_out_of_range", "too_deep")
 
 
-class Part(NamedTuple):
-    """Bytes from `start` to `stop` (0: the end) of a file of lines, after `number` earlier lines."""
-
-    start: int
-    stop: int
-    number: int
-
-
-ALL = Part(0, 0, 0)
-
-
-def content_rows(
-    content: Content, layout: str, max_bytes: int, notes: Counter[str], part: Part = ALL
-) -> Iterator[RawRow]:
+def content_rows(content: Content, layout: str, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
     """Yield the rows of a file that is not an export."""
     if layout in REFUSED:
         raise refuse(layout)
@@ -65,13 +52,11 @@ def content_rows(
         elif layout in (*TEXT_TABLES, *PACKED_TABLES):
             yield from numbered(_records(layout, file, max_bytes, notes))
         else:
-            yield from _json_rows(file, layout, max_bytes, notes, part)
+            yield from _json_rows(file, layout, max_bytes, notes)
 
 
-def _json_rows(
-    file: BufferedReader, layout: str, max_bytes: int, notes: Counter[str], part: Part = ALL
-) -> Iterator[RawRow]:
-    """Yield the rows of a JSON file that is open at its beginning, or at that of a part of its lines."""
+def _json_rows(file: BufferedReader, layout: str, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+    """Yield the rows of a JSON file that is open at its beginning."""
     if layout == "array":
         yield from array_rows(file, max_bytes)
     elif layout == "stream":
@@ -85,7 +70,7 @@ def _json_rows(
         else:
             yield from numbered(by_columns)
     else:
-        yield from plain_lines(file, max_bytes, notes, part)
+        yield from _plain_lines(file, max_bytes, notes)
 
 
 def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
@@ -99,10 +84,8 @@ def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str
     return csv_rows(file, max_bytes, notes, "\t" if kind == ".tsv" else ",")
 
 
-def plain_lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:
-    for number, offset, line in read_raw_lines(file, max_bytes, part.number, part.start):
-        if part.stop and offset >= part.stop:
-            return
+def _plain_lines(file: BinaryIO, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+    for number, offset, line in read_raw_lines(file, max_bytes):
         if line is None:
             yield number, offset, too_long_row(max_bytes)
             continue

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.chat.rows import TRAINED
 from pipeline.config.sections import Curate
+from pipeline.core.jsonl import BadLine
 from pipeline.intake.files.members import unread_members, without_names
 from pipeline.intake.files.notes import why_no_row
 from pipeline.intake.rows.fields import MAPPED
@@ -59,7 +60,7 @@ class FileStats:
     notes: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)  # answer → rows, as long as they are few
 
-    def count(self, more: "FileStats | CleaningStats") -> None:
+    def count(self, more: CleaningStats) -> None:
         """Add the counts of a later part of the file."""
         for name in COUNTED:
             getattr(self, name).update(getattr(more, name))
@@ -148,20 +149,20 @@ class CurationReport:
 
 @dataclass
 class CurationStats:
-    """Results of reading and cleaning, line by line. They grow block by block, then shard by shard."""
+    """Results of reading and cleaning, line by line. They grow block by block."""
 
     files: dict[str, FileStats]
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)  # name → reason, and what is wrong
+    refused: Mapping[str, BadLine] = field(default_factory=dict)  # name → why the file is not read
     cleaning: CleaningStats = field(default_factory=CleaningStats)
-    # The first `MOST_DOMAINS` names in order of appearance: no later shard needs more of one shard's.
+    # The first `MOST_DOMAINS` names in order of appearance.
     domains: dict[str, None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, files: Mapping[str, str], refused: Mapping[str, tuple[str, str]]) -> "CurationStats":
+    def of(cls, files: Mapping[str, str], refused: Mapping[str, BadLine]) -> "CurationStats":
         """Return statistics without rows. `files` has the SHA-256 of each file that is read, `refused` the
         reason for each of the others.
         """
-        return cls({name: FileStats(sha256) for name, sha256 in files.items()}, dict(refused))
+        return cls({name: FileStats(sha256) for name, sha256 in files.items()}, refused)
 
     def add(self, done: Cleaned) -> None:
         """Add one block."""
@@ -172,24 +173,10 @@ class CurationStats:
         by_rule = done.cleaning_stats.rejected_by
         file.readable += done.lines + done.added - by_rule["read"] - by_rule["format"]
         file.count(done.cleaning_stats)
-        self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
-
-    def merge(self, later: "CurationStats") -> None:
-        """Add the counts of a later shard."""
-        for name, counts in later.files.items():
-            total = self.files[name]
-            total.rows += counts.rows
-            total.added += counts.added
-            total.kept += counts.kept
-            total.readable += counts.readable
-            total.count(counts)
-        self._add(later.cleaning, later.domains)
-
-    def _add(self, cleaning: CleaningStats, domains: Mapping[str, None]) -> None:
-        self.cleaning.update(cleaning)
-        for name in domains:
+        self.cleaning.update(done.cleaning_stats)
+        for domain, *_ in done.facts:
             if len(self.domains) < MOST_DOMAINS:
-                self.domains.setdefault(name)
+                self.domains.setdefault(domain)
 
     def report(
         self,
@@ -232,8 +219,8 @@ class CurationStats:
             ),
             rejected=cleaning.rejected | reasons,
             files_found=len(self.files) + len(self.refused),
-            files_rejected=Counter(reason for reason, _ in self.refused.values()),
-            files_unread={name: why for name, (_, why) in self.refused.items()},
+            files_rejected=Counter(why.code for why in self.refused.values()),
+            files_unread={name: str(why) for name, why in self.refused.items()},
             files_without_row=without_row or None,
             answers=few_answers(labels_of(file.answers for file in self.files.values())),
             calls=cleaning.of_calls(),

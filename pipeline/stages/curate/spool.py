@@ -16,7 +16,6 @@ from pipeline.chat.rows import Row
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 20
 OFFSET = 8  # bytes of an offset
-MOST_OPEN = 128  # files
 Item = TypeVar("Item")
 
 
@@ -77,12 +76,12 @@ class Rows:
         row: Row = orjson.loads(self.line(index))
         return row
 
-    def ranges(self, spool: int) -> Iterator[tuple[int, int]]:
-        """Yield (offset, bytes) of neighboring rows for `read_rows_at`.
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, bytes) of neighboring rows of the first spool for `read_rows_at`.
 
         A range is at most `BLOCK_ROWS` rows and `BLOCK_BYTES` bytes, or a single larger row.
         """
-        offsets = np.fromfile(_offsets_path(self.spools[spool]), np.int64)
+        offsets = np.fromfile(_offsets_path(self.spools[0]), np.int64)
         for rows in batches(
             range(len(offsets) - 1), lambda row: int(offsets[row + 1] - offsets[row]), BLOCK_BYTES, BLOCK_ROWS
         ):
@@ -91,20 +90,16 @@ class Rows:
 
 
 class Files:
-    """Random access to any number of files. The `MOST_OPEN` used last stay open."""
+    """Random access to a few files, which stay open."""
 
     def __init__(self) -> None:
         self.open: dict[Path, int] = {}
 
     def read(self, path: Path, size: int, offset: int) -> bytes:
         """Return `size` bytes from `offset` on."""
-        file = self.open.pop(path, None)
-        if file is None:
-            if len(self.open) >= MOST_OPEN:
-                os.close(self.open.pop(next(iter(self.open))))
-            file = os.open(path, os.O_RDONLY)
-        self.open[path] = file  # Insert the file last, as the one most recently used.
-        return os.pread(file, size, offset)
+        if path not in self.open:
+            self.open[path] = os.open(path, os.O_RDONLY)
+        return os.pread(self.open[path], size, offset)
 
     def __del__(self) -> None:
         for file in self.open.values():

@@ -17,7 +17,7 @@ from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.hardware import usable_cores
-from pipeline.core.publish import remove, scratch_folder
+from pipeline.core.publish import scratch_folder
 from pipeline.core.text import plural, shortened
 from pipeline.intake.files.members import NOT_READ, Unread
 from pipeline.intake.files.notes import notes_sentences
@@ -27,7 +27,6 @@ from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments, held_out_sentences
 from pipeline.stages.curate.mapped import columns_sentences, fields_sentences
-from pipeline.stages.curate.options import Options
 from pipeline.stages.curate.page_words import (
     answers_sentences,
     length_sentences,
@@ -38,11 +37,10 @@ from pipeline.stages.curate.page_words import (
 from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder
 from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.compare import join, sample, sketch
+from pipeline.stages.curate.phases.mappings import check_fields
 from pipeline.stages.curate.phases.publish import publish, write
-from pipeline.stages.curate.phases.work import Work
-from pipeline.stages.curate.shard import work_of
+from pipeline.stages.curate.phases.unreadable import check_files
 from pipeline.stages.curate.workers import workers
-from pipeline.workflow.cluster.shards import FOLDER
 
 ALONE_BYTES = 2 << 20  # Below this many bytes, starting workers takes longer than the work.
 DIVIDED = (
@@ -59,23 +57,24 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> Curati
     """Run the stage below `root`, publish its outputs, and return the content of `reports/data.json`.
 
     Rows are streamed; docs/curation-at-scale.md lists what memory depends on. `processes` is the number of
-    workers, by default one a core. The outputs are the same bytes with any number of workers and of shards
-    (`pipeline.stages.curate.shard`). Raises `DataError` if no row of a file can be read, no row can be used
-    or a wanted split is empty, `ConfigError` for a glob that no file matches. Nothing is published then.
+    workers, by default one a core. The outputs are the same bytes with any number of them. Raises `DataError`
+    if no row of a file can be read, no row can be used or a wanted split is empty, `ConfigError` for a glob
+    that no file matches and a mapping that fits no row. Nothing is published then.
     """
-    with scratch_folder(root / "data/.curating") as folder:
-        work = Work(folder)
-        plan = make_plan(root, settings, work)
+    with scratch_folder(root / "data/.curating") as work:
+        plan = make_plan(root, settings)
         if processes is None:
             processes = usable_cores() or 1 if plan.bytes_read > ALONE_BYTES else 1
         with workers(processes, Cleaner, *cleaner_arguments(root, settings)) as pool:
-            clean(root, settings, work, plan, 0, pool)
-            sample(root, settings, work)
-            sketch(settings, work, 0, pool)
-        join(settings, work, 0)
-        cluster(root, settings, work, plan)
-        write(work, 0)
-        return publish(root, settings, work)
+            stats = clean(root, settings, work, plan, pool)
+            check_fields(root, settings, stats)
+            check_files(root, settings, work, stats)
+            sampled = sample(root, settings, work)
+            sketch(settings, work, sampled, pool)
+        answers = join(work, sampled)
+        decided = cluster(root, settings, work, stats, sampled, answers)
+        write(work, decided)
+        return publish(root, settings, work, decided)
 
 
 def file_sentences(count: int, unread: Mapping[str, str], empty: Mapping[str, str]) -> list[str]:
@@ -138,12 +137,10 @@ def loud_sentences(report: CurationReport) -> list[str]:
     ]
 
 
-def main(params: Params, root: Path, options: Options | None = None) -> None:
-    """Run the stage below `root`, or publish what the jobs of `options.shards` made, and print the result."""
+def main(params: Params, root: Path) -> None:
+    """Run the stage below `root`, and print the result."""
     settings = params.curating
-    shards = options.shards if options else None
-    report = publish(root, settings, work_of(root, settings, shards)) if shards else curate(root, settings)
-    remove(root / FOLDER)
+    report = curate(root, settings)
     splits = ", ".join(f"{split} {report.splits[split]}" for split in SPLITS)
     lost = report.rows_rejected + report.rows_dropped
     parts = f", {report.parts_added:,} more by splitting" if report.parts_added else ""

@@ -18,7 +18,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.locks import stages_at_work
 from pipeline.core.text import safe
 from pipeline.core.usage import usages
-from pipeline.workflow.cluster.jobs import receipts
+from pipeline.workflow.cluster_jobs import receipts
 from pipeline.workflow.dvc_yaml import graph_for
 from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS

@@ -28,7 +28,7 @@ from pipeline.core.locks import WORK, lock_file, stages_at_work
 from pipeline.core.places import scratch
 from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
-from pipeline.workflow.cluster.jobs import is_remote, jobs_at_work
+from pipeline.workflow.cluster_jobs import is_remote, jobs_at_work
 from pipeline.workflow.keys.stamps import files_below
 from pipeline.workflow.stages import Stage, asked_by, filled, items_of, optional, table, users, values_of
 from pipeline.workflow.state.dvc_project import open_project, place

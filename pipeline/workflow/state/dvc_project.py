@@ -23,7 +23,7 @@ from pipeline.core.locks import locked
 from pipeline.core.publish import remove
 from pipeline.core.special_files import is_dead_dvc_link
 from pipeline.core.yaml_readers import read_fast
-from pipeline.workflow.cluster.jobs import is_remote
+from pipeline.workflow.cluster_jobs import is_remote
 from pipeline.workflow.keys.stamps import files_below
 from pipeline.workflow.state.hashes import Digests, Hashes
 

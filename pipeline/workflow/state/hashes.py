@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.progress import progress
-from pipeline.workflow.cluster.jobs import is_remote
+from pipeline.workflow.cluster_jobs import is_remote
 
 CHUNK = 2**20  # bytes
 SHOWN = 2**28  # number of bytes from which on progress is shown

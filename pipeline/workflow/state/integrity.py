@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.workflow.cluster.jobs import is_remote
+from pipeline.workflow.cluster_jobs import is_remote
 from pipeline.workflow.keys.stamps import files_below
 from pipeline.workflow.state.dvc_project import listing, open_project, quarantine_damaged, update_dvc_state
 from pipeline.workflow.state.hashes import Hashes

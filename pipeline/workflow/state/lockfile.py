@@ -20,7 +20,7 @@ from pipeline.core.hashing import NO_PART, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.text import shortened
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
-from pipeline.workflow.cluster.jobs import receipts
+from pipeline.workflow.cluster_jobs import receipts
 from pipeline.workflow.keys.code_keys import CODE, SETTINGS
 from pipeline.workflow.keys.stamps import files_below
 from pipeline.workflow.stages import Values, items_of, users

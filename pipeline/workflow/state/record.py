@@ -18,7 +18,7 @@ from pipeline.core.locks import Held, lock_file, take, unusable
 from pipeline.core.owner import end_with_owner
 from pipeline.core.yaml_readers import read_strict
 from pipeline.workflow import project
-from pipeline.workflow.cluster.jobs import forget, is_remote
+from pipeline.workflow.cluster_jobs import forget, is_remote
 from pipeline.workflow.keys.code_keys import FOLDER, key_file
 from pipeline.workflow.keys.imports import Package
 from pipeline.workflow.keys.stamps import stamps

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.core.hashing import json_hash
 from pipeline.core.publish import read_if_there, remove, write_json
-from pipeline.workflow.cluster.jobs import is_remote
+from pipeline.workflow.cluster_jobs import is_remote
 from pipeline.workflow.state.dvc_project import check_no_writer
 from pipeline.workflow.state.hashes import YOUNG
 from pipeline.workflow.state.lockfile import Entry, all_stages

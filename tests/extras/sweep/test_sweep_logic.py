@@ -27,7 +27,7 @@ from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
 from pipeline.extras.sweep import command, job
 from pipeline.metrics.statistics import holm
-from pipeline.workflow.cluster import jobs as cluster_jobs
+from pipeline.workflow import cluster_jobs
 
 SPACE = {
     "keys": {

@@ -99,9 +99,8 @@ class Leak:
 def write_documents(folder: Path, files: Mapping[str, Path], boilerplate: Hashes) -> dict[str, int]:
     """Write the texts of the named `files` that training must not overlap with, and their fingerprints.
 
-    They go into files of `folder`, which any process can read afterwards. Returns the number of texts of
-    `NGRAM` words or more for each file, because shorter texts cannot be found. Raises `DataError` if a file
-    cannot be read.
+    They go into files of `folder`. Returns the number of texts of `NGRAM` words or more for each file,
+    because shorter texts cannot be found. Raises `DataError` if a file cannot be read.
     """
     spill = Spill(folder, DOCUMENTS)
     places = list[Place]()
@@ -146,9 +145,7 @@ def _size(grouped: tuple[int, Row]) -> int:
 class Overlaps:
     """Search, by fingerprints, for training rows that share `NGRAM` words with other rows or documents."""
 
-    def __init__(
-        self, prints: Sequence[Spill], folder: Path, boilerplate: Hashes, known_phrases: Hashes
-    ) -> None:
+    def __init__(self, prints: Spill, folder: Path, boilerplate: Hashes, known_phrases: Hashes) -> None:
         self.prints = prints
         self.boilerplate = boilerplate
         self.phrases = known_phrases
@@ -164,7 +161,7 @@ class Overlaps:
         """
         train, test = np.append(train, False), np.append(test, False)  # The last entry represents documents.
         joined = [np.zeros(0, CANDIDATE)]
-        for keys, rows in groups_of(self.prints):
+        for keys, rows in groups_of([self.prints]):
             document = rows >= DOCUMENT
             number = np.where(document, len(train) - 1, rows)
             is_phrase = of_boilerplate(keys) | is_in(keys >> ONE << ONE, self.phrase_keys)

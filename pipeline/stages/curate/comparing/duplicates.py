@@ -2,11 +2,10 @@
 
 Rows are candidates if their MinHash signatures agree in an LSH band (Leskovec, Rajaraman, Ullman, Mining of
 Massive Datasets, ch. 3). A candidate counts if the similarity estimated from the entire signatures reaches
-the threshold. Keys and signatures are on disk. Memory is 12 bytes a row while keys are joined, 21 afterwards,
-and twice as much while clusters are made.
+the threshold. Keys and signatures are on disk. Memory is 12 bytes a row while keys are joined, and some 40
+while clusters are made.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,10 @@ from pipeline.stages.curate.comparing.minhash import ALGORITHM
 from pipeline.stages.curate.comparing.sketched import (
     BATCH,
     Labels,
-    Pairs,
     Sketched,
     labels,
     to_first,
     unite,
-    unjoined,
 )
 from pipeline.stages.curate.comparing.spill import Spill, groups_of
 
@@ -32,7 +29,6 @@ from pipeline.stages.curate.comparing.spill import Spill, groups_of
 ROUNDS = 32
 # Bars of the histogram of cluster sizes: label → smallest size in the bar.
 SIZES = {"2": 2, "3": 3, "4-7": 4, "8-15": 8, "16+": 16}
-Edges = tuple[Pairs, Pairs]  # pairs to unite in one cluster, and pairs to unite in one group
 
 
 @dataclass(frozen=True)
@@ -60,46 +56,36 @@ class Clusters:
         return repeats
 
 
-def joined(sketched: Sketched, first: Labels, threshold: float, first_bytes: range) -> Iterator[Edges]:
-    """Yield the pairs of rows to unite, found by keys with these first bytes: pairs of one cluster, and pairs
-    of one group that are not in a cluster.
-
-    `first` is the first row with the same content. Rows that are united already aren't compared again. So
-    another division of the keys gives other pairs, but always the same sets.
-    """
-    cluster, group = first.copy(), first.copy()
-    none = np.zeros(0, np.int32)
-    for name in ("asking", "divided"):
-        for keys, rows in sketched.groups(name, first_bytes):
-            a, b = unjoined(group, *to_first(keys, rows.astype(np.int32)))
-            unite(group, a, b)
-            yield (none, none), (a, b)
-    related = min(threshold, RELATED)
-    for name in ("entire", "family"):
-        for a, b, alike in sketched.pairs(name, cluster, first, first_bytes):
-            same = alike >= threshold
-            near = (alike >= related) & (alike < threshold)
-            unite(cluster, a[same], b[same])
-            unite(group, a[same | near], b[same | near])
-            yield (a[same], b[same]), (a[near], b[near])
-    for a, b, alike in sketched.pairs("request", group, first, first_bytes):
-        near = alike >= related
-        unite(group, a[near], b[near])
-        yield (none, none), (a[near], b[near])
-
-
-def clusters(sketched: Sketched, first: Labels, edges: Iterable[Edges], threshold: float) -> Clusters:
-    """Return the clusters and groups of all rows, given the results of `joined` for all keys."""
-    cluster, group = first.copy(), first.copy()
-    for same, related in edges:
-        unite(cluster, *same)
-        unite(group, *same)
-        unite(group, *related)
+def clusters_of(sketched: Sketched, first: Labels, threshold: float) -> Clusters:
+    """Return the clusters and groups of all rows. `first` is the first row with the same content."""
+    cluster, group = _united(sketched, first, threshold)
     best, alike = _around_best(sketched, labels(cluster), first, threshold)
     rows = np.arange(len(sketched), dtype=np.int32)
     smallest = np.full(len(sketched), len(sketched), np.int32)
     np.minimum.at(smallest, best, rows)
     return Clusters(smallest[best], first, labels(group), best == rows, alike)
+
+
+def _united(sketched: Sketched, first: Labels, threshold: float) -> tuple[Labels, Labels]:
+    """Return the sets of rows that are alike, and the sets of these that make the same or nearly the same
+    request. Rows that are united already aren't compared again.
+    """
+    cluster = first.copy()
+    group = first.copy()
+    for name in ("asking", "divided"):
+        for keys, rows in sketched.groups(name):
+            unite(group, *to_first(keys, rows.astype(np.int32)))
+    related = min(threshold, RELATED)
+    for name in ("entire", "family"):
+        for a, b, alike in sketched.pairs(name, cluster, first):
+            same = alike >= threshold
+            near = alike >= related
+            unite(cluster, a[same], b[same])
+            unite(group, a[near], b[near])
+    for a, b, alike in sketched.pairs("request", group, first):
+        near = alike >= related
+        unite(group, a[near], b[near])
+    return cluster, group
 
 
 def first_rows(keys: Spill, rows: int) -> Labels:

@@ -1,6 +1,6 @@
-"""The features of rows on disk, in a folder per shard: written by block, joined by keys, read to compare."""
+"""The features of rows on disk: written by block, joined by keys, read to compare."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,10 @@ Pairs = tuple[Labels, Labels]
 
 
 class Sketches:
-    """Writer of the features of neighboring rows, block by block, into files of `folder` that `joined` and
-    `clusters` read. The first row is `row`.
-    """
+    """Writer of the features of all rows, block by block, into files of `folder` that `Sketched` reads."""
 
-    def __init__(self, folder: Path, row: int) -> None:
-        self.row = row
+    def __init__(self, folder: Path) -> None:
+        self.row = 0
         self.spills = {name: Spill(folder, name) for name in (*KEYS, *SIMILAR)}
         self.columns = {name: _column(folder, name).open("wb") for name in (*SIMILAR, WORTH)}
 
@@ -60,40 +58,37 @@ class Sketches:
 
 
 class Sketched:
-    """Features of all rows in `folders`.
+    """Features of all `rows` in `folder`."""
 
-    `bases` is the index of each folder's first row, then the number of rows.
-    """
-
-    def __init__(self, folders: Sequence[Path], bases: Sequence[int]) -> None:
-        self.folders = folders
-        self.bases = np.array(bases)
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.folder = folder
+        self.rows = rows
         self.files = Files()
 
     def __len__(self) -> int:
-        return int(self.bases[-1])
+        return self.rows
 
-    def groups(self, name: str, first_bytes: range) -> Iterator[tuple[Keys, Rows]]:
+    def groups(self, name: str) -> Iterator[tuple[Keys, Rows]]:
         """Yield the rows of every key that two or more of them have."""
-        return groups_of(self.stored(name), 2, first_bytes)
+        return groups_of([self.stored(name)])
 
-    def stored(self, name: str) -> list[Spill]:
-        """Return the keys of that name, by folder."""
-        return [Spill(folder, name) for folder in self.folders]
+    def stored(self, name: str) -> Spill:
+        """Return the keys of that name."""
+        return Spill(self.folder, name)
 
     def worth(self) -> NDArray[np.uint64]:
         """Return the worth of every row."""
-        return np.concatenate([np.fromfile(_column(folder, WORTH), np.uint64) for folder in self.folders])
+        return np.fromfile(_column(self.folder, WORTH), np.uint64)
 
     def pairs(
-        self, name: str, parent: Labels, first: Labels, first_bytes: range
+        self, name: str, parent: Labels, first: Labels
     ) -> Iterator[tuple[Labels, Labels, NDArray[np.float32]]]:
         """Yield candidates by the bands of sketch `name`, and their similarity.
 
         Only pairs that `parent` does not have in one set (yet) are compared, and only the first of exact
         duplicates.
         """
-        for keys, rows in self.groups(name, first_bytes):
+        for keys, rows in self.groups(name):
             single = first[rows] == rows
             for a, b in _pairs(keys[single], rows[single].astype(np.int32)):
                 in_two_sets = roots(parent, a) != roots(parent, b)
@@ -111,14 +106,12 @@ class Sketched:
     def signatures(self, name: str, rows: Labels) -> NDArray[np.uint8]:
         """Return the signatures of the rows, shape (rows, PERMUTATIONS)."""
         signatures = np.empty((len(rows), PERMUTATIONS), np.uint8)
-        folder = np.searchsorted(self.bases, rows, "right") - 1
-        places = rows - self.bases[folder]
-        order = np.lexsort((places, folder))
-        for near in pieces(order, folder[order] << 32 | places[order] // PAGE):
-            first, last = int(places[near[0]]), int(places[near[-1]])
-            path = _column(self.folders[folder[near[0]]], name)
+        order = np.argsort(rows, kind="stable")
+        path = _column(self.folder, name)
+        for near in pieces(order, rows[order] // PAGE):
+            first, last = int(rows[near[0]]), int(rows[near[-1]])
             page = self.files.read(path, (last - first + 1) * PERMUTATIONS, first * PERMUTATIONS)
-            signatures[near] = np.frombuffer(page, np.uint8).reshape(-1, PERMUTATIONS)[places[near] - first]
+            signatures[near] = np.frombuffer(page, np.uint8).reshape(-1, PERMUTATIONS)[rows[near] - first]
         return signatures
 
 

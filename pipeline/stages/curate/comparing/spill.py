@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pipeline.stages.curate.spool import batches
 
 RUN = 1 << 18  # records, 3 MB
-FIRST_BYTES = range(256)
 KEY, ROW = np.dtype(np.uint64), np.dtype(np.uint32)
 PARTITION = 1 << 18  # records
 Keys = NDArray[np.uint64]
@@ -24,8 +23,8 @@ _SLOTS = np.uint64((1 << 20) - 1)
 
 
 class Spill:
-    """Records in files of `folder`, 12 bytes each, which any process can read once they are finished. Keys
-    have to be evenly distributed, as hashes are.
+    """Records in files of `folder`, 12 bytes each, to be read once they are finished. Keys have to be evenly
+    distributed, as hashes are.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -83,16 +82,13 @@ class Spill:
         self.held = 0
 
 
-def groups_of(
-    spills: Sequence[Spill], least: int = 2, first_bytes: range = FIRST_BYTES
-) -> Iterator[tuple[Keys, Rows]]:
+def groups_of(spills: Sequence[Spill], least: int = 2) -> Iterator[tuple[Keys, Rows]]:
     """Yield the records of every key that has `least` of them or more (2 at least) in all spills together.
 
-    Records come a partition at a time: by key, then in the order added, one spill after the other. Only keys
-    that begin with one of `first_bytes` are read.
+    Records come a partition at a time: by key, then in the order added, one spill after the other.
     """
     counts = sum((spill.counts() for spill in spills), np.zeros(256, np.int64)).tolist()
-    used_bytes = [byte for byte in first_bytes if counts[byte]]
+    used_bytes = [byte for byte, count in enumerate(counts) if count]
     for partition in batches(used_bytes, counts.__getitem__, PARTITION, 256):
         read = [spill.read(partition[0], partition[-1] + 1) for spill in spills]
         keys, rows = (np.concatenate(column) for column in zip(*read, strict=True))

@@ -1,66 +1,46 @@
-"""The plan of the lines that each shard reads, and the reading and cleaning of each line.
-
-The raw files, one after the other, are divided into runs of equal bytes. A file of JSON lines is cut at the
-start of a line. Any other file (an array, a table, a packed file) belongs to one shard. The plan also
-contains values that need a look at whole files: their hashes, and the number of lines before each cut.
-"""
+"""The files that are read, and the reading and cleaning of each of their lines."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
-from pipeline.core.jsonl import dump_line
+from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk
 from pipeline.core.special_files import need_plain_files, unreadable
-from pipeline.intake.files.containers import is_cut_anywhere, raw_lines
-from pipeline.intake.files.contents import Part
+from pipeline.intake.files.containers import raw_lines
 from pipeline.intake.files.files import document_style, files_below, opened, raw_files, refusal, size
 from pipeline.stages.curate.account import CurationStats
 from pipeline.stages.curate.clean import Block, Cleaner, file_entry
 from pipeline.stages.curate.comparing.decide import FACT, hash_of
 from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
-from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
-from pipeline.stages.curate.spool import Spool, batches
+from pipeline.stages.curate.spool import Rows, Spool, batches
 from pipeline.stages.curate.workers import Workers
 
 DISK_FACTOR = 4  # multiple of the raw bytes: clean rows, features, outputs.
-BLOCK = 1 << 20  # bytes read at a time
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
 BLOCK_LINES = 4096  # raw lines that a worker gets at a time
-PLAN = "plan.json"
+CLEANED = "cleaned"  # the folder of this phase, with these files
+ROWS = "rows.jsonl"
 FACTS = "facts"
 REJECTS = "rejects.jsonl"
 CHANGES = "changes.jsonl"
-STATS = "stats.json"
-
-
-# file names of each shard, and the part of the file (None: the entire file)
-Shards = list[list[tuple[str, Part | None]]]
-
-
-class Cut(NamedTuple):
-    """Byte of a file at which a line starts, and the number of lines before it."""
-
-    at: int
-    lines: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The files, and the parts of them that each shard reads."""
+    """The files in data/raw, by their names: the SHA-256 of those that are read, and why each of the others
+    is not.
+    """
 
-    files: dict[str, str]  # name below data/raw → SHA-256, of the files that are read
-    refused: dict[str, tuple[str, str]]  # reason and description of the error for each of the other files
+    files: dict[str, str]
+    refused: dict[str, BadLine]
     bytes_read: int
-    shards: Shards
 
 
 def raw_folder(root: Path) -> Path:
@@ -72,8 +52,8 @@ def raw_folder(root: Path) -> Path:
     return raw.resolve() if raw.is_symlink() else raw
 
 
-def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Plan:
-    """Check the inputs of the stage, and plan its shards.
+def make_plan(root: Path, settings: Curate) -> Plan:
+    """Check the inputs of the stage, and return the files to read.
 
     Raises `DataError` for bad files, `ConfigError` for a glob that no file matches, `MachineError` if the
     disk is too small.
@@ -88,124 +68,43 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Pla
         ("curate.source_weights", settings.source_weights),
     ):
         check_globs(key, globs, [name for name, _ in files])
-    sizes = {name: size(path) for name, path in files if path.is_file()}
-    need_disk(root / "data", DISK_FACTOR * sum(sizes.values()))
+    bytes_read = sum(size(path) for _, path in files if path.is_file())
+    need_disk(root / "data", DISK_FACTOR * bytes_read)
     cleaner_arguments(root, settings)
     refused = {}
     for name, path in files:
         why = refusal(path, document_style(name, settings.documents))
         if why:
             refused[name] = why
-    paths = {name: path for name, path in files if name not in refused}
-    targets = _targets(paths, sizes, settings.max_line_bytes, work.shards)
-    with ThreadPoolExecutor(threads) as pool:
-        looked = dict(
-            zip(paths, pool.map(lambda name: _look(paths[name], targets[name]), paths), strict=True)
-        )
-    plan = Plan(
-        {name: sha256 for name, (sha256, _) in looked.items()},
-        {name: (why.code, str(why)) for name, why in refused.items()},
-        sum(sizes.values()),
-        _shards(sizes, {name: cuts for name, (_, cuts) in looked.items()}, work.shards),
-    )
-    with work.making("plan") as folder:
-        dump(folder / PLAN, plan)
-        (folder / REJECTS).write_bytes(
-            b"".join(dump_line(file_entry(name, why)) for name, why in refused.items())
-        )
-    return plan
+    read = {name: _sha256(path) for name, path in files if name not in refused}
+    return Plan(read, refused, bytes_read)
 
 
-def read_plan(work: Work) -> Plan:
-    """Return the plan that `make_plan` wrote."""
-    return load(work.filled("plan") / PLAN, Plan)
-
-
-def stats_of(work: Work, plan: Plan) -> CurationStats:
-    """Return the statistics of all shards together."""
-    stats = CurationStats.of(plan.files, plan.refused)
-    for folder in work.each("clean"):
-        stats.merge(load(folder / STATS, CurationStats))
-    return stats
-
-
-def _targets(
-    paths: dict[str, Path], sizes: dict[str, int], max_line_bytes: int, shards: int
-) -> dict[str, list[int]]:
-    """Return {file: the bytes at which shards are to begin in it}, one for each shard but the first."""
-    begins = [0, *accumulate(sizes[name] + 1 for name in paths)]  # + 1 so that an empty file is assigned too.
-    even_cuts = [begins[-1] * shard // shards for shard in range(1, shards)]
-    targets = {}
-    for (name, path), begin, end in zip(paths.items(), begins, begins[1:], strict=False):
-        inside = [target - begin for target in even_cuts if begin <= target < end]
-        if inside and not is_cut_anywhere(path, name, max_line_bytes):
-            inside = [0 if 2 * target < sizes[name] else sizes[name] for target in inside]
-        targets[name] = inside
-    return targets
-
-
-def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
-    """Return the file's SHA-256 and the first line that begins at or after each of the ordered `targets`.
-
-    Raises `DataError` for a bad disk.
-    """
-    digest = hashlib.sha256()
-    offset = 0
-    lines = 0
-    cuts = [Cut(0, 0) for target in targets if not target]
+def _sha256(path: Path) -> str:
+    """Return the file's SHA-256. Raises `DataError` for a bad disk."""
     with opened(path) as file:
         try:
-            while block := file.read(BLOCK):
-                digest.update(block)
-                # A line starts after a newline.
-                while len(cuts) < len(targets) and (
-                    end := block.find(b"\n", max(targets[len(cuts)] - 1 - offset, 0)) + 1
-                ):
-                    cuts.append(Cut(offset + end, lines + block.count(b"\n", 0, end)))
-                offset += len(block)
-                lines += block.count(b"\n") if targets else 0
+            return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             unreadable(path, error)
-    return digest.hexdigest(), [*cuts, *[Cut(offset, lines)] * (len(targets) - len(cuts))]
 
 
-def _shards(sizes: dict[str, int], cuts: dict[str, list[Cut]], number: int) -> Shards:
-    """Return the parts that each of `number` shards reads, given the cuts of the files."""
-    shards: Shards = [[]]
-    for name, cuts_inside in cuts.items():
-        begin = Cut(0, 0)
-        end = sizes[name]
-        for cut in cuts_inside:
-            if cut.at > begin.at:
-                part = None if cut.at == end and not begin.at else Part(begin.at, cut.at, begin.lines)
-                shards[-1].append((name, part))
-            shards.append([])
-            begin = cut
-        if begin.at < end or not end:
-            shards[-1].append((name, Part(begin.at, end, begin.lines) if begin.at else None))
-    return shards if cuts else [[] for _ in range(number)]
-
-
-def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool: Workers) -> None:
-    """Read and clean the parts that the plan gives this shard (from 0).
-
-    `pool` has a `Cleaner` in each process.
-    """
+def clean(root: Path, settings: Curate, work: Path, plan: Plan, pool: Workers) -> CurationStats:
+    """Read and clean every row, and return the statistics. `pool` has a `Cleaner` in each process."""
+    folder = work / CLEANED
+    folder.mkdir()
     paths = dict(files_below(raw_folder(root)))
-    parts = plan.shards[shard]
     numbers = {name: number for number, name in enumerate(plan.files)}
-    stats = CurationStats.of(plan.files, {})
-    bytes_left = {name: part.stop - part.start if part else size(paths[name]) for name, part in parts}
+    stats = CurationStats.of(plan.files, plan.refused)
+    bytes_left = {name: size(paths[name]) for name in plan.files}
 
     def stream() -> Iterator[Block]:
-        for name, part in parts:
-            notes = stats.files[name].notes
+        for name in plan.files:
             lines = raw_lines(
                 paths[name],
                 name,
                 max_line_bytes=settings.max_line_bytes,
-                notes=notes,
-                part=part,
+                notes=stats.files[name].notes,
                 style=document_style(name, settings.documents),
             )
             for batch in batches(lines, lambda line: len(line.raw), BLOCK_BYTES, BLOCK_LINES):
@@ -213,11 +112,11 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
 
     with (
         progress("curate: reading and cleaning", sum(bytes_left.values())) as advance,
-        work.making("clean", shard) as folder,
         (folder / REJECTS).open("wb", buffering=1 << 20) as rejects,
         (folder / CHANGES).open("wb", buffering=1 << 20) as changes,
         (folder / FACTS).open("wb") as facts,
     ):
+        rejects.writelines(dump_line(file_entry(name, why)) for name, why in plan.refused.items())
         spool = Spool(folder / ROWS)
         for done in pool.map(Cleaner.block, stream()):
             spool.append(done.rows)
@@ -233,4 +132,14 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
             advance(step)
         advance(sum(bytes_left.values()))
         spool.finish()
-        dump(folder / STATS, stats)
+    return stats
+
+
+def clean_rows(work: Path) -> Rows:
+    """Return the rows that `clean` wrote."""
+    return Rows([work / CLEANED / ROWS])
+
+
+def clean_facts(work: Path) -> NDArray:
+    """Return the `FACT` of each clean row."""
+    return np.fromfile(work / CLEANED / FACTS, FACT)

@@ -1,15 +1,12 @@
-"""The decisions on all rows together, made once from the results of the shards and joins: clusters, splits,
-leaks, balance, pairs; and the account of them.
-
-Split, leaks, balance and pairs depend on each other, and each looks at all rows, so they are not divided.
+"""The decisions on all rows together, made from what they have in common: clusters, splits, leaks, balance,
+pairs; and the account of them.
 """
 
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +15,7 @@ from pipeline.chat.rows import BadRow
 from pipeline.config.sections import Curate
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import dump_line
-from pipeline.stages.curate.account import CurationStats
+from pipeline.stages.curate.account import CurationReport, CurationStats
 from pipeline.stages.curate.comparing.contamination import PHRASE_ROWS, Overlaps, commonest, describe, phrases
 from pipeline.stages.curate.comparing.decide import (
     CONTAMINATED,
@@ -30,48 +27,56 @@ from pipeline.stages.curate.comparing.decide import (
     leaks_prevented,
     table_of,
 )
-from pipeline.stages.curate.comparing.duplicates import Clusters, clusters, group_counts
-from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
+from pipeline.stages.curate.comparing.duplicates import Clusters, clusters_of, group_counts
+from pipeline.stages.curate.comparing.sketched import PRINTS
 from pipeline.stages.curate.comparing.spill import Spill, pieces, sizes
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.pairs import add_pairs, make_pairs, near_duplicates, pair_counts
-from pipeline.stages.curate.phases.cleaning import Plan, stats_of
+from pipeline.stages.curate.phases.cleaning import ROWS, clean_facts, clean_rows
 from pipeline.stages.curate.phases.compare import (
-    ANSWERS,
-    FIRST,
-    GUARDED,
+    JOINED,
+    SAMPLED,
     Answers,
-    read_boilerplate,
-    read_edges,
-    read_facts,
+    Sample,
+    read_sketched,
 )
-from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.rules.catalog import switched_off
 from pipeline.stages.curate.rules.token_counter import TokenCounter
-from pipeline.stages.curate.samples import SHOWN, answer_samples, row_samples
+from pipeline.stages.curate.samples import answer_samples, row_samples
 from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
 
 TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 BARS = 32  # most bars of the token histogram
-REPORT = "report.json"
-SAMPLES = "samples.json"
-LEAKS = "leaks.jsonl"
+DECIDED = "decided"  # the folder of this phase, with `ROWS`: pairs made of all rows
 CLUSTERS = "clusters.jsonl"
-DECIDED = "decided.npy"  # an entry for each row, and for each pair
 DECISION = np.dtype(
     [("outcome", "u1"), ("split", "u1"), ("duplicate_of", "i4"), ("copies", "i4"), ("similarity", "f4")]
 )
 
 
-def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
-    """Decide on every row, and write the inputs of `write` and `publish`."""
-    stats = stats_of(work, plan)
-    rows = work.rows()
-    table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
-    clusters = _clusters(work, rows, settings)
+class Decided(NamedTuple):
+    """What is decided: a `DECISION` for each clean row and each pair made of all rows, and for contaminated
+    rows what their entries in data/rejects.jsonl say; the account of it, and what the page shows.
+    """
+
+    decisions: NDArray
+    leaks: dict[int, dict[str, Any]]
+    report: CurationReport
+    samples: dict[str, Any]
+
+
+def cluster(
+    root: Path, settings: Curate, work: Path, stats: CurationStats, sampled: Sample, answers: Answers
+) -> Decided:
+    """Decide on every row."""
+    folder = work / DECIDED
+    folder.mkdir()
+    rows = clean_rows(work)
+    table = table_of(clean_facts(work), stats.domains)
+    clusters = clusters_of(read_sketched(work), sampled.first, settings.near_threshold)
     decisions = decide_duplicates(clusters, settings.drop_duplicates)
     used = (decisions.outcome == KEPT) | near_duplicates(decisions, table, settings)
-    overlaps = _overlaps(work, rows, used, clusters.group)
+    overlaps = _overlaps(work, rows, used, clusters.group, sampled)
     clusters = replace(clusters, group=overlaps.related(used, clusters.group, rows.row))
     split_by = decide_splits(decisions, table, clusters, settings)
     divided = {} if split_by is clusters else {"documents_divided": 1}
@@ -83,71 +88,54 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     decide_balance(decisions, table, settings, weights)
     pairs = make_pairs(rows, decisions, table, clusters, settings, weights)
     of_pairs = pair_counts(pairs, decisions, table) if settings.pairs != "none" else None
-    with work.making("cluster") as folder:
-        spool = Spool(folder / ROWS)
-        decisions, table = add_pairs(rows, spool, pairs.made, decisions, table)
-        spool.finish()
-        everything = Rows([*rows.spools, folder / ROWS])
-        samples = row_samples(everything, pairs, leaks, decisions, clusters, settings)
-        requests, samples["answers"] = _answers(work, everything)
-        kept = decisions.outcome == KEPT
-        # System turns are not counted.
-        turns = np.bincount(table.turns[decisions.lines()], minlength=1).tolist()
-        group = np.append(clusters.group, clusters.group[[pair.chosen for pair in pairs.made]])
-        counted = {
-            "contamination": {
-                "rows": len(leaks),
-                "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
-                **({"spans": commonest(leaks.values())} if leaks else {}),
-                "guarded_texts": load(work.filled("sample") / GUARDED, dict[str, int]),
-            },
-            "groups": group_counts(group, kept)
-            | {"requests_with_several_answers": requests, "leaks_prevented": prevented}
-            | divided,
-            "tokens": count_tokens(root / "models/base", everything, kept),
-            "turns": {str(number): rows for number, rows in enumerate(turns) if rows},
-            "not_measured": switched_off(settings, has_base=(root / "models/base").is_dir()),
-            "transform": transform_account(root, settings, stats) if settings.transform else None,
-            "pairs": of_pairs,
-        }
-        dump(folder / REPORT, stats.report(settings, decisions, table, clusters, counted))
-        dump(folder / SAMPLES, samples)
-        (folder / LEAKS).write_bytes(
-            b"".join(dump_line({"row": leak.row, **describe(leak, rows)}) for leak in leaks.values())
-        )
-        decided = np.ones(len(table), DECISION)
-        for name in ("outcome", "split", "duplicate_of", "copies"):
-            decided[name] = getattr(decisions, name)
-        decided["similarity"][: len(rows)] = clusters.similarity
-        np.save(folder / DECIDED, decided)
-        _write_clusters(rows, clusters, folder / CLUSTERS)
+    spool = Spool(folder / ROWS)
+    decisions, table = add_pairs(rows, spool, pairs.made, decisions, table)
+    spool.finish()
+    everything = Rows([*rows.spools, folder / ROWS])
+    samples = row_samples(everything, pairs, leaks, decisions, clusters, settings)
+    samples["answers"] = answer_samples(everything, answers.shown)
+    kept = decisions.outcome == KEPT
+    # System turns are not counted.
+    turns = np.bincount(table.turns[decisions.lines()], minlength=1).tolist()
+    group = np.append(clusters.group, clusters.group[[pair.chosen for pair in pairs.made]])
+    counted = {
+        "contamination": {
+            "rows": len(leaks),
+            "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
+            **({"spans": commonest(leaks.values())} if leaks else {}),
+            "guarded_texts": sampled.guarded,
+        },
+        "groups": group_counts(group, kept)
+        | {"requests_with_several_answers": answers.requests, "leaks_prevented": prevented}
+        | divided,
+        "tokens": count_tokens(root / "models/base", everything, kept),
+        "turns": {str(number): rows for number, rows in enumerate(turns) if rows},
+        "not_measured": switched_off(settings, has_base=(root / "models/base").is_dir()),
+        "transform": transform_account(root, settings, stats) if settings.transform else None,
+        "pairs": of_pairs,
+    }
+    decided = np.ones(len(table), DECISION)
+    for name in ("outcome", "split", "duplicate_of", "copies"):
+        decided[name] = getattr(decisions, name)
+    decided["similarity"][: len(rows)] = clusters.similarity
+    _write_clusters(rows, clusters, folder / CLUSTERS)
+    described = {row: describe(leak, rows) for row, leak in leaks.items()}
+    report = stats.report(settings, decisions, table, clusters, counted)
+    return Decided(decided, described, report, samples)
 
 
-def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
-    edges = chain.from_iterable(map(read_edges, work.each("join")))
-    sketched = Sketched(work.each("sketch"), rows.bases)
-    return clusters(sketched, np.load(work.filled("sample") / FIRST), edges, settings.near_threshold)
-
-
-def _overlaps(work: Work, rows: Rows, used: NDArray[np.bool_], group: NDArray[np.int32]) -> Overlaps:
+def _overlaps(
+    work: Path, rows: Rows, used: NDArray[np.bool_], group: NDArray[np.int32], sampled: Sample
+) -> Overlaps:
     """Return the search for rows that share text with each other or with data/guard, phrases left out.
 
     `group` is the group of every row. Phrases are those of the `used` rows.
     """
-    sampled = np.array(spread_evenly(np.flatnonzero(used), PHRASE_ROWS), np.int64)
-    sampled = sampled[np.argsort(group[sampled], kind="stable")].tolist()
-    with work.making("phrases") as scratch:
-        known_phrases = phrases(((int(group[row]), rows.row(row)) for row in sampled), scratch)
-    folder = work.filled("sample")
-    prints = [Spill(joined, PRINTS) for joined in work.each("join")]
-    return Overlaps(prints, folder, read_boilerplate(folder).grams, known_phrases)
-
-
-def _answers(work: Work, rows: Rows) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of requests with several answers, and the first of them."""
-    parts = [load(folder / ANSWERS, Answers) for folder in work.each("join")]
-    shown = sorted(chain.from_iterable(answers.shown for answers in parts))[:SHOWN]
-    return sum(answers.requests for answers in parts), answer_samples(rows, shown)
+    shown = np.array(spread_evenly(np.flatnonzero(used), PHRASE_ROWS), np.int64)
+    shown = shown[np.argsort(group[shown], kind="stable")].tolist()
+    known_phrases = phrases(((int(group[row]), rows.row(row)) for row in shown), work / DECIDED)
+    prints = Spill(work / JOINED, PRINTS)
+    return Overlaps(prints, work / SAMPLED, sampled.boilerplate.grams, known_phrases)
 
 
 def _write_clusters(rows: Rows, clusters: Clusters, path: Path) -> None:

@@ -1,9 +1,8 @@
-"""Features that the clean rows have in common. From a sample of all rows: boilerplate, exact duplicates and
-guarded texts. From a shard: its rows' features. From a range of keys: pairs to unite and shared runs of
-words.
+"""Features that the clean rows have in common: boilerplate, exact duplicates and guarded texts, then runs of
+words that rows share, and requests with several answers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +13,7 @@ from numpy.typing import NDArray
 from pipeline.config.sections import Curate
 from pipeline.core.progress import progress
 from pipeline.stages.curate.comparing.contamination import DOCUMENTS, write_documents
-from pipeline.stages.curate.comparing.decide import FACT
-from pipeline.stages.curate.comparing.duplicates import Edges, first_rows, joined
+from pipeline.stages.curate.comparing.duplicates import first_rows
 from pipeline.stages.curate.comparing.features import (
     SAMPLE_ROWS,
     Boilerplate,
@@ -26,21 +24,26 @@ from pipeline.stages.curate.comparing.features import (
 from pipeline.stages.curate.comparing.row_parts import key_of, request_and_answer
 from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched, Sketches
 from pipeline.stages.curate.comparing.spill import Keys, Spill, groups_of, pieces
-from pipeline.stages.curate.phases.cleaning import FACTS
-from pipeline.stages.curate.phases.mappings import check_fields
-from pipeline.stages.curate.phases.unreadable import check_files
-from pipeline.stages.curate.phases.work import Work, dump
+from pipeline.stages.curate.phases.cleaning import clean_facts, clean_rows
 from pipeline.stages.curate.samples import SHOWN
 from pipeline.stages.curate.spool import Rows, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
 
-GUARDED = "guarded.json"
-BOILERPLATE = "boilerplate.npz"
-FIRST = "first.npy"  # first row with the same content, for every row
-ANSWERS = "answers.json"
-EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
-READ_EDGES = 1 << 20  # edges read at a time
+# The folders of these phases.
+SAMPLED = "sampled"
+SKETCHED = "sketched"
+JOINED = "joined"
 ANSWERS_COMPARED = 16  # rows of one request
+
+
+class Sample(NamedTuple):
+    """The boilerplate in a sample of all rows, the first row with the same content for every row, and the
+    number of texts in each file of data/guard that training must not share words with.
+    """
+
+    boilerplate: Boilerplate
+    first: NDArray[np.int32]
+    guarded: dict[str, int]
 
 
 class Answers(NamedTuple):
@@ -50,55 +53,36 @@ class Answers(NamedTuple):
     shown: list[list[int]]
 
 
-def sample(root: Path, settings: Curate, work: Work) -> None:
-    """Find the boilerplate in a sample of all rows, exact duplicates, guarded texts.
-
-    Raises `DataError`, first of all for a file of which no row can be read, and `ConfigError` for a mapping
-    that fits no row.
-    """
-    check_fields(root, settings, work)
-    check_files(root, settings, work)
-    rows = work.rows()
-    with work.making("sample") as folder:
-        shown = (rows.row(index) for index in spread_evenly(np.arange(len(rows)), SAMPLE_ROWS))
-        common = boilerplate(shown, folder)
-        np.savez(folder / BOILERPLATE, **vars(common))
-        keys = Spill(folder, "exact")
-        row = 0
-        for shard in work.each("clean"):
-            exact = read_facts(shard)["exact"]
-            keys.add(exact, np.arange(row, row + len(exact), dtype=np.uint32))
-            row += len(exact)
-        np.save(folder / FIRST, first_rows(keys.finish(), row))
-        files = {name: root / "data/guard" / name for name in settings.decontaminate}
-        dump(folder / GUARDED, write_documents(folder, files, common.grams))
+def sample(root: Path, settings: Curate, work: Path) -> Sample:
+    """Find the boilerplate in a sample of all rows, exact duplicates, guarded texts."""
+    folder = work / SAMPLED
+    folder.mkdir()
+    rows = clean_rows(work)
+    shown = (rows.row(index) for index in spread_evenly(np.arange(len(rows)), SAMPLE_ROWS))
+    common = boilerplate(shown, folder)
+    keys = Spill(folder, "exact")
+    keys.add(clean_facts(work)["exact"], np.arange(len(rows), dtype=np.uint32))
+    first = first_rows(keys.finish(), len(rows))
+    files = {name: root / "data/guard" / name for name in settings.decontaminate}
+    return Sample(common, first, write_documents(folder, files, common.grams))
 
 
-def read_facts(folder: Path) -> NDArray:
-    """Return the `FACT`s of a shard's clean rows."""
-    return np.fromfile(folder / FACTS, FACT)
-
-
-def read_boilerplate(folder: Path) -> Boilerplate:
-    """Return the boilerplate that `sample` found."""
-    with np.load(folder / BOILERPLATE) as arrays:
-        return Boilerplate(**arrays)
-
-
-def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
-    """Compute the features of this shard's rows (from 0) in the workers."""
-    rows = work.rows()
-    first, last = rows.bases[shard : shard + 2]
+def sketch(settings: Curate, work: Path, sampled: Sample, pool: Workers) -> None:
+    """Compute the features of all rows in the workers."""
+    folder = work / SKETCHED
+    folder.mkdir()
+    rows = clean_rows(work)
+    [path] = rows.spools
     features = partial(
         part_features,
-        path=rows.spools[shard],
-        boilerplate=read_boilerplate(work.filled("sample")),
+        path=path,
+        boilerplate=sampled.boilerplate,
         threshold=settings.near_threshold,
         guarded=bool(settings.decontaminate),
     )
-    with progress("curate: comparing", last - first) as advance, work.making("sketch", shard) as folder:
-        sketches = Sketches(folder, first)
-        for batch in pool.map(features, rows.ranges(shard)):
+    with progress("curate: comparing", len(rows)) as advance:
+        sketches = Sketches(folder)
+        for batch in pool.map(features, rows.ranges()):
             sketches.add(batch)
             advance(len(batch.worth))
         sketches.finish()
@@ -109,39 +93,22 @@ def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) ->
     return features(read_rows_at(path, *part), **settings)
 
 
-def join(settings: Curate, work: Work, shard: int) -> None:
-    """Join the keys of all shards that belong to this one (from 0)."""
-    rows = work.rows()
-    first = np.load(work.filled("sample") / FIRST)
-    sketched = Sketched(work.each("sketch"), rows.bases)
-    # Keys are divided by their first byte.
-    in_shard = range(256 * shard // work.shards, 256 * (shard + 1) // work.shards)
-    with work.making("join", shard) as folder:
-        files = [(folder / name).open("wb") for name in EDGES]
-        for same, related in joined(sketched, first, settings.near_threshold, in_shard):
-            for file, column in zip(files, (*same, *related), strict=True):
-                file.write(np.ascontiguousarray(column, np.int32).data)
-        for file in files:
-            file.close()
-        dump(folder / ANSWERS, several_answers(sketched.groups("asking", in_shard), first, rows))
-        # Most fingerprints belong to only one row, and are of no use.
-        shared = Spill(folder, PRINTS)
-        print_spills = [*sketched.stored(PRINTS), Spill(work.filled("sample"), DOCUMENTS)]
-        for keys, owners in groups_of(print_spills, 2, in_shard):
-            shared.add(keys, owners)
-        shared.finish()
+def join(work: Path, sampled: Sample) -> Answers:
+    """Write the fingerprints that rows share, and return the requests with several answers."""
+    folder = work / JOINED
+    folder.mkdir()
+    sketched = read_sketched(work)
+    # Most fingerprints belong to only one row, and are of no use.
+    shared = Spill(folder, PRINTS)
+    for keys, owners in groups_of([sketched.stored(PRINTS), Spill(work / SAMPLED, DOCUMENTS)]):
+        shared.add(keys, owners)
+    shared.finish()
+    return several_answers(sketched.groups("asking"), sampled.first, clean_rows(work))
 
 
-def read_edges(folder: Path) -> Iterator[Edges]:
-    """Yield the pairs that `join` found."""
-    files = [(folder / name).open("rb") for name in EDGES]
-    while True:
-        columns = [np.fromfile(file, np.int32, READ_EDGES) for file in files]
-        if not len(columns[0]) and not len(columns[2]):
-            break
-        yield (columns[0], columns[1]), (columns[2], columns[3])
-    for file in files:
-        file.close()
+def read_sketched(work: Path) -> Sketched:
+    """Return the features that `sketch` wrote."""
+    return Sketched(work / SKETCHED, len(clean_rows(work)))
 
 
 def several_answers(

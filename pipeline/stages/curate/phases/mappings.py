@@ -9,25 +9,24 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import plural
 from pipeline.intake.rows.fields import MAPPED
-from pipeline.stages.curate.account import FileStats
+from pipeline.stages.curate.account import CurationStats, FileStats
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import file_problem, lacking
-from pipeline.stages.curate.phases.cleaning import raw_folder, read_plan, stats_of
-from pipeline.stages.curate.phases.work import Work
+from pipeline.stages.curate.phases.cleaning import raw_folder
 
 NAMED = 5  # files named in the sentence
 
 
-def check_fields(root: Path, settings: Curate, work: Work) -> None:
+def check_fields(root: Path, settings: Curate, stats: CurationStats) -> None:
     """Raise `ConfigError` for a mapping that no row of a file fits, and for a target whose source is missing
-    in all files of the glob. The shards have read all files by then.
+    in all files of the glob. All files have been read by then.
 
     A target that only some files of a glob lack is mentioned in the report. Files without a share are
     ignored.
     """
     if not settings.fields:
         return
-    files = stats_of(work, read_plan(work)).files
+    files = stats.files
     globs = {glob: glob for glob in settings.fields}
     glob_of = {
         name: by_glob(name, globs, None) for name in files if by_glob(name, settings.source_weights, 1.0)

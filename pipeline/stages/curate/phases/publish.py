@@ -1,12 +1,11 @@
-"""Writing of a shard's clean rows, each to its split or to the rejects; and publishing of the outputs of all
-shards, put together in their order and checked.
-"""
+"""Writing of the clean rows, each to its split or to the rejects; and publishing of the outputs, checked."""
 
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +23,38 @@ from pipeline.stages.curate.account import CurationReport, check_report
 from pipeline.stages.curate.clean import TEXT_SHOWN, Reject, several
 from pipeline.stages.curate.comparing.decide import EXACT, KEPT, NEAR, OUTCOMES, SAMPLED_OUT, SPLITS
 from pipeline.stages.curate.page import render_data_page
-from pipeline.stages.curate.phases.cleaning import CHANGES, REJECTS, raw_folder
-from pipeline.stages.curate.phases.cluster import CLUSTERS, DECIDED, LEAKS, REPORT, SAMPLES
-from pipeline.stages.curate.phases.work import ROWS, Work, load
+from pipeline.stages.curate.phases.cleaning import CHANGES, CLEANED, REJECTS, ROWS, clean_rows, raw_folder
+from pipeline.stages.curate.phases.cluster import CLUSTERS, DECIDED, Decided
 from pipeline.stages.curate.samples import first_lines
 from pipeline.stages.curate.spool import Rows
 
+WRITTEN = "written"  # the folder of this phase
 DROPPED = "dropped.jsonl"
 
 
-def write(work: Work, shard: int) -> None:
-    """Write the rows of this shard (from 0): every row to its split or to the rejects, in the order read.
-
-    The last shard also writes the pairs made of all rows.
-    """
-    folder = work.filled("cluster")
-    rows = Rows([*work.rows().spools, folder / ROWS])
-    decided = np.load(folder / DECIDED, mmap_mode="r")
-    spools = range(shard, shard + (2 if shard == work.shards - 1 else 1))
-    leaks = _leaks(folder, rows.bases[spools.start], rows.bases[spools.stop])
-    with work.making("write", shard) as target, ExitStack() as stack:
+def write(work: Path, decided: Decided) -> None:
+    """Write every row, and every pair made of rows, to its split or to the rejects, in the order read."""
+    folder = work / WRITTEN
+    folder.mkdir()
+    rows = Rows([*clean_rows(work).spools, work / DECIDED / ROWS])
+    decisions = decided.decisions
+    outcomes = decisions["outcome"].tobytes()
+    sides = decisions["split"].tobytes()
+    is_repeated = (decisions["copies"] > 1).tobytes()
+    with ExitStack() as stack:
         *splits, dropped = (
-            stack.enter_context((target / name).open("wb", buffering=1 << 20))
+            stack.enter_context((folder / name).open("wb", buffering=1 << 20))
             for name in (*(f"{split}.jsonl" for split in SPLITS), DROPPED)
         )
-        for spool in spools:
-            begin, end = rows.bases[spool : spool + 2]
-            outcomes = decided["outcome"][begin:end].tobytes()
-            sides = decided["split"][begin:end].tobytes()
-            is_repeated = (decided["copies"][begin:end] > 1).tobytes()
-            with rows.spools[spool].open("rb", buffering=1 << 20) as lines:
-                for at, line in enumerate(lines):
-                    if outcomes[at] == KEPT:
-                        splits[sides[at]].write(line)
-                        if is_repeated[at]:
-                            splits[sides[at]].writelines(repeated(line, int(decided["copies"][begin + at])))
-                    else:
-                        entry = reject(line, decided[begin + at], rows, leaks.get(begin + at))
-                        dropped.write(dump_line(entry))
+        spools = (stack.enter_context(path.open("rb", buffering=1 << 20)) for path in rows.spools)
+        for index, line in enumerate(chain.from_iterable(spools)):
+            if outcomes[index] == KEPT:
+                splits[sides[index]].write(line)
+                if is_repeated[index]:
+                    splits[sides[index]].writelines(repeated(line, int(decisions["copies"][index])))
+            else:
+                entry = reject(line, decisions[index], rows, decided.leaks.get(index))
+                dropped.write(dump_line(entry))
 
 
 def repeated(line: bytes, copies: int) -> Iterator[bytes]:
@@ -69,13 +62,6 @@ def repeated(line: bytes, copies: int) -> Iterator[bytes]:
     row = orjson.loads(line)
     for number in range(2, copies + 1):
         yield dump_line(row | {"source": f"{row['source']}*{number}"})
-
-
-def _leaks(folder: Path, begin: int, end: int) -> dict[int, dict[str, Any]]:
-    """Return the entries for data/rejects.jsonl of the contaminated rows from `begin` to `end`."""
-    with (folder / LEAKS).open("rb") as lines:
-        entries = ((entry.pop("row"), entry) for entry in map(orjson.loads, lines))
-        return {row: entry for row, entry in entries if begin <= row < end}
 
 
 def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | None) -> dict[str, Any]:
@@ -103,17 +89,14 @@ def shortened(line: bytes) -> str:
     return text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}… ({len(line)} bytes)"
 
 
-def publish(root: Path, settings: Curate, work: Work) -> CurationReport:
+def publish(root: Path, settings: Curate, work: Path, decided: Decided) -> CurationReport:
     """Publish the outputs below `root` and return the report.
 
     Raises `DataError` if no row can be used or a wanted split is empty. Nothing is published then.
     """
-    decided = work.filled("cluster")
     data = root / "data"
-    cleaned, written = work.each("clean"), work.each("write")
-    report = load(decided / REPORT, CurationReport)
-    report = replace(report, sources=_sources(raw_folder(root), report) or None)
-    samples = load(decided / SAMPLES, dict[str, Any])
+    report = replace(decided.report, sources=_sources(raw_folder(root), decided.report) or None)
+    samples = decided.samples
     with ExitStack() as stack:
         final, rejects, changes, clusters = (
             stack.enter_context(publishing(data / name))
@@ -121,11 +104,13 @@ def publish(root: Path, settings: Curate, work: Work) -> CurationReport:
         )
         final.mkdir()
         for split in SPLITS:
-            _join([folder / f"{split}.jsonl" for folder in written], final / f"{split}.jsonl", work)
-        refused = [folder / REJECTS for folder in (work.filled("plan"), *cleaned)]
-        _join([*refused, *(folder / DROPPED for folder in written)], rejects, work)
-        _join([folder / CHANGES for folder in cleaned], changes, work)
-        _join([decided / CLUSTERS], clusters, work)
+            (work / WRITTEN / f"{split}.jsonl").rename(final / f"{split}.jsonl")
+        (work / CLEANED / CHANGES).rename(changes)
+        (work / DECIDED / CLUSTERS).rename(clusters)
+        with rejects.open("wb") as file:
+            for part in (work / CLEANED / REJECTS, work / WRITTEN / DROPPED):
+                with part.open("rb") as entries:
+                    shutil.copyfileobj(entries, file, 1 << 20)
         check_report(report, final, rejects)
         samples["rejects"] = first_lines(rejects, "reason")
         samples["changes"] = first_lines(changes, "rule")
@@ -184,14 +169,3 @@ def _check_not_empty(
                 f"({plural(lost, 'was', 'were')} rejected): add rows, or set curate.test_fraction "
                 "to 0 or to more",
             )
-
-
-def _join(parts: Sequence[Path], target: Path, work: Work) -> None:
-    """Write the parts one after another. The only part of a single process, never read again, is moved."""
-    if len(parts) == 1 and not work.key:
-        parts[0].rename(target)
-        return
-    with target.open("wb") as output:
-        for path in parts:
-            with path.open("rb") as part:
-                shutil.copyfileobj(part, output, 1 << 20)

@@ -3,8 +3,6 @@
 Such a file is not a bad row but a wrong file, and the stage stops.
 """
 
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +11,27 @@ import orjson
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.text import one_line, plural
-from pipeline.stages.curate.account import FileStats
+from pipeline.stages.curate.account import CurationStats, FileStats
 from pipeline.stages.curate.inputs import by_glob
-from pipeline.stages.curate.phases.cleaning import REJECTS, raw_folder, read_plan, stats_of
-from pipeline.stages.curate.phases.work import Work
+from pipeline.stages.curate.phases.cleaning import CLEANED, REJECTS, raw_folder
 
 NAMED = 5  # files named in the sentence
 DETAIL = 200  # characters of a reason
 
 
-def check_files(root: Path, settings: Curate, work: Work) -> None:
-    """Raise `DataError` for files of which no row can be read, after the shards have read all of them.
+def check_files(root: Path, settings: Curate, work: Path, stats: CurationStats) -> None:
+    """Raise `DataError` for files of which no row can be read, after all have been read.
 
     A file whose share in `curate.source_weights` is 0 is allowed to be unreadable.
     """
-    files = stats_of(work, read_plan(work)).files
     unreadable = {
         name: file
-        for name, file in files.items()
+        for name, file in stats.files.items()
         if file.is_unreadable() and by_glob(name, settings.source_weights, 1.0)
     }
     if not unreadable:
         return
-    examples = _first_rejects(work, list(unreadable)[:NAMED])
+    examples = _first_rejects(work / CLEANED / REJECTS, list(unreadable)[:NAMED])
     sentences = [_sentence(raw_folder(root) / name, unreadable[name], examples[name]) for name in examples]
     if len(unreadable) > NAMED:
         sentences.append(f"and so in {plural(len(unreadable) - NAMED, 'more file')}")
@@ -58,17 +54,13 @@ def _sentence(path: Path, file: FileStats, example: dict[str, Any]) -> str:
     return f"{path}: none of {plural(file.rows, 'row')} can be read ({reasons}; {where})"
 
 
-def _first_rejects(work: Work, names: list[str]) -> dict[str, dict[str, Any]]:
+def _first_rejects(path: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """Return the first reject of each file that is more than an empty line."""
     rejects: dict[str, dict[str, Any]] = {}
-    for entry in chain.from_iterable(map(_entries, work.each("clean"))):
-        if entry["file"] in names and entry["reason"] != "blank":
-            rejects.setdefault(entry["file"], entry)
-            if len(rejects) == len(names):
-                break
+    with path.open("rb") as lines:
+        for entry in map(orjson.loads, lines):
+            if entry["file"] in names and entry["reason"] != "blank":
+                rejects.setdefault(entry["file"], entry)
+                if len(rejects) == len(names):
+                    break
     return rejects
-
-
-def _entries(folder: Path) -> Iterator[dict[str, Any]]:
-    with (folder / REJECTS).open("rb") as lines:
-        yield from map(orjson.loads, lines)
