@@ -50,7 +50,7 @@ class Commonest(Shape):
     @property
     def quoted(self) -> str:
         """The answer in quotation marks, as a sentence has it."""
-        return f"“{one_line(self.answer, SHOWN)}”"
+        return quoted(self.answer)
 
     @property
     def words(self) -> str:
@@ -250,6 +250,11 @@ class Answer(Shape):
 ANSWERS = TypeAdapter(list[Answer])
 Evaluations = Mapping[str, Evaluation]  # {model: evaluation}
 Answers = Mapping[str, Sequence[Answer]]
+
+
+def quoted(answer: str) -> str:
+    """Return an answer in quotation marks, as a sentence has it."""
+    return f"“{one_line(answer, SHOWN)}”"
 
 
 def commonest_line(evaluations: Evaluations) -> tuple[str, float] | None:

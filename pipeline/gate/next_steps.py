@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from pipeline.config.params import Params
 from pipeline.config.products import Product, product_of
 from pipeline.core.text import listed, plural
 from pipeline.gate.deciding_scorer import passed_over_sentence
-from pipeline.gate.evaluations import Answer
+from pipeline.gate.evaluations import Answer, commonest_line, quoted
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.scores import resolution
@@ -36,6 +37,8 @@ FLOOR = 0.01  # score (0 to 1) of a base that does not answer in the wanted form
 AS_LONG = 0.8  # length of the references over that of answers that did not end: these were cut off
 KEYS_SHOWN = 3  # keys of a JSON answer that a sentence names
 REFERENCES_READ = 50  # references that are searched for keys
+FEW_OF_A_LABEL = 3  # test rows of a label below which none of them right may be chance
+LABELS_SHOWN = 3  # labels that a sentence names
 # What redaction puts in the place of a value, and the share of questions that have it, at least, of many.
 PLACEHOLDER = re.compile(r"\[[A-Z_]+_\d+\]")
 MANY_REDACTED = 0.02
@@ -301,6 +304,30 @@ def _no_gain(case: Case) -> NextStep | None:
     return NextStep(reason, "Train longer, and read what it answers", _more_passes(passes), "answers")
 
 
+def _never_right(case: Case) -> NextStep | None:
+    if commonest_line(case.inputs.evaluations) is None:  # Only where answers are repeated are they labels.
+        return None
+    # Beside a call the reference's words are not what is expected.
+    answers = case.inputs.answers.get(case.level, ())
+    rows = [row for row in answers if row.score is not None and not row.expected_calls]
+    expected = Counter(_as_text(row.reference).strip() for row in rows)
+    right = {_as_text(row.reference).strip() for row in rows if row.score == 1}
+    never = [
+        (label, of_label)
+        for label, of_label in expected.most_common()
+        if of_label >= FEW_OF_A_LABEL and label not in right
+    ]
+    # If no label at all is ever right, the labels are not the cause.
+    if not never or not right:
+        return None
+    named = [f"none of {of_label:,} {quoted(label)}" for label, of_label in never[:LABELS_SHOWN]]
+    others = len(never) - len(named)
+    more = f", and so with {plural(others, 'more answer')}" if others else ""
+    reason = f"{case.level} got {listed(named)} right{more}."
+    advice = "See what it says in their place, and put more rows with these answers into data/raw"
+    return NextStep(reason, advice, "", "task")
+
+
 def _base_unmeasured(case: Case) -> NextStep | None:
     models = list(case.inputs.evaluations)
     base = case.product.untuned(models)
@@ -431,6 +458,7 @@ CAUSES: tuple[Callable[[Case], NextStep | None], ...] = (
     _rounding,
     _memory,
     _no_gain,
+    _never_right,
     _ship,
     _risen_loss,
     _placeholders,

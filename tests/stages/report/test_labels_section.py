@@ -110,6 +110,22 @@ def test_rows_that_expect_a_call_of_a_tool_are_no_rows_of_the_label_beside_it(
     assert ["technical", "0", "11", "0", "0", "0"] in cells  # after 12 of "shipping"
 
 
+def test_a_label_that_is_never_right_is_told_in_words(
+    tmp_path: Path, plots_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = [*LABELS[:-2], "praise", "praise"]  # too few rows of "praise" to tell
+    page = lines_of(report_of(tmp_path, two_labels, labels))
+    told = "Q4_K_M got none of 9 “billing” and none of 4 “returns” right."
+    assert told in page and told in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("answered", [LABELS.__getitem__, lambda number: "?"])
+def test_labels_are_not_told_where_each_or_none_is_right(
+    answered: Callable[[int], str], tmp_path: Path, plots_once: None
+) -> None:
+    assert "got none of" not in lines_of(report_of(tmp_path, answered))
+
+
 def test_labels_that_begin_alike_have_names_of_their_own(tmp_path: Path, plots_once: None) -> None:
     begin = "The customer asks for the return of an article that "
     names = {"technical": f"{begin}is broken", "shipping": f"{begin}is lost", "billing": begin.strip()}
