@@ -141,6 +141,42 @@ def test_a_function_comes_before_a_mapping(tmp_path: Path) -> None:
     assert asked(made.rows()) == ["LIST"]
 
 
+MISSPELT = "def f(row):\n    return [{'promt': row['nl'], 'completion': row['bash']}]\n"
+ASKED = [{"nl": "List the files.", "bash": "ls"}, {"nl": "Where am I?", "bash": "pwd"}]
+
+
+def test_a_mapping_that_fits_no_row_is_told_the_keys_that_the_function_makes(tmp_path: Path) -> None:
+    made = project(tmp_path, ASKED, MISSPELT)
+    mapping = {"curate": {"transform": "python:mine.py:f", "fields": {"*": {"prompt": "prompt"}}}}
+    (tmp_path / "params.yaml").write_text(json.dumps(mapping))
+    told = "no row has prompt for prompt; the rows that python:mine.py:f makes of it have the keys promt, "
+    assert told in quench("data", "check", "--root", str(tmp_path), str(made.raw)).stdout
+    with pytest.raises(ConfigError) as error:
+        made.run(**mapping["curate"])
+    assert error.value.id == "Q-CURATE-020" and told in error.value.sentence
+
+
+def test_a_row_of_the_function_that_no_format_fits_is_told_from_the_line(tmp_path: Path) -> None:
+    made = project(tmp_path, ASKED, MISSPELT)
+    (tmp_path / "params.yaml").write_text('curate: {transform: "python:mine.py:f"}\n')
+    told = "after curate.transform: the row has the keys promt, completion, and prompt is missing or empty"
+    shown = quench("data", "check", "--root", str(tmp_path), str(made.raw))
+    assert f"a.jsonl: none of 2 rows can be read; {told}" in shown.stdout
+    with pytest.raises(DataError) as error:
+        made.run(transform="python:mine.py:f")
+    assert error.value.id == "Q-CURATE-019" and told in error.value.sentence
+    assert "correct python:mine.py:f, " in error.value.sentence
+
+
+def test_one_message_that_the_function_makes_is_not_mapped(tmp_path: Path) -> None:
+    code = "def f(row):\n    return {'role': 'user', 'content': row['nl']}\n"
+    made = project(tmp_path, ASKED, code)
+    (tmp_path / "params.yaml").write_text('curate: {transform: "python:mine.py:f"}\n')
+    shown = quench("data", "check", "--root", str(tmp_path), str(made.raw))
+    assert "after curate.transform: looks like one message of a chat" in shown.stdout
+    assert "fields:" not in shown.stdout
+
+
 RANDOM = "import random\ndef f(row):\n    return {'prompt': 'a', 'completion': str(random.random())}\n"
 COUNTS = """
 seen = set()
@@ -162,7 +198,14 @@ def f(row):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("def f(row):\n    return row['x']\n", "it raised KeyError: 'x'"),
+        (
+            "def f(row):\n    return row['x']\n",
+            "it raised KeyError: 'x'; the row has the keys prompt, completion: ",
+        ),
+        (
+            "def f(row):\n    return row.pop('prompt') + row['x']\n",
+            "the row has the keys prompt, completion: ",
+        ),
         ("import sys\ndef f(row):\n    sys.exit(0)\n", "it raised SystemExit: 0"),
         ("def f(row):\n    return 7\n", "it returned 7, which is no row"),
         ("def f(row):\n    return [row, 7]\n", "which is no row"),

@@ -265,7 +265,9 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
     if stated:
         targets = lacking(stated, file.mapped)
         if targets:
-            outcome.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
+            transform = cleaner.of_file(file.name).transform
+            problem = file_problem(file.path, file.name, stated, targets, transform)
+            outcome.faults.append(f"curate.fields: {problem}")
     if file.proposal is not None:
         proposed = Proposed(file, file.proposal)
         outcome.proposed.append(proposed)

@@ -2,6 +2,7 @@
 sample of those that fit no format.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ KEY_SHOWN = 40  # characters of such a key
 UNMAPPED = "unknown_format"
 TABLES = frozenset((".csv", ".tsv", ".xlsx"))
 EMPTY = "is missing or empty"  # part of the detail of a row that lacks, for example, only an answer
+LOOKS_LIKE = re.compile(r"(^|: )looks like ")  # Behind the colon it is what `curate.transform` made.
 # reasons that other names in the turns may cause
 OF_TURNS = ("bad_role", "bad_shape", "content_not_text")
 
@@ -226,6 +228,8 @@ class FileCheck:
         """Return a line about rows that fit no format, with the keys that they have."""
         rows = self.reasons[UNMAPPED]
         says_more = not self._keys() or (EMPTY in entry["detail"] and (self.usable or self.proposal is None))
+        # The keys are not those of the file, and its function is what to correct.
+        says_more = says_more or cleaner.of_file(self.name).transform is not None
         if says_more:
             why = one_line(entry["detail"], 300)
         else:
@@ -264,5 +268,5 @@ def _is_table(name: str) -> bool:
 def _may_be_mapped(entry: Mapping[str, Any]) -> bool:
     """Return True if other names may be the fault of a row."""
     if entry["reason"] == UNMAPPED:
-        return not entry["detail"].startswith("looks like")
+        return LOOKS_LIKE.search(entry["detail"]) is None
     return entry["reason"] in OF_TURNS or OF_CHOICES in entry["detail"]

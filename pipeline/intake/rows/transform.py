@@ -12,6 +12,7 @@ It is loaded once in each process. Its result is parsed as strictly as a line of
 import json
 import signal
 import threading
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,8 @@ TRIED_TWICE = 1000  # Every so many rows the function is called again, and must 
 MOST_ROWS = 10_000  # rows made of one row
 ALWAYS_THE_SAME = "have it depend on the row alone"
 SHOWN = 300  # characters of the user's text in a sentence
+KEYS_SHOWN = 8  # keys of a row that a sentence names
+KEY_SHOWN = 40  # characters of such a key
 
 
 class TooSlowError(BaseException):
@@ -69,6 +72,7 @@ class Transform:
 
     def _call(self, value: Value, source: str) -> Any:
         """Call the function. Return what it returns."""
+        keys = list(value)  # The function may change the row before it fails.
         if self.is_timed:
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
@@ -78,6 +82,8 @@ class Transform:
         # Any exception comes from the user's code, and the row helps to find it.
         except (Exception, SystemExit) as error:
             what = f"it raised {type(error).__name__}: {one_line(str(error), SHOWN)}"
+            if isinstance(error, KeyError) and keys:
+                what += f"; the row has the keys {named_keys(keys)}"
             raise self._wrong(source, what, "correct it") from error
         finally:
             if self.is_timed:
@@ -109,6 +115,12 @@ class Transform:
 
     def _wrong(self, source: str, what: str, remedy: str) -> DataError:
         return DataError("Q-CURATE-025", f"{self.name}, {source}: {what}: {remedy} ({self.file})")
+
+
+def named_keys(keys: Sequence[str]) -> str:
+    """Return the first keys of a row as text, and the number of the others."""
+    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
+    return ", ".join(one_line(key, KEY_SHOWN) for key in keys[:KEYS_SHOWN]) + more
 
 
 def _too_slow(signal_number: int, frame: FrameType | None) -> None:

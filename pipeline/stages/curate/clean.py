@@ -367,7 +367,8 @@ class Cleaner:
             try:
                 rows = self.clean(file, row, cleaning_stats, changes)
             except Rejected as rejected:
-                why = rejected if len(stated) == 1 else of_several(rejected, row)
+                is_made = self.of_file(file).transform is not None
+                why = of_transform(rejected, row, len(stated)) if is_made else rejected
                 yield Outcome(row.source, row, [], changes, why)
             else:
                 yield Outcome(row.source, row, rows, changes)
@@ -432,10 +433,13 @@ class Cleaner:
         done.cleaning_stats.rows_changed.update({change.rule for change in changes})
 
 
-def of_several(rejected: Rejected, row: Stated) -> Rejected:
-    """Return the reason with the number of the row, among those that `curate.transform` made of a line."""
+def of_transform(rejected: Rejected, row: Stated, rows: int) -> Rejected:
+    """Return the reason with a note that the row, one of so many, is what `curate.transform` made of a line,
+    whose keys are others.
+    """
     number = row.source.rpartition("~")[2]
-    why = f"row {number} that curate.transform made of this one: {rejected.why}"
+    made = "after curate.transform" if rows == 1 else f"row {number} that curate.transform made of this one"
+    why = f"{made}: {rejected.why}"
     return Rejected(rejected.rule, BadLine(rejected.why.code, why))
 
 

@@ -12,13 +12,14 @@ from pipeline.config.field_sources import ROLES_KEY, Source, fields_of, paths_of
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import listed, most, one_line, plural
-from pipeline.intake.files.containers import parsed, raw_lines
+from pipeline.intake.files.containers import RawLine, parsed, raw_lines
 from pipeline.intake.rows.fields import EXCHANGE
+from pipeline.intake.rows.transform import Transform, named_keys
 from pipeline.stages.curate.inputs import by_glob
 
 ROWS_SEEN = 50  # rows of a file whose keys are named
-KEYS_SHOWN = 8  # keys that are named
-KEY_SHOWN = 40  # characters of such a key
+KEYS_SHOWN = 8  # columns that are named
+KEY_SHOWN = 40  # characters of a path
 
 
 def lacking(stated: Mapping[str, Any] | None, mapped: Counter[str]) -> list[str]:
@@ -85,25 +86,29 @@ def counted(columns: Mapping[str, int]) -> str:
     return listed(shown)
 
 
-def file_problem(path: Path, name: str, stated: Mapping[str, Any], targets: Iterable[str]) -> str:
-    """Return a sentence on a mapping whose sources are missing in a file, and the keys of its rows."""
-    keys = keys_of_rows(path, name)
-    shown = ", ".join(one_line(key, KEY_SHOWN) for key in keys[:KEYS_SHOWN])
-    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
-    return f"{path}: {_what_lacks(stated, targets)}; its rows have the keys {shown or 'of no object'}{more}"
+def file_problem(
+    path: Path, name: str, stated: Mapping[str, Any], targets: Iterable[str], transform: Transform | None
+) -> str:
+    """Return a sentence on a mapping whose sources are missing in a file, and the keys of the rows that it
+    gets: those of `transform`, if there is one.
+    """
+    rows = "its rows" if transform is None else f"the rows that {transform.name} makes of it"
+    keys = named_keys(keys_of_rows(path, name, transform)) or "of no object"
+    return f"{path}: {_what_lacks(stated, targets)}; {rows} have the keys {keys}"
 
 
-def keys_of_rows(path: Path, name: str) -> list[str]:
-    """Return the keys of a file's first rows, in the order in which they appear."""
+def keys_of_rows(path: Path, name: str, transform: Transform | None) -> list[str]:
+    """Return the keys of the first rows that a mapping gets, in the order in which they appear."""
     lines = raw_lines(path, name, max_line_bytes=1 << 22, notes=Counter())
-    rows = _rows(line.data for line in islice(lines, ROWS_SEEN))
+    rows = islice(_rows(lines, name, transform), ROWS_SEEN)
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def _rows(lines: Iterable[bytes | BadLine]) -> Iterator[dict[str, Any]]:
+def _rows(lines: Iterable[RawLine], name: str, transform: Transform | None) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            yield parsed(line)
+            row = parsed(line.data)
+            yield from [row] if transform is None else transform.rows(row, line.source(name))
         except BadLine:
             continue
 

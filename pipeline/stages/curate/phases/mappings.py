@@ -9,6 +9,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import plural
 from pipeline.intake.rows.fields import MAPPED
+from pipeline.intake.rows.transform import Transform
 from pipeline.stages.curate.account import CurationStats, FileStats
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import file_problem, lacking
@@ -38,8 +39,13 @@ def check_fields(root: Path, settings: Curate, stats: CurationStats) -> None:
     if not problems:
         return
     raw = raw_folder(root)
+    functions = {name: by_glob(name, settings.transform, None) for name, *_ in problems[:NAMED]}
+    transforms = {
+        name: Transform(function, root / "data/guard") for name, function in functions.items() if function
+    }
     shown = "; ".join(
-        file_problem(raw / name, name, stated, targets) for name, stated, targets in problems[:NAMED]
+        file_problem(raw / name, name, stated, targets, transforms.get(name))
+        for name, stated, targets in problems[:NAMED]
     )
     more = f"; and so in {plural(len(problems) - NAMED, 'more file')}" if len(problems) > NAMED else ""
     raise ConfigError(

@@ -36,12 +36,14 @@ def check_files(root: Path, settings: Curate, work: Path, stats: CurationStats) 
     if len(unreadable) > NAMED:
         sentences.append(f"and so in {plural(len(unreadable) - NAMED, 'more file')}")
     first = next(iter(unreadable))
+    functions = [by_glob(name, settings.transform, None) for name in unreadable]
+    correct = "".join(f"correct {function}, " for function in dict.fromkeys(filter(None, functions)))
     mapping = ""
     if any("unknown_format" in file.rejected for file in unreadable.values()):
         mapping = " map its keys in curate.fields (`quench data check` proposes a mapping if it finds one),"
     raise DataError(
         "Q-CURATE-019",
-        f"{'; '.join(sentences)}: mend or convert the file,{mapping} move it away, or set "
+        f"{'; '.join(sentences)}: {correct}mend or convert the file,{mapping} move it away, or set "
         f"curate.source_weights: {{{first}: 0}} to leave it out",
     )
 
