@@ -250,7 +250,7 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
         outcome.columns.append(f"{file.shown}: {several_answers(file.several)}")
     for sentence in near_equals_sentences(few_answers(file.answers) or ()):
         outcome.columns.append(f"{file.shown}: {one_line(cleaner.scrubbed(sentence), 300)}")
-    for sentence in calls_sentences(file.calls):
+    for sentence in calls_sentences(file.calls, with_files=False):
         outcome.columns.append(f"{file.shown}: {one_line(sentence, 300)}")
     if file.verdicts:
         outcome.columns.append(f"{file.shown}: {called_bad(file.verdicts)}")

@@ -24,6 +24,7 @@ from pipeline.intake.rows.unread import OF_CHOICES
 from pipeline.intake.rows.verdicts import without_decision
 from pipeline.stages.curate.answers import count_answer
 from pipeline.stages.curate.inputs import by_glob
+from pipeline.stages.curate.places import has_records
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
@@ -33,7 +34,6 @@ SAMPLE_BYTES = 8 << 20  # bytes of these rows
 KEYS_SHOWN = 8  # keys of rows that fit no format
 KEY_SHOWN = 40  # characters of such a key
 UNMAPPED = "unknown_format"
-TABLES = frozenset((".csv", ".tsv", ".xlsx"))
 EMPTY = "is missing or empty"  # part of the detail of a row that lacks, for example, only an answer
 LOOKS_LIKE = re.compile(r"(^|: )looks like ")  # Behind the colon it is what `curate.transform` made.
 # reasons that other names in the turns may cause
@@ -132,7 +132,7 @@ class FileCheck:
             self.several += any(change.rule == "format" for change in outcome.changes)
             for row in outcome.rows:
                 count_answer(row, self.answers)
-                cleaner.count_calls(row, stats)
+            cleaner.count_calls(outcome, stats)
             tally["scored"] += sum("reward" in row for row in outcome.rows)
             tally["tools_not_shown"] += sum(not cleaner.shows_tools_of(row) for row in outcome.rows)
             self.readable += outcome.rejected is None or outcome.rejected.rule not in ("read", "format")
@@ -168,7 +168,7 @@ class FileCheck:
     @cached_property
     def lacks_names(self) -> bool:
         """Return True for a table whose first line seems to be a row. No mapping is guessed then."""
-        is_table = _is_table(self.path.name)
+        is_table = has_records(self.path.name)
         return is_table and (are_values(self._keys()) or repeat_names(self.unread.rows))
 
     def _keys(self) -> list[str]:
@@ -236,7 +236,7 @@ class FileCheck:
             why = f"they have the keys {self._named_keys(cleaner)}"
         unread = self.unread.rows
         if unread and self.proposal is None:
-            is_one_object = self.lines == 1 and not _is_table(self.name)
+            is_one_object = self.lines == 1 and not has_records(self.name)
             unsure = doubt(unread, columns_of(unread), is_one_object=is_one_object)
             if unsure:
                 why += f"; no mapping is guessed, since {cleaner.scrubbed(one_line(unsure, 300))}"
@@ -257,12 +257,7 @@ def place_of(entry: Mapping[str, Any]) -> str:
         return str(entry["file"])
     within = entry.get("source", "").rpartition(":")[2]  # LINE~NUMBER if a line gives several rows
     number = within or entry["line"]
-    # The names stand above the records of a table, and a cell may have several lines.
-    return f"{entry['file']}: record {number}" if _is_table(entry["file"]) else f"{entry['file']}:{number}"
-
-
-def _is_table(name: str) -> bool:
-    return not TABLES.isdisjoint(suffix.lower() for suffix in Path(name).suffixes)
+    return f"{entry['file']}: record {number}" if has_records(entry["file"]) else f"{entry['file']}:{number}"
 
 
 def _may_be_mapped(entry: Mapping[str, Any]) -> bool:

@@ -141,6 +141,8 @@ class CurationReport:
     files_without_row: dict[str, str] | None = None  # name → reason; None if there are none
     answers: list[dict[str, Any]] | None = None  # different answers and their rows; None if they are not few
     calls: dict[str, Any] | None = None  # rows that call tools, tools that they lack, tools not shown
+    # sources of rows with different answers, of each of the first such questions; None if there are none
+    answered_differently: list[list[str]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report's keys and values in order, without pairs and sources if there are none."""

@@ -14,12 +14,15 @@ import orjson
 from pipeline.chat.rows import TURN_LISTS, Row
 from pipeline.core.text import plural
 from pipeline.stages.curate.mapped import counted
+from pipeline.stages.curate.places import places
 
 CALLING = "rows"  # keys of the counted calls
 WITHOUT_TOOLS = "without_tools"
 NOT_SHOWN = "tools_not_shown"  # rows with tools, calls or results that the base's template does not show
 NOT_OFFERED = "not_offered"
 MISFITS = "arguments_not_allowed"
+FAULTS = (WITHOUT_TOOLS, NOT_OFFERED, MISFITS)  # faults of a row, by the key that counts them
+PLACES = "places"  # key of the rows with each fault: their number, and the sources of the first
 KNOWN_SCHEMAS = 1000
 # Keys of a schema by which an object may have properties beside its `properties`.
 ELSEWHERE = frozenset(
@@ -105,23 +108,29 @@ def _validator_class() -> Any:
     return extend(Draft202012Validator, {"pattern": passes, "patternProperties": passes})
 
 
-def calls_sentences(calls: Mapping[str, Any]) -> list[str]:
+def calls_sentences(calls: Mapping[str, Any], *, with_files: bool = True) -> list[str]:
     """Return sentences on rows whose calls are not what they offer, by the counts of calls."""
     sentences = []
+    where = {
+        fault: places(found["first"], found["rows"], with_files=with_files)
+        for fault, found in calls.get(PLACES, {}).items()
+    }
     without = calls.get(WITHOUT_TOOLS, 0)
     if without:
         sentences.append(
             f"{plural(without, 'row calls', 'rows call')} tools and {'has' if without == 1 else 'have'} no "
-            "tools: the model learns to call what it is not offered. Write tools into them."
+            f"tools ({where[WITHOUT_TOOLS]}): the model learns to call what it is not offered. Write tools "
+            "into them."
         )
     if calls.get(NOT_OFFERED):
         sentences.append(
-            f"tools are called that their row does not offer: {counted(calls[NOT_OFFERED])}. "
+            f"tools are called that their row does not offer ({where[NOT_OFFERED]}): "
+            f"{counted(calls[NOT_OFFERED])}. "
             "Correct the name, or offer the tool."
         )
     if calls.get(MISFITS):
         sentences.append(
-            "calls have arguments that the tool's parameters do not allow or declare: "
+            f"calls have arguments that the tool's parameters do not allow or declare ({where[MISFITS]}): "
             f"{counted(calls[MISFITS])}. Correct the arguments, or the parameters."
         )
     return sentences

@@ -4,7 +4,7 @@ Runs in worker processes, on blocks of lines. The result of a block depends only
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -28,9 +28,11 @@ from pipeline.intake.rows.verdicts import decision_on, verdict_on, without_decis
 from pipeline.stages.curate.answers import bound, count_answer
 from pipeline.stages.curate.called_tools import (
     CALLING,
+    FAULTS,
     MISFITS,
     NOT_OFFERED,
     NOT_SHOWN,
+    PLACES,
     WITHOUT_TOOLS,
     calls_in,
     misfitting_calls,
@@ -38,6 +40,7 @@ from pipeline.stages.curate.called_tools import (
 )
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
+from pipeline.stages.curate.places import MOST
 from pipeline.stages.curate.rules.catalog import Means, rules_of
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.length import Length
@@ -92,18 +95,37 @@ class CleaningStats:
     not_offered: Counter[str] = field(default_factory=Counter)  # called tool that the row lacks → rows
     misfits: Counter[str] = field(default_factory=Counter)  # tool called with arguments not allowed → rows
     notes: Counter[str] = field(default_factory=Counter)  # what was taken out of mails → texts
+    faulty: Counter[str] = field(default_factory=Counter)  # fault of calls → rows as read
+    faulty_first: dict[str, list[str]] = field(default_factory=dict)  # fault → sources of the first rows
 
     def of_calls(self) -> dict[str, Any] | None:
         """Return the counts of calls as reports have them; None if no row has any."""
         if not self.calls:
             return None
         misfits = {MISFITS: dict(self.misfits)} if self.misfits else {}
-        return {**self.calls, NOT_OFFERED: dict(self.not_offered), **misfits}
+        places = {
+            fault: {"rows": self.faulty[fault], "first": self.faulty_first[fault]}
+            for fault in FAULTS
+            if self.faulty[fault]
+        }
+        return {
+            **self.calls,
+            NOT_OFFERED: dict(self.not_offered),
+            **misfits,
+            **({PLACES: places} if places else {}),
+        }
+
+    def add_faulty(self, fault: str, sources: Sequence[str]) -> None:
+        """Add the sources of rows with a fault, as long as they are among the first."""
+        self.faulty_first[fault] = [*self.faulty_first.get(fault, ()), *sources][:MOST]
 
     def update(self, more: "CleaningStats") -> None:
-        """Add the counts of another block."""
+        """Add the counts of a later block."""
         for name, counts in vars(more).items():
-            getattr(self, name).update(counts)
+            if name != "faulty_first":
+                getattr(self, name).update(counts)
+        for fault, sources in more.faulty_first.items():
+            self.add_faulty(fault, sources)
         bound(self.answers)
 
 
@@ -337,23 +359,32 @@ class Cleaner:
         is_named = name in rows or len(rows) < MOST_COLUMNS
         rows[name if is_named else OTHER_COLUMNS] += 1
 
-    def count_calls(self, row: Row, cleaning_stats: CleaningStats) -> None:
+    def count_calls(self, outcome: Outcome, cleaning_stats: CleaningStats) -> None:
+        """Count the calls of a row's parts, and name the row once for each fault of theirs."""
+        faults = {fault for row in outcome.rows for fault in self.faults_of_calls(row, cleaning_stats)}
+        for fault in faults:
+            cleaning_stats.faulty[fault] += 1
+            cleaning_stats.add_faulty(fault, [outcome.source])
+
+    def faults_of_calls(self, row: Row, cleaning_stats: CleaningStats) -> list[str]:
         """Count a row that calls tools, the tools among them that it does not offer or calls with arguments
-        that are not allowed, and a row whose tools the base's template does not show.
+        that are not allowed, and a row whose tools the base's template does not show. Return its faults.
         """
         if not self.shows_tools_of(row):
             cleaning_stats.calls[NOT_SHOWN] += 1
         if not calls_in(row):
-            return
+            return []
         cleaning_stats.calls[CALLING] += 1
-        names = unoffered_calls(row)
-        if names and "tools" not in row:
+        unoffered = unoffered_calls(row)
+        if unoffered and "tools" not in row:
             cleaning_stats.calls[WITHOUT_TOOLS] += 1
-            return
-        for name in names:
+            return [WITHOUT_TOOLS]
+        misfitting = misfitting_calls(row)
+        for name in unoffered:
             self.count(name, cleaning_stats.not_offered)
-        for name in misfitting_calls(row):
+        for name in misfitting:
             self.count(name, cleaning_stats.misfits)
+        return [*([NOT_OFFERED] if unoffered else []), *([MISFITS] if misfitting else [])]
 
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
         """Yield the outcome of each row that a line states. A line that states none yields the reason."""
@@ -401,7 +432,7 @@ class Cleaner:
             done.facts.append((row["domain"], key, content_key(row), turns, kind, "reward" in row))
             done.cleaning_stats.kinds[row["kind"]] += 1
             count_answer(row, done.cleaning_stats.answers)
-            self.count_calls(row, done.cleaning_stats)
+        self.count_calls(outcome, done.cleaning_stats)
         if outcome.changes:
             place = {"id": rows[0]["id"], "file": done.file, "line": line.number}
             self.note(done, place | several(done.file, line.number, outcome.source), outcome.changes)

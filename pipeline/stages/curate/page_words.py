@@ -9,6 +9,7 @@ from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.answers import near_equals_sentences, several_answers
 from pipeline.stages.curate.called_tools import NOT_SHOWN, calls_sentences
 from pipeline.stages.curate.comparing.decide import SPLITS
+from pipeline.stages.curate.places import places
 from pipeline.stages.curate.rules.catalog import BY_NAME
 
 # Text that is trained more often than this teaches hardly anything more (arXiv:2305.16264).
@@ -161,9 +162,13 @@ def answers_sentences(stats: CurationReport) -> list[str]:
     sentences = [several_answers(changed["format"])] if changed.get("format") else []
     contradictory = stats.groups["requests_with_several_answers"]
     if contradictory and stats.answers:
+        where = [places(sources, len(sources)) for sources in stats.answered_differently or ()]
+        if contradictory > len(where):
+            where.append(plural(contradictory - len(where), "more question"))
         sentences.append(
-            f"{plural(contradictory, 'question is', 'questions are')} answered differently by several rows, "
-            "and none is chosen: the data page shows the first. Decide for one answer, or take the rows out."
+            f"{plural(contradictory, 'question is', 'questions are')} answered differently by several rows "
+            f"({'; '.join(where)}), and none is chosen: the data page shows the first. Decide for one "
+            "answer, or take the rows out."
         )
     return sentences + near_equals_sentences(stats.answers or ())
 

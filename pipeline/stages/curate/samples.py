@@ -94,7 +94,7 @@ def _sample(rows: Rows, index: int) -> dict[str, Any]:
 
 
 def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Return requests that have several answers."""
+    """Return requests that have several answers, and the sources of these."""
     return [_answered([rows.row(row) for row in request[:4]]) for request in requests]
 
 
@@ -103,14 +103,18 @@ def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[di
     samples = []
     for chosen, rejected, gap in pairs[:SHOWN]:
         both = [rows.row(chosen), rows.row(rejected)]
-        samples.append(_answered(both) | {"sources": [row["source"] for row in both], "gap": gap})
+        samples.append(_answered(both) | {"gap": gap})
     return samples
 
 
 def _answered(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the request that these rows make, and the answer of each."""
+    """Return the request that these rows make, and the answer and the source of each."""
     exchanges = [request_and_answer(row) for row in rows]
-    return {"prompt": _cut(exchanges[0][0]), "answers": [_cut(answer) for _, answer in exchanges]}
+    return {
+        "prompt": _cut(exchanges[0][0]),
+        "answers": [_cut(answer) for _, answer in exchanges],
+        "sources": [row["source"] for row in rows],
+    }
 
 
 def _cut(text: str) -> str:

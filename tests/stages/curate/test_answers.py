@@ -1,5 +1,7 @@
 """Few different answers and calls of tools that a row does not offer, in the report and on the data page."""
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -7,12 +9,14 @@ from typing import Any
 import pytest
 from curating import Project, chat, lines, sentence
 from html_page import lines_of
+from make import quench
 from tokenizer_folders import smollm_folder
 
 from pipeline.config.params import Params
 from pipeline.stages.curate.answers import LONGEST, MOST_ANSWERS, few_answers, near_equals
 from pipeline.stages.curate.called_tools import misfitting_calls
 from pipeline.stages.curate.clean import CleaningStats
+from pipeline.stages.curate.phases import cleaning
 from pipeline.stages.curate.stage import main
 
 Rows = list[dict[str, Any]]
@@ -84,9 +88,63 @@ def test_calls_of_tools_that_the_row_lacks_are_named_with_counts(tmp_path: Path)
     ]
     project = Project(tmp_path, {"a.jsonl": lines(*rows)})
     report = project.run(**KEPT)
-    assert report["calls"] == {"rows": 4, "without_tools": 1, "not_offered": {"getOrder": 2, "refund": 1}}
+    assert report["calls"] == {
+        "rows": 4,
+        "without_tools": 1,
+        "not_offered": {"getOrder": 2, "refund": 1},
+        "places": {
+            "without_tools": {"rows": 1, "first": ["a.jsonl:4"]},
+            "not_offered": {"rows": 2, "first": ["a.jsonl:2", "a.jsonl:3"]},
+        },
+    }
     page = lines_of((tmp_path / "reports/data.html").read_text())
-    assert "getOrder (2 rows) and refund (1 row)" in page and "1 row calls tools and has no tools" in page
+    assert "(a.jsonl lines 2 and 3): getOrder (2 rows) and refund (1 row)" in page
+    assert "1 row calls tools and has no tools (a.jsonl line 4)" in page
+
+
+def test_the_first_rows_with_faulty_calls_are_named_over_all_files_and_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaning, "BLOCK_LINES", 2)
+    good, bad = calling("get_order", offers=("get_order",)), calling("getOrder", offers=("get_order",))
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(bad))
+    writer.writeheader()
+    writer.writerow({key: json.dumps(value) for key, value in bad.items()})
+    files = {
+        "a.jsonl": lines(bad, good, bad),
+        "b.csv": table.getvalue().encode(),
+        "c.jsonl": lines(good, bad, good, bad, bad, bad),
+    }
+    for processes in (1, 2):
+        project = Project(tmp_path / str(processes), files)
+        project.run(processes, **KEPT)
+        page = lines_of((project.root / "reports/data.html").read_text())
+        assert "(a.jsonl lines 1, 3, b.csv record 1, c.jsonl lines 2, 4 and 2 more)" in page
+
+
+def test_parts_of_one_line_are_one_place(tmp_path: Path) -> None:
+    turns = [turn for _ in range(6) for turn in calling("getOrder")["messages"]]
+    project = Project(tmp_path, {"a.jsonl": lines({"messages": turns})})
+    smollm_folder(tmp_path / "models/base")
+    report = project.run(**KEPT, max_tokens=200, overlong="split")
+    assert report["calls"]["without_tools"] > 1
+    assert report["calls"]["places"] == {"without_tools": {"rows": 1, "first": ["a.jsonl:1"]}}
+
+
+def asked(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with a question before its turns."""
+    return row | {"messages": [{"role": "user", "content": sentence(3, 9)}, *row["messages"]]}
+
+
+def test_data_check_names_the_lines_of_faulty_calls(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"berth": {"type": "integer"}}}
+    fits, misfits = (asked(calling_with({"berth": berth}, schema)) for berth in (4, "four"))
+    project = Project(tmp_path, {"a.jsonl": lines(fits, *[misfits] * 8, calling("get_order"))})
+    shown = quench("data", "check", "--root", str(tmp_path), str(project.raw))
+    printed = " ".join(shown.stdout.split())
+    assert "a.jsonl: 1 row calls tools and has no tools (line 10): " in printed
+    assert "do not allow or declare (lines 2, 3, 4, 5, 6 and 3 more): book (8 rows)" in printed
 
 
 def test_rows_whose_tools_the_base_does_not_show_are_a_warning(

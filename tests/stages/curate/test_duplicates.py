@@ -61,7 +61,12 @@ def test_one_question_with_two_labels_keeps_both_and_is_named(tmp_path: Path) ->
     report = project.run(near_threshold=0.7)
     assert project.lines() == [1, 2, 3, 4] and report["groups"]["requests_with_several_answers"] == 2
     page = lines_of((tmp_path / "reports/data.html").read_text())
-    assert "2 questions are answered differently by several rows" in page
+    assert (
+        "2 questions are answered differently by several rows (a.jsonl lines 1 and 2; a.jsonl lines 3 and 4)"
+        in page
+    )
+    assert report["answered_differently"] == [["a.jsonl:1", "a.jsonl:2"], ["a.jsonl:3", "a.jsonl:4"]]
+    assert "a.jsonl:3" in page
 
 
 def test_what_is_a_duplicate_and_what_a_relative(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from pipeline.stages.curate.phases.compare import (
     Sample,
     read_sketched,
 )
+from pipeline.stages.curate.places import MOST
 from pipeline.stages.curate.rules.catalog import switched_off
 from pipeline.stages.curate.rules.token_counter import TokenCounter
 from pipeline.stages.curate.samples import answer_samples, row_samples
@@ -113,6 +114,7 @@ def cluster(
         "not_measured": switched_off(settings, has_base=(root / "models/base").is_dir()),
         "transform": transform_account(root, settings, stats) if settings.transform else None,
         "pairs": of_pairs,
+        "answered_differently": [sample["sources"] for sample in samples["answers"]][:MOST] or None,
     }
     decided = np.ones(len(table), DECISION)
     for name in ("outcome", "split", "duplicate_of", "copies"):
