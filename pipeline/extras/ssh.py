@@ -1,11 +1,12 @@
 """Connection to a host by the system's `ssh`, which reads ~/.ssh/config.
 
 A request is the text of a Python program, sent to the host's Python on every call. Its answers are lines of
-JSON behind a mark. A lost connection is retried with growing pauses. The host may be in the hands of an
-attacker, so every answer has a shape and a length: a line has at most `LONGEST_LINE` bytes, all other output
-(of a login shell, of ssh) at most `MOST_CHATTER`.
+JSON behind a mark (`pipeline.extras.ssh_answers`). A lost connection is retried with growing pauses. The host
+may be in the hands of an attacker, so every answer has a shape and a length: a line has at most
+`LONGEST_LINE` bytes, all other output (of a login shell, of ssh) at most `MOST_CHATTER`.
 """
 
+import inspect
 import os
 import re
 import select
@@ -14,9 +15,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,6 +26,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.text import quoted, safe
+from pipeline.extras import ssh_answers
+from pipeline.extras.ssh_answers import MARK
 
 LONGEST_LINE = 16 << 20  # bytes; a host sends a file in pieces of 1 MiB
 MOST_CHATTER = 1 << 20  # bytes
@@ -46,6 +50,15 @@ LAST_WORDS_SECONDS = 5.0  # seconds in which ssh exits after its last message
 LONGEST_PAUSE = 30.0  # seconds between two tries
 LAST_LINES = 20  # last lines of other output; the reason of an exit is among them
 Result = TypeVar("Result")
+# The text that a host's Python runs. Each module gets its own name, so that they can import each other.
+PROGRAM = """
+import sys, types
+sys.path[:] = [path for path in sys.path if path]  # or a module of the home folder would hide the library's
+for name, text in {sources!r}.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+module.main({what!r}, **{given!r})
+"""
 
 
 class Malformed(ValueError):
@@ -65,18 +78,25 @@ class Trouble(Answer):
 
 
 class Request(NamedTuple):
-    """A program for the host's Python: `source`, whose answers are lines of the model `kind` behind `mark`.
+    """A call on the host: `main(what, **given)` of the last of `modules`.
 
-    `what` is its name on the host's command line, for its logs. With `follows` it sends signs of life.
-    `python` is the oldest version that runs it.
+    These are sent as they are, after `ssh_answers` and in the order of their imports. They use nothing else
+    but the standard library, because the project's code may not be there. Answers are of the model `kind`.
+    With `follows` there are signs of life. `python` is the oldest version that runs the modules.
     """
 
     what: str
-    source: str
+    given: Mapping[str, Any]
+    modules: Sequence[ModuleType]
     kind: type[Answer]
-    mark: str
     follows: bool = False
     python: str = "3.11"
+
+    @property
+    def program(self) -> str:
+        """The text for the host's Python."""
+        sources = {module.__name__: inspect.getsource(module) for module in (ssh_answers, *self.modules)}
+        return PROGRAM.format(sources=sources, what=self.what, given=self.given)
 
 
 def parse(kind: type[Answer], text: str) -> Answer:
@@ -171,12 +191,12 @@ class Ssh:
         pipe = subprocess.PIPE
         with started(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process:
             with suppress(BrokenPipeError), process.stdin as stdin:  # type: ignore[union-attr]
-                stdin.write(request.source.encode())
+                stdin.write(request.program.encode())
             others = deque[str](maxlen=LAST_LINES)
             answered = False
             silence = SILENCE if request.follows else PATIENCE
-            for line in self.lines(process.stdout.fileno(), silence, request.mark):  # type: ignore[union-attr]
-                if not line.startswith(request.mark):
+            for line in self.lines(process.stdout.fileno(), silence, MARK):  # type: ignore[union-attr]
+                if not line.startswith(MARK):
                     others.append(line)
                     continue
                 answer = self._answer(request, line, process)
@@ -201,7 +221,7 @@ class Ssh:
         `ConnectionLost` if ssh exits with it: then ssh wrote its last message after half of a line.
         """
         try:
-            return parse(request.kind, line.removeprefix(request.mark))
+            return parse(request.kind, line.removeprefix(MARK))
         except Malformed as error:
             with suppress(subprocess.TimeoutExpired):
                 if process.wait(LAST_WORDS_SECONDS) == CONNECTION_FAILED:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.extras.remote.answers import KINDS, News
-from pipeline.extras.remote.host import script
-from pipeline.extras.remote.host.files import MARK
+from pipeline.extras.remote.host import files, runs
 from pipeline.extras.ssh import LAST_LINES, PATIENCE, ConnectionLost, Request, Ssh, reason, started
 
+MODULES = (files, runs)  # what the host runs
 FOLDER = ".cache/quench/remote"  # folder on the host, below its home
 
 
@@ -70,4 +70,4 @@ class SshConnection(Ssh):
 
     def _call(self, what: str, /, **given: Any) -> Iterator[Any]:
         """Run `host.WHAT(**given)` and yield its answers. Raises as `Ssh.call`."""
-        return self.call(Request(what, script(what, given), KINDS[what], MARK, follows=what == "follow"))
+        return self.call(Request(what, given, MODULES, KINDS[what], follows=what == "follow"))

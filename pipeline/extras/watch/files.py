@@ -1,24 +1,22 @@
 """The files of a run, read as they grow, and the requests to a training in progress.
 
 Nothing is written but a request, and no lock is taken. The module is also sent to the Python of another
-machine (`pipeline.extras.watch.source`), so it uses the standard library alone. Its answers there are lines
-of JSON after MARK.
+machine (`pipeline.extras.watch.source`), where it uses the standard library and what is sent with it.
 """
 
 # An older Python on another machine can read the annotations then.
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MARK = "quench-watch: "
+from pipeline.extras.ssh_answers import say, say_news
+
 CHECKPOINTS = "models/checkpoints"  # path in a project
 JOURNAL = "steps.jsonl"  # its name in the folder of the checkpoints
 FINISHED = "reports/train.jsonl"  # the journal of a training that has ended
@@ -31,8 +29,6 @@ LOCK = ".quench/train.lock"
 MOST = {"journal": 16 << 20, "log": 64 << 10}
 PIECE = 1 << 20  # bytes of a file in one message
 LOOK_SECONDS = 0.5
-# seconds without news after which a sign of life is sent, by which a process whose reader is gone ends
-QUIET_SECONDS = 5.0
 
 
 class Tail:
@@ -208,41 +204,25 @@ def _text(path: Path) -> str | None:
 
 def look(folder: str) -> None:
     """Send a sign of life, so that a host that can't do its part is known at once."""
-    _say({"said": str(Path(folder).expanduser().is_dir())})
+    say(said=str(Path(folder).expanduser().is_dir()))
 
 
 def follow(folder: str) -> None:
     """Send what is there of a run, that this was all of it, and then its news until the reader is gone."""
     files = RunFiles(Path(folder).expanduser())
-    ready = False
-    last = time.monotonic()
-    while True:
-        for message in files.news():
-            if "data" in message:
-                message["data"] = base64.b64encode(message["data"]).decode()
-            _say(message)
-            last = time.monotonic()
-        if not ready or time.monotonic() - last > QUIET_SECONDS:
-            _say({"ready": True})
-            ready = True
-            last = time.monotonic()
-        time.sleep(LOOK_SECONDS)
+    for message in files.news():
+        say(**message)
+    say(ready=True)
+    say_news(files.news, LOOK_SECONDS, ready=True)
 
 
 def tell(folder: str, request: str) -> None:
     """Pass a request to the training, or stop it if that is "", and send what came of it."""
     path = Path(folder).expanduser()
-    _say({"said": ask(path, request) if request else stop(path)})
-
-
-def _say(message: dict[str, Any]) -> None:
-    print(MARK + json.dumps(message), flush=True)
+    say(said=ask(path, request) if request else stop(path))
 
 
 def main(call: str, **given: Any) -> None:
     """Run one of these functions for another machine."""
     calls: dict[str, Any] = {"look": look, "follow": follow, "tell": tell}
-    try:
-        calls[call](**given)
-    except BrokenPipeError:
-        os._exit(1)  # The reader is gone.
+    calls[call](**given)

@@ -18,16 +18,9 @@ from pipeline.extras.ssh import LONGEST_PAUSE, Answer, ConnectionLost, Request, 
 from pipeline.extras.watch import files
 
 REMOTE = re.compile(r"([^/:]+):(.*)", re.DOTALL)
-OLDEST_PYTHON = "3.8"  # that runs `files` on another machine
+MODULES = (files,)  # what another machine runs
+OLDEST_PYTHON = "3.8"  # that runs them
 Word = Annotated[str, Field(max_length=1000)]
-# The text that a host's Python runs. It is a module with a name, or `from __future__` would be too late.
-MAKE = """
-import sys
-sys.path[:] = [path for path in sys.path if path]  # or a module of the home folder would hide the library's
-made = {{"__name__": "watched"}}
-exec(compile({source!r}, "watched", "exec"), made)
-made["main"]({call!r}, **{given!r})
-"""
 
 
 class Facts(Answer):
@@ -169,10 +162,9 @@ class RemoteRun:
         self._over.set()
 
     def _call(self, call: str, **given: Any) -> Iterator[News]:
-        source = Path(files.__file__).read_text(encoding="utf-8")
-        script = MAKE.format(source=source, call=call, given={"folder": self.there, **given})
-        request = Request(call, script, News, files.MARK, follows=call == "follow", python=OLDEST_PYTHON)
-        return self.connection.call(request)
+        words = {"folder": self.there, **given}
+        follows = call == "follow"
+        return self.connection.call(Request(call, words, MODULES, News, follows, python=OLDEST_PYTHON))
 
     def _wait(self) -> None:
         """Wait until all that is there has come. Print why if it does not come."""

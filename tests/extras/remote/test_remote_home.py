@@ -8,7 +8,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.payload import SCRATCH, Upload, inputs, run_id
 from pipeline.extras.remote.ssh import SshConnection
 from pipeline.extras.ssh import ConnectionLost, parse
+from pipeline.extras.ssh_answers import MARK
 from pipeline.stages.preprocess.stage import main as preprocess
 from pipeline.stages.train.checkpoints import publish_checkpoint
 from pipeline.stages.train.run import RUN as RECORD
@@ -47,13 +50,11 @@ class Here:
 
     def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = store
-        self.said: list[dict[str, Any]] = []
         self.began: list[tuple[list[str], list[str]]] = []
         places = {"HOME": "", "OBJECTS": "objects", "INCOMING": "incoming", "RUNS": "runs"}
         for module in (files, runs):
             for name, place in places.items():
                 monkeypatch.setattr(module, name, store / place, raising=False)
-            monkeypatch.setattr(module, "say", lambda **message: self.said.append(message))
         monkeypatch.setattr(runs, "launch", self.launch)
 
     def launch(self, folder: Path, words: list[str]) -> None:
@@ -62,14 +63,15 @@ class Here:
         (folder / "exit").write_text("1")
 
     def ask(self, what: str, **given: Any) -> Any:
-        self.said.clear()
-        runs.CALLS[what](**given)
-        return parse(KINDS[what], json.dumps(self.said[0]))
+        return self.answers(what, given)[0]
 
     def follow(self, **given: Any) -> Iterator[Any]:
-        self.said.clear()
-        files.follow(**given)
-        yield from (parse(KINDS["follow"], json.dumps(message)) for message in self.said.copy())
+        yield from self.answers("follow", given)
+
+    def answers(self, what: str, given: dict[str, Any]) -> list[Any]:
+        with redirect_stdout(StringIO()) as said:
+            runs.CALLS[what](**given)
+        return [parse(KINDS[what], line.removeprefix(MARK)) for line in said.getvalue().splitlines()]
 
     def push(self, folder: Path, names: Iterable[str]) -> None:
         for name in names:
@@ -276,14 +278,14 @@ def test_an_answer_of_an_odd_shape_is_a_sentence(
 ) -> None:
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     with pytest.raises(DataError) as caught:
-        answering(tmp_path, monkeypatch, f"{files.MARK}{text}\n", 0).ask(what)
+        answering(tmp_path, monkeypatch, f"{MARK}{text}\n", 0).ask(what)
     assert caught.value.id == "Q-REMOTE-008" and len(caught.value.sentence) < 400
     assert safe(caught.value.sentence) == caught.value.sentence
 
 
 @pytest.mark.parametrize(
     "flood",
-    ["cat /dev/zero", f"printf '{files.MARK}'; cat /dev/zero", "yes hello"],
+    ["cat /dev/zero", f"printf '{MARK}'; cat /dev/zero", "yes hello"],
     ids=["a line", "an answer", "lines"],
 )
 def test_a_host_without_an_end_is_a_sentence_in_bounded_memory(
@@ -349,15 +351,13 @@ def test_a_host_that_is_never_content_is_a_sentence(tmp_path: Path, answers: dic
 def test_half_an_answer_before_the_last_words_of_ssh_is_a_cut_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f'{files.MARK}{{"run": "0123Connection to card closed by remote host.\n'
+    text = f'{MARK}{{"run": "0123Connection to card closed by remote host.\n'
     with pytest.raises(ConnectionLost):
         next(answering(tmp_path, monkeypatch, text, 255).follow())
 
 
 def test_an_error_of_the_host_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = answering(
-        tmp_path, monkeypatch, files.MARK + '{"error": "\\u001b[2J' + "x" * 5000 + '"}\n', 0
-    )
+    connection = answering(tmp_path, monkeypatch, MARK + '{"error": "\\u001b[2J' + "x" * 5000 + '"}\n', 0)
     with pytest.raises(ToolError, match="Q-REMOTE-005") as caught:
         connection.ask("runs")
     assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 400
@@ -365,7 +365,7 @@ def test_an_error_of_the_host_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_a_host_says_steers_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {"\x1b[2J": STATE | {"line": "\x1b]0;x\x07\u202e"}}
-    text = files.MARK + json.dumps({"runs": runs, "bytes": 1}) + "\n"
+    text = MARK + json.dumps({"runs": runs, "bytes": 1}) + "\n"
     answering(tmp_path, monkeypatch, text, 0)
     shown = quench("remote", "status", "card")
     assert shown.exit_code == 0 and r"\x1b[2J" in shown.output and r"\u202e" in shown.output

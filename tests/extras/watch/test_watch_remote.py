@@ -1,6 +1,7 @@
 """`quench watch HOST:DIR` over an `ssh` that runs the command here in another home; and over a real one."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ def test_a_host_that_is_not_reached_is_one_sentence(host: Path) -> None:
 
 def test_it_goes_on_after_a_cut_and_passes_requests_on(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_run(host / ODD, demo_run()[:5])
-    source = RemoteRun(Ssh("card", "python3", None), f"~/{ODD}")
+    # a Python that has nothing but the standard library
+    bare = script(host / "python", f'exec {sys.executable} -I -S "$@"')
+    source = RemoteRun(Ssh("card", str(bare), None), f"~/{ODD}")
     watched = Watched(source)
 
     def knows(step: int) -> Any:

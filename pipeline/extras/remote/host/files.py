@@ -1,22 +1,21 @@
 """Files on the host: their folders, files that arrive and leave by hash, and files that grow, sent as they
-grow. Also the format of answers.
+grow.
 """
 
 # An older Python is to report its version instead of failing with a syntax error.
 from __future__ import annotations
 
-import base64
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MARK = "quench-remote: "
+from pipeline.extras.ssh_answers import say, say_news
+
 CHECKPOINTS = "models/checkpoints"  # path in the project's folder
 HOME = Path.home() / ".cache/quench/remote"
 OBJECTS = HOME / "objects"
@@ -24,14 +23,7 @@ INCOMING = HOME / "incoming"
 RUNS = HOME / "runs"
 LOOK_SECONDS = 0.2
 PIECE = 1 << 20  # bytes of a file in one answer
-# seconds without news before a sign of life is sent; it tells the other end that the connection is not lost
-QUIET_SECONDS = 5.0
 Files = dict[str, str]  # {path: sha256}, or {name: path}
-
-
-def say(**message: Any) -> None:
-    """Print an answer."""
-    print(MARK + json.dumps(message), flush=True)
 
 
 def alive(folder: Path) -> bool:
@@ -140,26 +132,23 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
     folder = RUNS / run
     open_files = [Tail(name, folder / path, *tails[name]) for name, path in files.items()]
     shown: list[str] = []
-    last_message = time.monotonic()
-    while True:
+
+    def news() -> Iterator[dict[str, Any]]:
+        nonlocal shown
         # It is read before the files, because nothing is written after the run has exited.
         running = alive(folder)
         complete = sorted(
             path.parent.name for path in (folder / checkpoints).glob("checkpoint-*/complete.json")
         )
-        news = [piece for tail in open_files for piece in tail.read()]
+        for tail in open_files:
+            yield from tail.read()
         if complete != shown:
-            news.append({"checkpoints": complete})
+            yield {"checkpoints": complete}
             shown = complete
         if not running:
-            news.append({"ended": True})
-        if news or time.monotonic() - last_message > QUIET_SECONDS:
-            for message in news or [{}]:
-                say(**message)
-            last_message = time.monotonic()
-        if not running:
-            return
-        time.sleep(LOOK_SECONDS)
+            yield {"ended": True}
+
+    say_news(news, LOOK_SECONDS)
 
 
 class Tail:
@@ -192,7 +181,6 @@ class Tail:
                     at = self.size
                     self.size += len(content)
                     self.digest = self.sum.hexdigest()
-                    data = base64.b64encode(content).decode()
-                    yield {"piece": {"file": self.name, "at": at, "data": data}}
+                    yield {"piece": {"file": self.name, "at": at, "data": content}}
         except FileNotFoundError:
             return

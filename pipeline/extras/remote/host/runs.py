@@ -27,11 +27,11 @@ from pipeline.extras.remote.host.files import (
     files_below,
     follow,
     read,
-    say,
     sha256,
     snapshot,
     wanted,
 )
+from pipeline.extras.ssh_answers import say
 
 PATIENCE = 600.0  # seconds for a checkpoint of a training that was asked to stop
 # program of train's parent process, which records train's exit code
@@ -207,7 +207,5 @@ def main(name: str, /, **given: Any) -> None:
     os.umask(0o077)
     try:
         CALLS[name](**given)
-    except BrokenPipeError:
-        os._exit(1)  # The reader is gone.
     except OSError as error:
         say(error=f"{type(error).__name__}: {error}")
