@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline.core import following
 from pipeline.extras.remote.answers import KINDS, News
 from pipeline.extras.remote.host import files, runs
 from pipeline.extras.ssh import LAST_LINES, PATIENCE, ConnectionLost, Request, Ssh, reason, started
 
-MODULES = (files, runs)  # what the host runs
+MODULES = (following, files, runs)  # what the host runs
 FOLDER = ".cache/quench/remote"  # folder on the host, below its home
 
 

@@ -16,10 +16,12 @@ import threading
 import traceback
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
+from pipeline.core.following import Growing, Lines
 from pipeline.core.metrics_log import Row, parse_row
 from pipeline.core.text import safe, shortened
 from pipeline.extras.trackers.request import FILES, Outcome, Request, Sent, Stamp, Table, stamps
@@ -36,12 +38,13 @@ class RunFiles:
     """The files of the run in the project `root`, which has `begun` when one of them is not as `before`."""
 
     def __init__(self, root: Path, before: list[Stamp]) -> None:
-        self.record, self.log = (root / file for file in FILES)
+        record, log = FILES
+        self.record = root / record
         self.root = root
         self.before = before
         self.has_begun = False
-        self.inode = 0  # of the log that is read
-        self.offset = 0  # bytes of it that have been read
+        self.log = Growing(root / log)
+        self.lines = Lines()
 
     def run(self) -> str | None:
         """Return the run's id; None if it has not begun."""
@@ -60,23 +63,10 @@ class RunFiles:
         After a resume the log is another file, and all of its rows come again. An incomplete last line is
         left for later, and a damaged one is left out.
         """
-        try:
-            with self.log.open("rb") as file:
-                now = os.fstat(file.fileno())
-                if now.st_ino != self.inode or now.st_size < self.offset:
-                    self.offset = 0
-                self.inode = now.st_ino
-                file.seek(self.offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    self.offset += len(line)
-                    try:
-                        yield parse_row(line)
-                    except ValueError:
-                        continue
-        except FileNotFoundError:
-            return
+        for piece in self.log.read():
+            for line in self.lines.add(piece.data, fresh=piece.fresh):
+                with suppress(ValueError):
+                    yield parse_row(line)
 
 
 @dataclass
@@ -214,7 +204,7 @@ def follow(request: Request, ending: Ending, terminal: TextIO) -> None:
             if session:  # Another run has taken the folder.
                 session.close(None)
             session = Session.opened(request, run, terminal)
-            files.offset = 0
+            files.log = Growing(files.log.path)
         if session:
             session.send(files.rows())
     if session:

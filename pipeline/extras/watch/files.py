@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.following import Growing
 from pipeline.extras.ssh_answers import say, say_news
 
 CHECKPOINTS = "models/checkpoints"  # path in a project
@@ -27,47 +28,7 @@ LOG = "logs/train.log"
 LOCK = ".quench/train.lock"
 # bytes at the end of a file that are read; a journal of 16 MiB has some 30,000 steps
 MOST = {"journal": 16 << 20, "log": 64 << 10}
-PIECE = 1 << 20  # bytes of a file in one message
 LOOK_SECONDS = 0.5
-
-
-class Tail:
-    """The end of a file that grows, or that another one replaces, which is then read from its start."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.path: Path | None = None
-        self.inode = -1
-        self.at = 0
-
-    def read(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield what is new as {"file", "fresh", "left_out", "data"}.
-
-        `fresh` is True for the first piece of a file, `left_out` are the bytes before it.
-        """
-        try:
-            file = path.open("rb")
-        except OSError:
-            return
-        with file:
-            state = os.fstat(file.fileno())
-            fresh = path != self.path or state.st_ino != self.inode or state.st_size < self.at
-            if fresh:
-                self.path = path
-                self.inode = state.st_ino
-                self.at = max(0, state.st_size - MOST[self.name])
-                if self.at:
-                    file.seek(self.at)
-                    self.at += len(file.readline())
-            file.seek(self.at)
-            left_out = self.at
-            while self.at < state.st_size or fresh:
-                data = file.read(min(PIECE, state.st_size - self.at))
-                self.at += len(data)
-                yield {"file": self.name, "fresh": fresh, "left_out": left_out if fresh else 0, "data": data}
-                if not data:
-                    return
-                fresh = False
 
 
 class RunFiles:
@@ -75,12 +36,15 @@ class RunFiles:
 
     def __init__(self, folder: Path) -> None:
         self.root, self.checkpoints = places(folder)
-        self.tails = {name: Tail(name) for name in MOST}
+        self.files = {
+            "journal": Growing(self.checkpoints / JOURNAL, MOST["journal"]),
+            "log": Growing(self.root / LOG, MOST["log"]),
+        }
         self.facts: dict[str, Any] = {}
         self.rows: tuple[int, int | None] = (-1, None)
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """Yield what is new: facts of the run, then pieces of its files."""
+        """Yield what is new: {"facts"} of the run, then each {"piece"} of its files."""
         facts = self._facts()
         if facts != self.facts:
             self.facts = facts
@@ -88,8 +52,14 @@ class RunFiles:
         journal = self.checkpoints / JOURNAL
         if not journal.exists():
             journal = self.root / FINISHED
-        for name, path in (("journal", journal), ("log", self.root / LOG)):
-            yield from self.tails[name].read(path)
+        if journal != self.files["journal"].path:
+            self.files["journal"] = Growing(journal, MOST["journal"])
+        for name, file in self.files.items():
+            with suppress(OSError):  # A file that can't be read is like one that is missing.
+                for piece in file.read():
+                    left_out = piece.at if piece.fresh else 0
+                    place = {"file": name, "fresh": piece.fresh, "left_out": left_out}
+                    yield {"piece": {**place, "data": piece.data}}
 
     def _facts(self) -> dict[str, Any]:
         pid = pid_of(self.root)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check
+from pipeline.core.following import Lines
 from pipeline.core.jsonl import BadLine, parse_object
 from pipeline.core.metrics_log import parse_row
 from pipeline.core.text import plural, safe
@@ -129,7 +130,7 @@ class History:
         self.log: deque[str] = deque(maxlen=LINES)
         self.version = 0
         self.begun = 0
-        self._rests = {"journal": b"", "log": b""}
+        self._lines = {"journal": Lines(), "log": Lines()}
         self._begin()
 
     def _begin(self) -> None:
@@ -155,15 +156,12 @@ class History:
         if isinstance(news, Facts):
             self._know(news)
             return
-        if news.fresh:
-            self._rests[news.file] = b""
-            if news.file == "journal":
-                self._begin()
-                self.left_out = news.left_out
-            else:
-                self.log.clear()
-        *lines, self._rests[news.file] = (self._rests[news.file] + news.data).split(b"\n")
-        for line in lines:
+        if news.fresh and news.file == "journal":
+            self._begin()
+            self.left_out = news.left_out
+        elif news.fresh:
+            self.log.clear()
+        for line in self._lines[news.file].add(news.data, fresh=news.fresh):
             if news.file == "log":
                 text = line.decode("utf-8", errors="replace").rstrip("\r").rpartition("\r")[2]
                 self.log.append(safe(text, LONGEST))

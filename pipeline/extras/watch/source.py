@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Base64Bytes, Field
 
+from pipeline.core import following
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.text import safe
 from pipeline.extras.ssh import LONGEST_PAUSE, Answer, ConnectionLost, Request, Ssh
 from pipeline.extras.watch import files
 
 REMOTE = re.compile(r"([^/:]+):(.*)", re.DOTALL)
-MODULES = (files,)  # what another machine runs
+MODULES = (following, files)  # what another machine runs
 OLDEST_PYTHON = "3.8"  # that runs them
 Word = Annotated[str, Field(max_length=1000)]
 
@@ -39,12 +40,15 @@ class Facts(Answer):
 
 
 class Piece(Answer):
-    """New bytes of a file. `fresh`: it begins here, after `left_out` bytes that are not read."""
+    """New bytes of a file. `fresh`: it begins here, after `left_out` bytes that are not read.
+
+    `data` is base64 only in a host's JSON.
+    """
 
     file: Literal["journal", "log"]
     fresh: bool
     left_out: Annotated[int, Field(ge=0, le=1 << 50)]
-    data: bytes
+    data: Base64Bytes
 
 
 class News(Answer):
@@ -54,19 +58,9 @@ class News(Answer):
     """
 
     facts: Facts | None = None
-    file: Literal["journal", "log"] | None = None
-    fresh: bool = False
-    left_out: Annotated[int, Field(ge=0, le=1 << 50)] = 0
-    data: Base64Bytes = b""
+    piece: Piece | None = None
     said: Word | None = None
     ready: bool = False
-
-    @property
-    def message(self) -> "Facts | Piece | None":
-        """The facts or the piece in it."""
-        if self.file is None:
-            return self.facts
-        return Piece(file=self.file, fresh=self.fresh, left_out=self.left_out, data=self.data)
 
 
 class Source(Protocol):
@@ -107,7 +101,7 @@ class LocalRun:
     def news(self) -> list[Facts | Piece]:
         """Return what is new since the last call."""
         return [
-            Facts(**message["facts"]) if "facts" in message else Piece(**message)
+            Facts(**message["facts"]) if "facts" in message else Piece.model_construct(**message["piece"])
             for message in self.files.news()
         ]
 
@@ -182,8 +176,9 @@ class RemoteRun:
                 for news in self._call("follow"):
                     self.trouble = ""
                     pause = 0.5
-                    if news.message:
-                        self._news.put(news.message)
+                    found = news.facts or news.piece
+                    if found:
+                        self._news.put(found)
                     if news.ready:
                         self._ready.set()
                     if self._over.is_set():

@@ -168,6 +168,21 @@ def test_without_resume_nothing_there_counts(connection: Here, tmp_path: Path, c
     assert not list((tmp_path / "home" / CHECKPOINTS).glob("checkpoint-*"))
 
 
+@pytest.mark.parametrize(
+    ("there", "sent"),
+    [("1\n2\n3\n", (4, b"3\n")), ("1\n9\n3\n", (0, b"1\n9\n3\n")), ("1\n", (0, b"1\n"))],
+    ids=["the same and more", "another", "less"],
+)
+def test_of_a_file_only_what_is_not_here_comes(tmp_path: Path, there: str, sent: tuple[int, bytes]) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("1\n2\n")
+    file = files.Copied(path, 4, files.sha256(path))
+    assert not any(piece.data for piece in file.read())
+    (tmp_path / "aside").write_text(there)  # as a resume does: another file in its place
+    (tmp_path / "aside").replace(path)
+    assert [(piece.at, piece.data) for piece in file.read()] == [sent]
+
+
 def test_half_a_folder_there_is_one_sentence(
     connection: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from pipeline.core.following import Growing, Piece
 from pipeline.extras.ssh_answers import say, say_news
 
 CHECKPOINTS = "models/checkpoints"  # path in the project's folder
@@ -22,7 +23,6 @@ OBJECTS = HOME / "objects"
 INCOMING = HOME / "incoming"
 RUNS = HOME / "runs"
 LOOK_SECONDS = 0.2
-PIECE = 1 << 20  # bytes of a file in one answer
 Files = dict[str, str]  # {path: sha256}, or {name: path}
 
 
@@ -130,7 +130,7 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
     A checkpoint is announced after the steps before it were sent.
     """
     folder = RUNS / run
-    open_files = [Tail(name, folder / path, *tails[name]) for name, path in files.items()]
+    copies = {name: Copied(folder / path, *tails[name]) for name, path in files.items()}
     shown: list[str] = []
 
     def news() -> Iterator[dict[str, Any]]:
@@ -140,8 +140,10 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
         complete = sorted(
             path.parent.name for path in (folder / checkpoints).glob("checkpoint-*/complete.json")
         )
-        for tail in open_files:
-            yield from tail.read()
+        for name, file in copies.items():
+            for piece in file.read():
+                if piece.data:
+                    yield {"piece": {"file": name, "at": piece.at, "data": piece.data}}
         if complete != shown:
             yield {"checkpoints": complete}
             shown = complete
@@ -151,36 +153,28 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
     say_news(news, LOOK_SECONDS)
 
 
-class Tail:
-    """File that grows, or is replaced by another with a different beginning.
+class Copied(Growing):
+    """A file of which the receiver has the first `size` bytes, with the SHA-256 `digest`.
 
-    That one is sent from its start.
+    Another file that begins with them is continued there.
     """
 
-    def __init__(self, name: str, path: Path, size: int, digest: str) -> None:
-        self.name = name
-        self.path = path
-        self.size = size
+    def __init__(self, path: Path, size: int, digest: str) -> None:
+        super().__init__(path)
+        self.at = size
         self.digest = digest
-        self.inode = -1
 
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield what is new, in pieces."""
-        try:
-            with self.path.open("rb") as file:
-                state = os.fstat(file.fileno())
-                if state.st_ino != self.inode or state.st_size < self.size:
-                    self.sum = hashlib.sha256(file.read(self.size))
-                    self.inode = state.st_ino
-                    if self.sum.hexdigest() != self.digest or state.st_size < self.size:
-                        self.size = 0
-                        self.sum = hashlib.sha256()
-                file.seek(self.size)
-                while content := file.read(PIECE):
-                    self.sum.update(content)
-                    at = self.size
-                    self.size += len(content)
-                    self.digest = self.sum.hexdigest()
-                    yield {"piece": {"file": self.name, "at": at, "data": content}}
-        except FileNotFoundError:
-            return
+    def start(self, file: BinaryIO, size: int) -> int:
+        """Return the size of what the receiver has, or 0 if `file` does not begin with it."""
+        self.sum = hashlib.sha256(file.read(self.at))
+        if size >= self.at and self.sum.hexdigest() == self.digest:
+            return self.at
+        self.sum = hashlib.sha256()
+        return 0
+
+    def read(self) -> Iterator[Piece]:
+        """Yield what the receiver does not have yet."""
+        for piece in super().read():
+            self.sum.update(piece.data)
+            self.digest = self.sum.hexdigest()
+            yield piece
