@@ -12,33 +12,16 @@ from typing import Any
 from pipeline.commands.data.diff import Difference as RowDifference
 from pipeline.commands.data.diff import compare as compare_rows
 from pipeline.config.products import is_base
+from pipeline.core.changed_values import ChangedValue, changed_values, flat
 from pipeline.core.errors import DataError
 from pipeline.extras.runs.read import Run
 from pipeline.gate.evaluations import Answer
 from pipeline.metrics.statistics import compare_scores, holm
 from pipeline.stages.report.calls_section import answer_with_calls
 from pipeline.stages.report.comparisons import Comparison
-from pipeline.stages.report.last_run import flat
 
 # of reports/data.json: what is compared, the rest follows from rows
 COUNTED = ("rows_read", "rows_kept", "rows_rejected", "splits", "rejected")
-
-
-@dataclass(frozen=True)
-class Change:
-    """A value that differs; None if one run has no such key."""
-
-    key: str
-    first: Any
-    second: Any
-
-    @property
-    def difference(self) -> float | None:
-        """Second minus first, if both are numbers."""
-        values = (self.first, self.second)
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-            return None
-        return float(self.second) - float(self.first)
 
 
 @dataclass(frozen=True)
@@ -102,10 +85,10 @@ class RunComparison:
 
     first: str
     second: str
-    settings: list[Change]
-    data: list[Change]
+    settings: list[ChangedValue]
+    data: list[ChangedValue]
     rows: RowDifference | None  # None if a run's rows are not here
-    figures: list[Change]
+    figures: list[ChangedValue]
     models: list[ModelChange]
     only: tuple[list[str], list[str]]  # models of one run alone
     notes: list[str]
@@ -123,10 +106,10 @@ def compare_runs(first: Run, second: Run) -> RunComparison:
     return RunComparison(
         first.name,
         second.name,
-        changes(first.settings, second.settings),
-        changes(_counted(first.data), _counted(second.data)),
+        changed_values(first.settings, second.settings),
+        changed_values(_counted(first.data), _counted(second.data)),
         rows,
-        changes(first.figures, second.figures),
+        changed_values(first.figures, second.figures),
         _corrected([compare_model(model, first, second) for model in models]),
         (
             [model for model in first.evaluations if model not in models],
@@ -134,13 +117,6 @@ def compare_runs(first: Run, second: Run) -> RunComparison:
         ),
         notes,
     )
-
-
-def changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
-    """Return the keys whose values differ, in the order of the first, then of the second."""
-    keys = dict.fromkeys((*first, *second))
-    found = [Change(key, first.get(key), second.get(key)) for key in keys]
-    return [change for change in found if change.first != change.second]
 
 
 def _counted(data: Mapping[str, Any]) -> dict[str, Any]:

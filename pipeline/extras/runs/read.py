@@ -13,12 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.commands.data.versions import Version, revision
 from pipeline.config.params import with_defaults
+from pipeline.core.changed_values import flat
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.gate.deciding_scorer import with_deciding_scorer
 from pipeline.gate.evaluations import ANSWERS, Answers, Evaluation, Evaluations
 from pipeline.gate.inputs import faults
-from pipeline.stages.report.last_run import flat
 from pipeline.workflow.keys.code_keys import LOCK
 
 EVALUATIONS = "reports/eval"

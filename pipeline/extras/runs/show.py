@@ -5,8 +5,9 @@ from typing import Any
 
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.products import is_base
+from pipeline.core.changed_values import ChangedValue
 from pipeline.core.text import one_line, plural
-from pipeline.extras.runs.compare import AnswerPair, Change, ModelChange, RunComparison
+from pipeline.extras.runs.compare import AnswerPair, ModelChange, RunComparison
 from pipeline.metrics.tool_calls import answer_text
 from pipeline.pages.differences import clipped
 from pipeline.pages.formats import MISSING, points, probability, signed, significant
@@ -41,7 +42,7 @@ def print_comparison(found: RunComparison) -> None:
         console.print(f"Beware: {note}", markup=False)
 
 
-def _changes_table(title: str, changes: Sequence[Change], found: RunComparison) -> Any:
+def _changes_table(title: str, changes: Sequence[ChangedValue], found: RunComparison) -> Any:
     from rich.markup import escape
 
     names = (escape(one_line(found.first, 24)), escape(one_line(found.second, 24)))
@@ -49,8 +50,8 @@ def _changes_table(title: str, changes: Sequence[Change], found: RunComparison) 
     for change in changes[:LINES]:
         table.add_row(
             escape(change.key),
-            escape(shown(change.first)),
-            escape(shown(change.second)),
+            escape(shown(change.before)),
+            escape(shown(change.after)),
             change_text(change),
         )
     return table
@@ -128,7 +129,7 @@ def shown(value: Any) -> str:
     return one_line(str(value), 40)
 
 
-def change_text(change: Change) -> str:
+def change_text(change: ChangedValue) -> str:
     """Return the difference of two numbers with its sign; "" for anything else."""
     difference = change.difference
     if difference is None:
@@ -214,8 +215,8 @@ def as_record(found: RunComparison) -> dict[str, Any]:
     }
 
 
-def _record(changes: Sequence[Change]) -> dict[str, Any]:
-    return {change.key: {"first": change.first, "second": change.second} for change in changes}
+def _record(changes: Sequence[ChangedValue]) -> dict[str, Any]:
+    return {change.key: {"first": change.before, "second": change.after} for change in changes}
 
 
 def _model_record(model: ModelChange) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.config.params import Params
 from pipeline.config.products import is_base
+from pipeline.core.changed_values import changed_values, flat
 from pipeline.core.errors import QuenchError
 from pipeline.core.hashing import json_hash
 from pipeline.core.publish import write_text
@@ -140,12 +141,8 @@ def _runs(root: Path) -> list[RunRecord]:
 
 def changes_since(before: RunRecord, now: RunRecord) -> SinceLastRun:
     """Return what is different in the run `now`, compared with the run `before`."""
-    keys = sorted(before.settings.keys() | now.settings.keys())
-    settings = [
-        Change(key, _shown(before.settings.get(key)), _shown(now.settings.get(key)))
-        for key in keys
-        if before.settings.get(key) != now.settings.get(key)
-    ]
+    changed = sorted(changed_values(before.settings, now.settings), key=lambda value: value.key)
+    settings = [Change(value.key, _shown(value.before), _shown(value.after)) for value in changed]
     return SinceLastRun(before.at, settings, [*_run_figures(before, now), *_model_figures(before, now)])
 
 
@@ -202,15 +199,3 @@ def _compared(model: str, before: RunRecord, now: RunRecord) -> str:
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-
-
-def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with keys like train.r. Lists and empty mappings are values."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{name}.")
-        else:
-            found[name] = value
-    return found

@@ -87,8 +87,8 @@ def test_scores_are_compared_row_by_row_with_holms_correction(runs: Path) -> Non
 
 def test_settings_and_figures_that_differ_are_listed_by_key(runs: Path) -> None:
     found = compared(runs)
-    assert [(change.key, change.second) for change in found.settings] == [("train.r", 4)]
-    assert [(change.key, change.first, change.second) for change in found.figures] == [
+    assert [(change.key, change.after) for change in found.settings] == [("train.r", 4)]
+    assert [(change.key, change.before, change.after) for change in found.figures] == [
         ("score.Q4_K_M", 75.3, 51.0)
     ]
     assert found.data == [] and found.rows is not None and found.rows.same == 3
@@ -196,7 +196,7 @@ def test_a_folder_without_the_locked_settings_is_read_by_its_own(runs: Path, tmp
         (folder / "params.yaml").write_text(yaml.safe_dump(own))
 
     found = compared(changed_copy(runs, tmp_path, change))
-    changed = {change.key: change.second for change in found.settings}
+    changed = {change.key: change.after for change in found.settings}
     assert changed["train.r"] == 4 and "curate.test_fraction" not in changed  # a default of both
 
 
@@ -218,6 +218,7 @@ def test_the_page_is_whole_and_shows_the_answers_escaped(runs: Path) -> None:
     assert "<script>no" not in html and "&lt;script&gt;" in html
     assert page.text.count("Reference") == 12  # of the 20 that changed
     assert "worse, more than noise by json_fields" in page.text
+    assert "<td>75.3</td><td>51</td>" in html
 
 
 def test_json_has_every_answer_that_changed(runs: Path) -> None:
