@@ -453,22 +453,47 @@ def test_touched_input_means_nothing(toy: Toy) -> None:
     assert settle(toy.root).dated == 0
 
 
+SNAKEMAKE = ["snakemake"]
+REPRO = ["dvc", "repro"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("victim", "finisher"),
-    [
-        (["snakemake"], ["dvc", "repro"]),
-        (["dvc", "repro"], ["snakemake"]),
-    ],
-)
+@pytest.mark.parametrize(("victim", "finisher"), [(SNAKEMAKE, REPRO), (REPRO, SNAKEMAKE)])
 @pytest.mark.usefixtures("whole_processes")
 def test_killed_run_is_finished_by_the_other_tool(
     clone: Toy, built_toy: Path, victim: list[str], finisher: list[str]
 ) -> None:
     """Behaviors 9 and 11: build a clone without artifacts, kill -9 at random moments; no manual unlocking."""
+    kill_and_finish(clone, built_toy, victim, finisher, [1, 2], random.Random())  # noqa: S311
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.usefixtures("whole_processes")
+def test_run_killed_anywhere_is_finished_by_one_command(clone: Toy, built_toy: Path, seed: int) -> None:
+    """One kill -9, from before the first stage to behind the last one, by either tool, which the other or
+    the same one finishes.
+    """
+    moments = random.Random(seed)  # noqa: S311
+    victim = (SNAKEMAKE, REPRO)[seed % 2]
+    finisher = (SNAKEMAKE, REPRO)[seed // 2 % 2]
+    kill_and_finish(clone, built_toy, victim, finisher, [moments.randint(0, len(ALL))], moments)
+
+
+def kill_and_finish(
+    clone: Toy,
+    built_toy: Path,
+    victim: list[str],
+    finisher: list[str],
+    kills: list[int],
+    moments: random.Random,
+) -> None:
+    """Kill `victim` up to 0.4 s after so many more stages, at each of `kills`; check that `finisher` then
+    makes the bytes of the toy that was built without a kill.
+    """
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
     with (clone.root / "output").open("w") as output:
-        for stages in (1, 2):
+        for stages in kills:
             wanted = len(clone.ran()) + stages
             run = subprocess.Popen(
                 [BIN / victim[0], *victim[1:]],
@@ -479,7 +504,7 @@ def test_killed_run_is_finished_by_the_other_tool(
             )
             while len(clone.ran()) < wanted and run.poll() is None:
                 time.sleep(0.01)
-            time.sleep(random.uniform(0, 0.4))  # noqa: S311
+            time.sleep(moments.uniform(0, 0.4))
             if run.poll() is None:
                 os.killpg(run.pid, signal.SIGKILL)
             run.wait()
