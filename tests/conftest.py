@@ -144,8 +144,8 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded stays, and is not looked through again whenever a stage has garbage collected: with
-    PyTorch and Transformers that takes a third of a second each time.
+    """Exempt what is loaded by now from garbage collection. Looking through PyTorch and Transformers would
+    take a third of a second each time that a stage collects.
     """
     gc.collect()
     gc.freeze()

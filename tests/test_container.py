@@ -19,7 +19,7 @@ PAGE = (PROJECT / "docs" / "container.md").read_text(encoding="utf-8")
 
 
 def left_out(path: str) -> bool:
-    """Whether .dockerignore leaves out a top-level file or folder."""
+    """Return True if .dockerignore leaves out a top-level file or folder."""
     lines = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     return any(re.fullmatch(re.escape(line).replace(r"\*", "[^/]*"), path) for line in lines)
 

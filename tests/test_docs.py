@@ -40,8 +40,8 @@ def prose(page: Path) -> str:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page: small letters, spaces as hyphens, no other marks; -1, -2 …
-    behind one that comes again.
+    """Return the anchors that GitHub gives the headings of a page: small letters, spaces as hyphens, no other
+    marks; -1, -2 … behind one that comes again.
     """
     found: list[str] = []
     for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):

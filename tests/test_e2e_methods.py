@@ -40,7 +40,7 @@ METHODS = {"dpo": "dpo", "kto": "kto", "grpo": "grpo", "rewarded": "sft"}
 
 
 def rows(kind: str) -> Iterator[dict[str, Any]]:
-    """What a user puts into data/raw."""
+    """Yield the rows that a user puts into data/raw."""
     for number in range(ROWS):
         asked = [{"role": "user", "content": f"Question {number}: what is it?"}]
         good, bad = (

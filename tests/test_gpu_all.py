@@ -83,7 +83,7 @@ def test_a_pack_whose_rows_are_not_causal_has_no_borders() -> None:
 
 @pytest.mark.slow
 def test_all_parts_run_on_tiny_shapes(tmp_path: Path) -> None:
-    """What waits for a GPU must not fail on the day there is one."""
+    """Check that the parts which wait for a GPU won't fail on the day there is one."""
     done = ended([sys.executable, PROJECT / "benchmarks/gpu_all.py", "--smoke", "--out", str(tmp_path)])
     assert done.returncode == 0, done.stderr[-2000:]
     figures: dict[str, float] = {}

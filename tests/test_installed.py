@@ -31,7 +31,7 @@ CHECKOUT = ("PYTHONPATH", "LLAMA_CPP_HOME", "VIRTUAL_ENV")  # of this environmen
 
 
 class Machine:
-    """Where tools install programs, and a copy of the checkout that the wheel is built from."""
+    """The folders where tools install programs, and a copy of the checkout that the wheel is built from."""
 
     def __init__(self, folder: Path) -> None:
         self.checkout, self.programs, self.cache = folder / "checkout", folder / "bin", folder / "cache"
@@ -48,11 +48,11 @@ class Machine:
         self.tools |= uv_environment(self.install("python -m pip config list", folder), os.environ)
 
     def install(self, lines: str, root: Path | None = None) -> str:
-        """What commands print that may reach the package index."""
+        """Run commands that may reach the package index, and return what they print."""
         return self.run(lines, root or self.checkout, outside() | self.tools)
 
     def run(self, lines: str, root: Path, environment: Mapping[str, str] = os.environ) -> str:
-        """What commands print. Fails the test if one fails."""
+        """Run commands, and return what they print. Fails the test if one fails."""
         own = {name: value for name, value in environment.items() if name not in CHECKOUT} | self.places
         shell = ["bash", "-euc", lines]
         done = subprocess.run(shell, cwd=root, env=own, capture_output=True, text=True, check=False)

@@ -70,7 +70,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(root: Path, tests: Sequence[str]) -> Results:
-    """What came of these tests of the project in `root`."""
+    """Run these tests of the project in `root`, and return their results."""
     report = root.parent / "results.xml"
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command += [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # which names the files
@@ -90,7 +90,7 @@ def _result(case: ElementTree.Element) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def untouched(copy: Path, request: pytest.FixtureRequest) -> Results:
-    """What comes of the named tests without any plant."""
+    """Return the results of the named tests without any plant."""
     items = [item for item in request.session.items if "planted" in item.fixturenames]
     chosen = [item.callspec.params["name"] for item in items]
     return results(copy, sorted({test for name in chosen for test in named_by(name)}))

@@ -82,7 +82,7 @@ def test_what_the_page_says_makes_a_project(programs: Path, tmp_path: Path) -> N
 
 
 def new_project(programs: Path, folder: Path, name: str, base: Path) -> Path:
-    """What `quench new` makes, with the tiny model's settings and chats."""
+    """Make a project by `quench new`, with the tiny model's settings and chats."""
     run(programs, folder, "quench", "new", name)
     params = tiny.tiny_params(base)
     params["quantize"]["levels"], params["evaluate"]["models"] = ["Q4_K_M"], ["F16", "Q4_K_M"]

@@ -34,7 +34,7 @@ CHATS = [
 
 
 def asked(*scorers: str) -> dict[str, int]:
-    """How many turns of which chat are asked."""
+    """Return {id: number of turns} of the questions that `CHATS` gives for these scorers."""
     return {row["id"]: len(row["messages"]) for row in questions(CHATS, scorers)}
 
 

@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def at_a_tab(lines: list[str], shell: dict[str, str], folder: Path) -> list[str]:
-    """What Bash is offered at the end of each line."""
+    """Return what Bash offers at the end of each line."""
     done = subprocess.run(
         ["bash", "-c", AT_A_TAB],
         input="\n".join(lines) + "\n",

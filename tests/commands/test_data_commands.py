@@ -419,7 +419,7 @@ def test_check_names_files_below_data_raw_as_curate_does(raw: Path) -> None:
     (folder / "link.jsonl").symlink_to(raw / "good.jsonl")
 
     def wrong(path: Path, pattern: str) -> bool:
-        """Whether the row is read in the format that files of this pattern have, which is not its own."""
+        """Set a wrong format for files that match `pattern`, and return True if `path` is read in it."""
         (raw.parent / "params.yaml").write_text(f"curate:\n  formats: {{{pattern}: sharegpt}}\n")
         shown = data(raw.parent, "check", str(path))
         assert shown.exit_code in (0, 3), shown.output

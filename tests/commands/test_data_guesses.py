@@ -1,4 +1,4 @@
-"""What `quench data check` proposes for labels, messages of a chat and files of one row; how sure it is."""
+"""`quench data check`: guesses for labels, messages of a chat and files of one row, and how sure it is."""
 
 import json
 from itertools import cycle

@@ -1,4 +1,4 @@
-"""What `quench data check` says of rows of a table in which a cell is empty."""
+"""`quench data check` on rows of a table in which a cell is empty."""
 
 from pathlib import Path
 

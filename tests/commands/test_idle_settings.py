@@ -1,5 +1,5 @@
-"""What does nothing is said: by `quench config show --idle`, by `quench config plan`, before Snakemake plans,
-and by a stage that somebody runs.
+"""Settings that do nothing are reported by `quench config show --idle`, by `quench config plan`, before
+Snakemake plans, and by a stage that somebody runs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What uv is told of pip's configuration, and the lock files themselves."""
+"""Installation: pip's configuration passed on to uv, the build of torch, and the lock files themselves."""
 
 import importlib.util
 import io
@@ -278,8 +278,8 @@ def test_torch_stands_apart_from_the_lock() -> None:
 
 
 def test_what_set_up_installs_is_compiled() -> None:
-    """Where Python may not write bytecode (`PYTHONDONTWRITEBYTECODE`, as in containers), nobody else would,
-    and every start would compile again.
+    """Check that packages are compiled when they are installed: where Python may not write bytecode
+    (`PYTHONDONTWRITEBYTECODE`, as in containers), every start would otherwise compile them again.
     """
     for package in ("requests", "snakemake", "dvc", "transformers"):
         (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ def warned() -> Any:
 
 
 def older() -> Any:
-    """What an older report lacks is left out; what looks like the terminal's markup is none."""
+    """Return an older report: parts are missing, and a title looks like terminal markup but is none."""
     check = {"title": "Merge [red]", "figure": 2, "limit": None, "verdict": "fail", "unit": "", "detail": ""}
     return {"verdict": "fail", "checks": {"merge_logits": check}, "files": {}}
 

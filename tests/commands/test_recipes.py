@@ -29,14 +29,14 @@ def shown(root, *words):
 
 
 def use(recipe, root, *words):
-    """What `quench config use` says of a recipe that it puts in place."""
+    """Put a recipe in place by `quench config use`, and return what that prints."""
     done = quench("config", "use", recipe, "--root", root, *words)
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
 def refused(recipe, root, error: type[QuenchError], *words):
-    """What it says of one that it does not."""
+    """Check that `quench config use` ends with this error's exit code, and return its words on stderr."""
     done = quench("config", "use", recipe, "--root", root, *words)
     assert done.exit_code == error.exit_code
     return done.stderr

@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def status(root: Path, *words: str) -> dict[str, Any]:
-    """What it prints as JSON."""
+    """Return the JSON that `quench status` prints."""
     done = quench("status", "--json", *words, "--root", root)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)

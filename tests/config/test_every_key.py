@@ -311,7 +311,7 @@ GUARD = [
 
 @pytest.fixture(scope="module")
 def curated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Curate, bool], dict[str, bytes]]:
-    """What curate makes of the rows above under these settings."""
+    """Return a function that curates the rows above with given settings and returns the files by name."""
 
     @cache
     def project(is_counted: bool) -> Path:

@@ -1,4 +1,4 @@
-"""What a CPU multiplies, and what training takes where the settings leave it to the machine."""
+"""A CPU's bfloat16 arithmetic, and what training uses where the settings leave it to the machine."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Which GPU is there: nvidia-smi and rocminfo are small scripts on a PATH of their own."""
+"""Detection of the GPU. nvidia-smi and rocminfo are small scripts on a PATH of their own."""
 
 from pathlib import Path
 

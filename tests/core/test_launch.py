@@ -1,4 +1,4 @@
-"""What our own launcher makes of the ends of its processes, with stand-ins for `python -m pipeline`."""
+"""Our own launcher: how it reacts when its processes end, with stand-ins for `python -m pipeline`."""
 
 import json
 import signal

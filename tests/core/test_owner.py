@@ -15,7 +15,7 @@ from pipeline.core.owner import mark_run
 
 
 def here() -> str:
-    """Where a process id means this machine's."""
+    """Return the part of `QUENCH_RUN` which says that its process id is one of this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", os.environ.copy())
         mark_run()

@@ -1,4 +1,4 @@
-"""Who a process is among several, by the environment of torchrun, srun and our own launcher."""
+"""The rank of a process among several, by the environment of torchrun, srun and our own launcher."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""What can't be read to its end is refused with its name before anything opens it: by snakemake, by stage
+"""A file that can't be read to its end is refused by name before anything opens it: by snakemake, by stage
 curate, by `quench data check`.
 """
 

@@ -1,4 +1,4 @@
-"""What a stage took is written down beside its plan, and only where it did not fail."""
+"""The time, memory and disk that a stage took are recorded beside its plan, and only if it did not fail."""
 
 from pathlib import Path
 

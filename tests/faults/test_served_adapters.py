@@ -97,7 +97,7 @@ def output(server: Server, lora: list[dict[str, float]] | None = None, **more: A
 
 @pytest.fixture(scope="module")
 def truth(tools: Toolchain, params: Params, root: Path) -> dict[tuple[float, float], Tokens]:
-    """What is said with scales (own, tone): each by a server that was started so and asked once."""
+    """Return the output at scales (own, tone), each from a server that was started so and asked once."""
     found = {}
     for own, tone in ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0), (0.0, 1.0), (1.0, 1.0)):
         lora = [
@@ -176,8 +176,8 @@ def test_without_our_guards_llama_server_goes_on_from_another_adapters_keys(
     monkeypatch: pytest.MonkeyPatch,
     adapters: int,
 ) -> None:
-    """Why nothing is kept of prompts: once this fails, llama.cpp has repaired it, and `cache_arguments` and
-    `forget_prompts` can go.
+    """Check the fault that forbids keeping prompts: once this test fails, llama.cpp has repaired it, and
+    `cache_arguments` and `forget_prompts` can go.
     """
     monkeypatch.setattr(llama_server, "cache_arguments", lambda number: [])
     monkeypatch.setattr(serve_client, "forget_prompts", lambda client: None)

@@ -21,7 +21,7 @@ NUMBERS = np.random.default_rng(0).normal(0, 9, (40, 64)).astype(np.float32)
 
 
 def rounded(numbers: Any, kind: int) -> Any:
-    """What is read back of numbers that were stored as this type."""
+    """Return the numbers as they are read back after being stored as this type."""
     return dequantize(quantize(numbers, GgmlType(kind)), GgmlType(kind))
 
 
@@ -97,7 +97,7 @@ BASE = {"general.name": "base", "general.base_model.0.name": "older", "quench.a"
 def test_a_tuned_file_is_its_base_but_for_scales_and_provenance(
     fields: dict[str, Any], wanted: dict[str, str], tmp_path: Path
 ) -> None:
-    """Where the base came from is said by none but the tuned file's own fields."""
+    """Check that only the tuned file's own fields say where the base came from."""
     base, target = tmp_path / "base.gguf", tmp_path / "tuned.gguf"
     tensors = {"a": (NUMBERS, Q8_0), "b": (NUMBERS[:3], Q4_1), "c": (NUMBERS, Q5_0), "d": (NUMBERS, F16)}
     write_gguf(base, tensors, BASE)

@@ -1,4 +1,4 @@
-"""What a GGUF's tensors and settings are made of in a Hugging Face folder; which file was trained on."""
+"""The tensors and settings of a Hugging Face folder that make a GGUF, and the file that was trained on."""
 
 import json
 from itertools import chain
@@ -126,7 +126,7 @@ def single(stored: str, part: str) -> list[tuple[str, Any, str, Any]]:
 def test_tensors_hold_the_rows_that_the_conversion_puts_there(
     config: dict[str, Any], tensors: list[tuple[str, Any, str, Any]], tmp_path: Path
 ) -> None:
-    """What has no name there keeps its own, and what is not converted is in none."""
+    """A tensor that has no name in the GGUF keeps its own, and one that is not converted is left out."""
     wanted = {f"blk.0.{name}": rows for _, _, name, rows in tensors if name} | {"another.thing": TALL}
     stored = {f"{LAYER}.{name}": np.ascontiguousarray(rows) for name, rows, _, _ in tensors}
     save_file(stored | {"another.thing": TALL}, tmp_path / "x.safetensors")

@@ -43,7 +43,7 @@ def steps(base: Path, kept: int | str, **changes: Any) -> tuple[list[float], dic
 
 
 def offloaded(model: Any) -> list[Any]:
-    """What is in main memory of `model`."""
+    """Return the parts of `model` that are in main memory."""
     found = (getattr(one.__dict__.get("forward"), "__self__", None) for one in model.modules())
     return [one for one in found if hasattr(one, "at_rest")]
 

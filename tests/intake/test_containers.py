@@ -41,7 +41,7 @@ BLOCK = 1 << 16  # bytes of an array that are read at a time
 
 
 def read(path: Path, max_line_bytes: int = 100, notes: Counter[str] | None = None) -> Items:
-    """What `raw_lines` gives, with reasons as their codes."""
+    """Return the rows that `raw_lines` yields, with reasons as their codes."""
     notes = Counter() if notes is None else notes
     rows = raw_lines(path, path.name, max_line_bytes=max_line_bytes, notes=notes)
     return [

@@ -321,7 +321,7 @@ def test_each_format_gives_the_canonical_form(
 
 
 def recognized(root: Path, rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, int]]:
-    """What the stage counts in a file of each format."""
+    """Run the stage on a file of each format, and return its counts of rows by file and format."""
     files = {f"{name}.jsonl": lines(*values) for name, values in rows.items()}
     project = Project(root, files | {"good.jsonl": lines({"prompt": "a", "completion": "b"})})
     # some of the files have no row that can be read

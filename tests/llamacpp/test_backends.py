@@ -1,4 +1,4 @@
-"""What llama.cpp is built for: the compilers are small scripts on a separate PATH, each with a fault."""
+"""The backend of llama.cpp's build. The compilers are small scripts on a separate PATH, some with a fault."""
 
 from pathlib import Path
 

@@ -107,7 +107,7 @@ def answered(server: Server) -> bool:
 
 
 def status(client: httpx.Client, path: str, **body: Any) -> int:
-    """What a POST that may take a minute ends in."""
+    """Return the status of a POST, which may take a minute."""
     return client.post(path, **body, timeout=60).status_code
 
 

@@ -163,7 +163,7 @@ def build_again(home: Path) -> None:
 
 
 def configured(home: Path) -> int:
-    """How often the fake cmake ran."""
+    """Return how often the fake cmake ran."""
     return (home / "ran").read_text().count("configured")
 
 

@@ -33,7 +33,7 @@ def program(tmp_path: Path, body: str) -> list[str]:
 
 
 def failure(command: list[str], timeout: float = 20, start: float = 20, calls: int = 1) -> QuenchError:
-    """What the first of `calls` requests that fails raises."""
+    """Return the error of the first of `calls` requests that fails."""
     with pytest.raises(QuenchError) as error, ExternalScorer(command, timeout, start) as scorer:
         for number in range(calls):
             scorer.rewards(str(number), PROMPT, ["4", "5"])

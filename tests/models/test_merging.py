@@ -109,7 +109,7 @@ def delta(adapter: Tensors, path: str, experts: int = 1) -> Any:
 
 
 def expected(base: Tensors, adapter: Tensors) -> Tensors:
-    """What each tensor of the merge has to be, in float64."""
+    """Return the tensors that the merge must have, in float64."""
     merged = {name: value.double() for name, value in base.items()}
     merged[f"{Q}.weight"] += delta(adapter, Q)[0]
     merged[f"{Q}.bias"] += ALPHA / RANK * adapter[f"{Q}.lora_B.bias"].double()

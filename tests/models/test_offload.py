@@ -53,7 +53,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(model: Any) -> list[OffloadedWeight]:
-    """What is offloaded, in the order of the layers."""
+    """Return the offloaded weights, in the order of the layers."""
     found = (getattr(one.__dict__.get("forward"), "__self__", None) for one in model.modules())
     return [one for one in found if isinstance(one, OffloadedWeight)]
 

@@ -1,4 +1,4 @@
-"""What the process does with memory that is free."""
+"""`give_back_holes` returns the process's free memory to the system."""
 
 import sys
 

@@ -51,8 +51,8 @@ def linears(model: Any) -> list[Any]:
 
 @contextmanager
 def originals_watched() -> Iterator[list[int]]:
-    """How many of its weights in one piece each layer leaves alive once it is shared out: on a GPU they would
-    be there beside the parts.
+    """Yield a list that gets, for each layer, the number of its unsharded weights that are still alive once
+    it is shared out: on a GPU they would take memory beside the parts.
     """
     before, kept = pipeline.models.sharded.fully_shard, []
 
@@ -124,7 +124,7 @@ def be_rank(number: int, names: list[str], folders: dict[str, Path], out: Path, 
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tools: Any
 ) -> list[dict[str, Any]]:
-    """What each process saw, {case: figures}, of the cases that are selected."""
+    """Run the selected cases in two processes, and return what each process saw: {case: figures}."""
     from benchmarks.random_gguf import write_random_gguf
 
     ours = [item for item in request.session.items if item.path == request.path]

@@ -1,4 +1,4 @@
-"""Which linears train: layers frozen or named, patterns of names, ranks and scales; proven by count and by
+"""The linears that train: layers frozen or named, patterns of names, ranks and scales; proven by count and by
 what the adapter computes.
 """
 

@@ -1,4 +1,4 @@
-"""How OpenMP's threads of this package's processes wait for each other."""
+"""OpenMP threads of this package's processes give way while they wait, unless the user says otherwise."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a plan is made for: shape and bytes of the base that params.yaml names, and the tokenized work."""
+"""The inputs of a plan: shape and bytes of the base that params.yaml names, and the tokenized work."""
 
 import inspect
 import json
@@ -194,7 +194,7 @@ def level_file(
 
 
 def bytes_of(base: Any) -> dict[str, Any]:
-    """What a level's computation and a file's header must agree on."""
+    """Return the parts of a base on which a level's computation and a file's header must agree."""
     assert base
     names = ("linears", "embeddings", "head", "ggml_types", "layers", "tables")
     return {name: getattr(base, name) for name in names} | {"scales": sorted(base.scales)}

@@ -176,7 +176,7 @@ def test_states_of_bitsandbytes(base: Callable[[str], Path], name: str, rank: in
 
 
 def kept_by_plan(folder: Path, train: Training, device: str = "cpu") -> int:
-    """What the plan says that autograd keeps, without the mask of packed rows, which it doesn't."""
+    """Return the planned bytes that autograd keeps, less the mask of packed rows, which it doesn't keep."""
     shape = load_shape(folder / "config.json")
     plan = plan_of(train, shape, length=TOKENS, device=device, quantized=file_of(folder, train))
     kept = parts(plan)["layer inputs kept" if train.gradient_checkpointing else "activations kept"]

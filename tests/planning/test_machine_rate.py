@@ -50,7 +50,7 @@ def plan_at(rate: Rate | None, params: Params = DEMO, root: Path = Path("none"))
 
 
 def stages_at(rate: Rate | None, params: Params = DEMO) -> dict[str, Figures]:
-    """What each stage is planned to take at this rate."""
+    """Return what each stage is planned to take at this rate."""
     return dict(planned_stages(params, plan_at(rate, params)))
 
 

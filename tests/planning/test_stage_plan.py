@@ -1,4 +1,4 @@
-"""What stages are planned to take, beside what they took on three models."""
+"""The figures that stages are planned to take, beside those measured on three models."""
 
 import json
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Which adapters may be served on which model, by their GGUFs' provenance records and shapes; how they are
-said; `quench serve --lora` with the real one.
+"""The adapters that may be served on a model, by their GGUFs' provenance records and shapes; how they are
+given as arguments; `quench serve --lora` with the real one.
 """
 
 import shutil

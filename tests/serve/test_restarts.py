@@ -154,7 +154,7 @@ def server_of(parent: int) -> int:
 
 
 def lines_until(process: subprocess.Popen[str], words: str) -> str:
-    """What the process prints up to a line with `words`."""
+    """Read what the process prints up to a line with `words`, and return it."""
     assert process.stdout is not None
     read = ""
     for line in process.stdout:

@@ -497,7 +497,7 @@ def test_a_model_of_the_project_has_the_system_prompt_and_its_base_has_not(
 
 @pytest.mark.parametrize("adapters", [[], ["own"], ["own", "a tone"]], ids=["none", "one", "two"])
 def test_what_is_printed_of_a_server(adapters: list[str], snapshot: Any) -> None:
-    """What is kept of one adapter's prompts isn't cleared by a request's own scales, so one has no `lora`."""
+    """With one adapter no `lora` is printed: a request's own scales don't clear prompts that are kept."""
     printed = how_to_call("adapter", "http://127.0.0.1:1", Path("/key"), Path("/log"), adapters)
     assert printed == snapshot(extension_class=Golden)
 

@@ -37,7 +37,7 @@ def other_byte(name: str) -> Spoil:
 
 
 def trained_since(name: str) -> Spoil:
-    """What was trained is another one than the GGUF is of."""
+    """Return a function that changes what was trained, so that the GGUF is of something else."""
 
     def spoil(root: Path) -> None:
         (root / "models/adapter" / name).write_bytes(b"trained since")
@@ -79,7 +79,7 @@ def other_model(name: str, *, like_it: bool = True, **fields: Any) -> Spoil:
 
 
 def other_heritage(root: Path) -> None:
-    """What the tuned file says of a merge is not what its base says."""
+    """Write a project whose tuned file names another merge than its base does."""
     shutil.rmtree(root)
     tuned_inputs.write_project(root, quench__merge__sha256="5e" * 32)
     other_model(f"models/gguf/{tuned_inputs.FILE}", quench__merge__sha256="6f" * 32)(root)

@@ -399,7 +399,7 @@ def test_keys_that_are_none_and_a_missing_library_are_sentences(
 
 
 def replaced(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
-    """What `make` puts in the place of a file."""
+    """Return a function that puts what `make` makes in the place of a file."""
 
     def damage(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -751,7 +751,7 @@ def test_the_card_says_how_many_rows_training_has_seen(epoch: float, words: str,
 
 
 def test_the_card_names_where_the_data_comes_from(tmp_path: Path) -> None:
-    """What another wrote in a data set's card ends no cell and is no markup."""
+    """Check that text from a data set's card neither ends a table cell nor becomes markup."""
     root = shipping.write_project(tmp_path)
     hub = {"address": "maker/chats", "revision": "c0ffee", "config": "en", "split": "train", "license": "mit"}
     web = {"address": "https://example.test/a.jsonl", "license": "a | <b>`c`"}

@@ -13,7 +13,7 @@ Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 
 @dataclass
 class ChatServer:
-    """What was asked so far, and the address."""
+    """The address of a chat server, and what it was asked so far."""
 
     answer: Callable[[int, dict[str, Any]], Answer]
     requests: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where a training run dies, what it trains on, and that it went on to the same bytes."""
+"""Deaths of a training run: where it dies, what it trains on, and that it went on to the same bytes."""
 
 import os
 import shutil
@@ -16,8 +16,8 @@ from pipeline.stages.train.checkpoints import checkpoints_in
 
 @dataclass(frozen=True)
 class Death:
-    """Where a run dies: after its `count`th micro-step, or in its `count`th save, at the `event`th file
-    operation or after `delay` seconds.
+    """The place where a run dies: after its `count`th micro-step, or in its `count`th save, at the `event`th
+    file operation or after `delay` seconds.
     """
 
     place: str  # step | save | delay: SIGKILL; loaded | signal | logged | evaluation | evaluated: SIGTERM

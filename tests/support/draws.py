@@ -1,5 +1,5 @@
-"""How many examples a property is tried with, and which cases of a long table: few in every run, for they are
-others each time, all with `--hypothesis-profile exhaustive`.
+"""The number of examples that a property is tried with, and of cases drawn from a long table: few in every
+run, because each run draws others, and all with `--hypothesis-profile exhaustive`.
 """
 
 import random

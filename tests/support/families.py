@@ -75,7 +75,7 @@ NEMOTRON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What tests know of a family, by the model type of its text part."""
+    """A family as the tests know it, by the model type of its text part."""
 
     # published models, for docs/bases.md; empty if those of another row are meant
     models: str

@@ -48,7 +48,7 @@ def evaluation_of(model: str, found: dict[str, Any]) -> Evaluation:
 
 
 def evidence_of(found: Mapping[str, dict[str, Any]], answers: Mapping[str, Any]) -> Evidence:
-    """What the gate judges by: reports and answers by model."""
+    """Return what the gate judges by: reports and answers by model."""
     rows = {model: ANSWERS.validate_python(list(some)) for model, some in answers.items()}
     return Evidence(evaluations_of(found), rows)
 

@@ -68,7 +68,7 @@ def random_rows(ggml_type: int, rows: int, blocks: int, seed: int = 0) -> Bytes:
 
 
 def by_gguf(quantized: Bytes, ggml_type: int) -> Floats:
-    """What the package gguf makes of `quantized` (rows, bytes), float32 (rows, weights)."""
+    """Dequantize `quantized` (rows, bytes) by the package gguf, to float32 (rows, weights)."""
     # as one long row: it goes by 16 rows at a time
     values: Floats = quants.dequantize(
         np.ascontiguousarray(quantized).reshape(1, -1), GGMLQuantizationType(ggml_type)
@@ -90,7 +90,7 @@ class Traits(ctypes.Structure):
 
 
 def by_llama_cpp(quantized: Bytes, ggml_type: int, tools: Toolchain) -> Floats:
-    """What llama.cpp's compiled `to_float` makes of `quantized` (rows, bytes), float32 (rows, weights)."""
+    """Dequantize `quantized` (rows, bytes) by llama.cpp's compiled `to_float`, to float32 (rows, weights)."""
     find = load_binding(
         tools
     ).llama_cpp._lib.ggml_get_type_traits  # in a library that libllama is linked with
@@ -103,7 +103,7 @@ def by_llama_cpp(quantized: Bytes, ggml_type: int, tools: Toolchain) -> Floats:
 
 
 def name_of(ggml_type: int) -> str:
-    """What package gguf calls a type."""
+    """Return the name that the package gguf gives a type."""
     return GGMLQuantizationType(ggml_type).name
 
 
@@ -111,7 +111,7 @@ EVERY = pytest.mark.parametrize("ggml_type", TRAINABLE_TYPES, ids=name_of)
 
 
 def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether two tensors are equal byte for byte: -0 is not 0."""
+    """Return True if two tensors are equal byte for byte: -0 is not 0."""
     return (
         found.dtype == wanted.dtype
         and found.shape == wanted.shape

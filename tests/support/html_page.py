@@ -90,7 +90,7 @@ class _Lines(HTMLParser):
 
 
 def lines_of(html: str) -> str:
-    """What a reader reads, a line per paragraph, heading, drawing label or table row (cells split by `|`)."""
+    """Return the text, a line per paragraph, heading, drawing label or table row (cells split by `|`)."""
     return "\n".join(_Lines(html).lines) + "\n"
 
 

@@ -96,7 +96,7 @@ def _text(make: Callable[[Path], object]) -> str:
 
 @functools.cache
 def _everywhere() -> str:
-    """What every folder is made by."""
+    """Return, as JSON, what every folder depends on: the store, versions, and the sources that make it."""
     state = [str(_store()), stamp(), platform.python_version(), version("torch")]
     for path in (*(PROJECT / "tests/support" / name for name in MAKERS), *(PROJECT / name for name in READ)):
         source = read_source(path.read_bytes(), is_python=path.suffix == ".py")

@@ -93,7 +93,7 @@ def on_one_core() -> None:
 
 
 def written_to(log: Path) -> None:
-    """What this process says is added to the file `log`."""
+    """Append all output of this process to the file `log`."""
     opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(opened, 1)
     os.dup2(opened, 2)

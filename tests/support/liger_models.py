@@ -89,7 +89,7 @@ for name, values in answers():
 
 
 def run(script: str, *arguments: str, **environment: str) -> str:
-    """What a script prints, in a process of its own; with TRITON_INTERPRET its kernels run on the CPU."""
+    """Run a script as a process and return its output; with TRITON_INTERPRET its kernels run on the CPU."""
     if environment:
         script = f"import triton_interpreter\n{script}"
     command = [sys.executable, "-c", script, *arguments]

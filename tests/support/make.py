@@ -40,7 +40,7 @@ def change_params(root: Path, **sections: Mapping[str, Any]) -> Path:
 
 
 def quench(*words: object, **options: Any) -> Result:
-    """What `quench` does with these words, in this process."""
+    """Run `quench` with these words, in this process."""
     return CliRunner().invoke(app, [*map(str, words)], **options)
 
 
@@ -63,12 +63,12 @@ def until(happened: Callable[[], object], seconds: float = 400) -> None:
 
 
 def ended(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
-    """How a command ended, and what it printed."""
+    """Run a command, and return the completed process with its output."""
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
-    """What a command printed that ended well."""
+    """Run a command, check that it ended well, and return the completed process with its output."""
     done = ended(command, **options)
     assert done.returncode == 0, done.stderr
     return done

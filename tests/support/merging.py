@@ -77,7 +77,7 @@ def merge_in(
     base: str | Path = "base",
     merged: str = "merged",
 ) -> dict[str, Any]:
-    """What `merge` makes of the base and the adapter below `folder`; its record."""
+    """Merge the base and the adapter below `folder` by `merge`, and return its record."""
     from pipeline.stages.merge.stage import merge
 
     places = {"base": folder / base, "adapter": folder / "adapter", "merged": folder / merged}
@@ -169,7 +169,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 def is_nearest(rounded: Any, exact: Any, slack: Any = 0.0) -> bool:
-    """Whether no neighbor of the rounded numbers is nearer to the exact ones by more than `slack`."""
+    """Return True if no neighbor of the rounded numbers is nearer to the exact ones by more than `slack`."""
     off, ends = (rounded.double() - exact).abs(), (float("inf"), float("-inf"))
     neighbors = (torch.nextafter(rounded, torch.full_like(rounded, end)).double() for end in ends)
     return all(bool((off <= (neighbor - exact).abs() + slack).all()) for neighbor in neighbors)

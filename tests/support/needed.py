@@ -1,6 +1,6 @@
-"""What some tests need and not every machine has: a program, or time. Such a test is skipped there, and a
-table at the end of the run counts by what it lacks. `pytest --unmeasured` runs the tests that the last run
-counted so.
+"""Tests that need what not every machine has: a program, or time. Such a test is skipped there, and a table
+at the end of the run counts the skipped ones by what they lack. `pytest --unmeasured` runs the tests in the
+last run's table.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What is compared where a base's layers lie in main memory or are shared out."""
+"""Models and settings for tests of a base whose layers lie in main memory or are shared out."""
 
 from pathlib import Path
 from typing import Any

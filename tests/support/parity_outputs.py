@@ -1,4 +1,4 @@
-"""What parity's outputs are compared on."""
+"""Prompts, chains and outputs for the tests of parity's output checks."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,9 +1,9 @@
-"""What the stages of the suite's tiny projects wrote, recorded below tests/recorded: JSON, JSON Lines and
-CSV, no weights. `pytest --record tests/test_recorded.py` writes them again.
+"""Recordings of what the stages of the suite's tiny projects wrote, below tests/recorded: JSON, JSON Lines
+and CSV, no weights. `pytest --record tests/test_recorded.py` writes them again.
 
-What depends on the machine, the moment or the folder is replaced, so that a second recording has the same
-bytes: times, speeds, memory, processor and packages by constants, hashes by numbers in the order in which
-they occur (what was equal stays equal), figures by four digits.
+All that depends on the machine, the moment or the folder is replaced, so that a second recording has the
+same bytes: times, speeds, memory, processor and packages by constants, hashes by numbers in the order in
+which they occur (what was equal stays equal), figures by four digits.
 """
 
 import json

@@ -57,7 +57,7 @@ def write_inputs(root: Path) -> Path:
 
 
 def write_evaluation(root: Path, model: str, figures: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """What `evaluate@MODEL` leaves behind."""
+    """Write the reports that `evaluate@MODEL` leaves behind."""
     put(root / f"reports/eval/{model}.json", figures)
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     (root / f"reports/eval/{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -100,7 +100,7 @@ def metrics_log() -> list[dict[str, Any]]:
 
 
 def samples(*, finished: bool) -> list[dict[str, str]]:
-    """What two held-out questions are answered half way and at the end."""
+    """Return the answers to two held-out questions, half way through training or at its end."""
     found = [(asked(one), json.dumps(record(one))) for one in CALLABLES[1:3]]
     return [
         {"prompt": prompt, "reference": right, "answer": right if finished else right[:40] + "…"}

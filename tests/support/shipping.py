@@ -102,13 +102,13 @@ def trained_again(root: Path) -> None:
 
 
 def script_environment(folder: Path, server: str = 'printf "%s\\n" "$@"') -> dict[str, str]:
-    """What a bundle's serve.sh is started with; its llama-server is this shell script."""
+    """Return the environment for a bundle's serve.sh; its llama-server is the shell script `server`."""
     program, state = script(folder / "llama-server", server), folder / "state"
     return {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(program), "STATE_DIRECTORY": str(state)}
 
 
 def sum_again(folder: Path) -> None:
-    """What a forger does after a change: checksums that agree with it."""
+    """Write checksums that agree with a change, as a forger does."""
     names = [
         path.relative_to(folder).as_posix()
         for path in sorted(folder.rglob("*"))
@@ -165,7 +165,7 @@ def texts_of(bundle: Path) -> str:
 
 
 def faults_of(bundle: Path, damages: dict[str, Callable[[Path], object]], scratch: Path) -> str:
-    """What is found in a copy of the bundle after each damage, a line for each."""
+    """Return the faults found in a copy of the bundle after each damage, a line for each."""
     lines = []
     for case, damage in damages.items():
         folder = Path(shutil.copytree(bundle, scratch / "damaged"))

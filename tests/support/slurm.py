@@ -74,12 +74,12 @@ PartitionName=urgent Nodes={host} PriorityTier=10 PreemptMode=OFF State=UP
 
 
 def missing() -> str:
-    """Why no SLURM can be started here, for `pytest.skip`; nothing if it can."""
+    """Return the reason why no SLURM can be started here, for `pytest.skip`; an empty string if it can."""
     return need("SLURM") if absent(*COMMANDS, *DAEMONS) else ""
 
 
 def daemon(name: str) -> str:
-    """Where a daemon is; "" if it isn't installed."""
+    """Return the path of a daemon; "" if it isn't installed."""
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
 
 
@@ -102,7 +102,7 @@ class Run:
         return self.process.wait(seconds)
 
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Return True if Snakemake has ended."""
         return self.process.poll() is not None
 
     def log(self) -> str:
@@ -123,7 +123,7 @@ class Slurm:
         self.environment = os.environ | {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
     def ask(self, *command: str) -> str:
-        """What one of SLURM's commands prints."""
+        """Run one of SLURM's commands, and return what it prints."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
@@ -135,7 +135,7 @@ class Slurm:
         return {job: (state, comment.removeprefix("rule_")) for job, state, comment in found}
 
     def restarts(self, job: str) -> int:
-        """How often a job was queued again."""
+        """Return how often a job was queued again."""
         words = self.ask("scontrol", "show", "job", job).split()
         return next(int(word.partition("=")[2]) for word in words if word.startswith("Restarts="))
 

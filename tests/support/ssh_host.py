@@ -34,7 +34,7 @@ class Card(NamedTuple):
 
     @property
     def store(self) -> Path:
-        """Where Quench works there."""
+        """The folder in which Quench works on the host."""
         return self.folder / "home/.cache/quench/remote"
 
     @property

@@ -67,7 +67,7 @@ class Toy:
         assert done.returncode == 0, done.stderr
 
     def plan(self, *targets: str) -> list[str]:
-        """What `snakemake -n` would run, sorted."""
+        """Return the rules that `snakemake -n` would run, sorted, each as often as it would run."""
         done = self.snakemake("-n", *targets)
         assert done.returncode == 0, done.stderr
         counts = dict(re.findall(r"^(\w+) +(\d+)\b", done.stdout, re.M))
@@ -139,7 +139,7 @@ class Toy:
         return [name for name, is_there in zip(EMPTIES, found, strict=True) if is_there]
 
     def object(self, path: str) -> Path:
-        """Where DVC's cache has an output."""
+        """Return the path of an output in DVC's cache."""
         outs = [out for stage in recorded_stages(self.root).values() for out in stage["outs"]]
         md5 = next(out["md5"] for out in outs if out["path"] == path)
         return place(self.root / ".dvc/cache/files/md5", md5)

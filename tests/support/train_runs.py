@@ -82,8 +82,8 @@ def level_params(source: Path, trained: str = "adapter") -> dict[str, Any]:
 
 
 def result(root: Path) -> tuple[str, list[dict[str, Any]], bytes]:
-    """What a run below `root` ended in: its adapter's hash, its metrics log without what depends on the
-    machine's mood, its optimizer's state.
+    """Return what a run below `root` ended in: its adapter's hash, its metrics log without what depends on
+    the machine, its optimizer's state.
     """
     rows = MetricsLog(root / "checkpoints/steps.jsonl").rows()
     log = [{key: value for key, value in row.items() if key not in MEASURED} for row in rows]

@@ -27,7 +27,7 @@ BIN = Path(sys.executable).parent
 
 
 def run(root: Path, *command: str) -> str:
-    """What a command prints, with this environment's programs on PATH. Fails the test if it fails."""
+    """Return the output of a command that must succeed, with this environment's programs on PATH."""
     path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     home = {"LLAMA_CPP_HOME": os.environ.get("LLAMA_CPP_HOME") or str(DEFAULT_HOME)}
     environment = os.environ | path | home
@@ -37,12 +37,12 @@ def run(root: Path, *command: str) -> str:
 
 
 def quench(root: Path, *words: str) -> Result:
-    """What `quench` does in this process, on the project `root`."""
+    """Run `quench` in this process, on the project `root`."""
     return invoke(*words, "--root", root)
 
 
 def nothing_to_do(said: str) -> bool:
-    """Whether Snakemake says so."""
+    """Return True if Snakemake says that there is nothing to do."""
     return "Nothing to be done" in said
 
 

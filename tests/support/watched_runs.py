@@ -73,7 +73,7 @@ def at_work(root: Path) -> Any:
 
 
 def watched(root: Path) -> Watched:
-    """What is known of the run in a project."""
+    """Read the run in a project, and return what is known of it."""
     run = Watched(LocalRun(root))
     run.read_all()
     return run

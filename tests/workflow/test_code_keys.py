@@ -1,5 +1,5 @@
-"""Which stages an edit of the code runs again: those whose code imports the file that is edited. Comments and
-docstrings run nothing, and neither does plumbing.
+"""The stages that an edit of the code runs again: those whose code imports the file that is edited. Comments
+and docstrings run nothing, and neither does plumbing.
 """
 
 import ast

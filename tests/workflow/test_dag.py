@@ -206,7 +206,7 @@ def test_both_tools_know_the_same_edges(
 
 
 def _value(sections: dict[str, Any], key: str) -> Any:
-    """What stands at a key, "" for null; None if there is no such key."""
+    """Return the value at a key, "" for null; None if there is no such key."""
     found: Any = sections
     for part in key.split("."):
         if not isinstance(found, dict) or part not in found:
@@ -573,7 +573,7 @@ def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
 
 
 def _sleeps_below(pid: int) -> bool:
-    """Whether a process started a `sleep`; others of its children may end while they are looked at."""
+    """Return True if a process started a `sleep`; others of its children may end while they are looked at."""
     with suppress(psutil.NoSuchProcess):
         return any(process.name() == "sleep" for process in psutil.Process(pid).children(recursive=True))
     return False

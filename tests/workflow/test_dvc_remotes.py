@@ -50,7 +50,7 @@ class Project:
         return self.forked.run(program, *words[1:], cwd=self.root, environment=known)
 
     def need(self, *words: str) -> str:
-        """What a command that works says."""
+        """Run a command, check that it works, and return what it says."""
         done = self.run(*words)
         assert done.returncode == 0, f"{words}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout + done.stderr

@@ -151,7 +151,7 @@ def verify(root: Path) -> tuple[int, str]:
 
 
 def damage_found(root: Path) -> str:
-    """What `quench model verify` says of damage."""
+    """Check that `quench model verify` finds damage, and return what it says."""
     code, said = verify(root)
     assert code == DataError.exit_code, said
     return said
@@ -500,8 +500,8 @@ def test_what_can_only_be_read_can_be_verified(project: Path, monkeypatch: pytes
 def test_verify_waits_for_no_stage_and_nobody_who_reads_waits_for_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a stage has just written differs from the record until it is recorded; a check of hours must not
-    keep `quench serve` waiting.
+    """A stage's new output differs from the record until it is recorded, and a check of hours must not keep
+    `quench serve` waiting.
     """
     monkeypatch.setattr("pipeline.workflow.prepare.PATIENCE", 0.1)
     with running("train", project):

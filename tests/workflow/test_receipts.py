@@ -64,7 +64,7 @@ def left(root: Path) -> list[str]:
 
 
 def is_recorded(root: Path) -> bool:
-    """Whether dvc.lock knows curate."""
+    """Return True if dvc.lock has the stage curate."""
     return (root / "dvc.lock").is_file() and "  curate:" in (root / "dvc.lock").read_text()
 
 

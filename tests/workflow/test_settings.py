@@ -64,7 +64,7 @@ def project(tmp_path):
 
 
 def is_kept(before, after):
-    """Whether every line of `before` is in `after`, in its order."""
+    """Return True if every line of `before` is in `after`, in its order."""
     return all(not line.startswith("- ") for line in difflib.ndiff(before.splitlines(), after.splitlines()))
 
 

@@ -91,7 +91,7 @@ def shown(text: str) -> list[str]:
 
 
 def trains(root: Path) -> bool:
-    """Whether the toy's training is in its step."""
+    """Return True if the toy's training is in its step."""
     log = root / "logs/train.log"
     return log.exists() and "train: step 1" in log.read_text()
 

@@ -1,5 +1,5 @@
-"""What depends on the base's chat template: orders of turns that some templates show and some refuse, and
-calls as text.
+"""Decisions that depend on the base's chat template: orders of turns that some templates show and some
+refuse, and calls as text.
 """
 
 from pathlib import Path

@@ -27,7 +27,7 @@ TIMED: dict[str, Any] = {"shipped": {"median": 60.0}, "disturbed": False}
 
 
 def run(strategy: str, seed: int, points: Sequence[float], **changed: Any) -> dict[str, Any]:
-    """What a job measured."""
+    """Return the figures that a job measured; `changed` ones replace the defaults."""
     return {
         "strategy": strategy,
         "level": "Q4_0",
@@ -220,7 +220,7 @@ ADVICE = [
 
 
 def more_rows_all_right(compared: Callable[..., Summary]) -> Summary:
-    """Which is no noise, whatever the score says."""
+    """Return the advice where more rows are entirely right: that is no noise, whatever the score says."""
     right = {MERGED_16: 10.0, "lora_level": 30.0, "scales_level": 12.0}
     return advice(compared, EQUAL | {"lora_level": 71.0}, right=right, speed=SLOW)
 

@@ -99,8 +99,8 @@ def test_a_copied_project_works_on_its_own_files(
 
 
 def test_all_code_that_a_job_runs_is_in_its_key() -> None:
-    """What is trained depends on the stages that the job starts, and a figure on all that measures, processes
-    of their own included.
+    """Check that the key of a training covers the stages that the job starts, and the key of a figure all
+    code that measures, also in processes of its own.
     """
     package, modules = Package(), code_of_stages()
     measuring, on_nf4, training = (
@@ -182,7 +182,7 @@ def test_ctrl_c_ends_what_a_stage_started_as_well(monkeypatch: pytest.MonkeyPatc
 
 
 def has_ended(pid: str) -> bool:
-    """Whether there is no such process, or nothing of it but its exit status."""
+    """Return True if there is no such process, or if only its exit status is left."""
     process = Path("/proc") / pid
     return not process.exists() or (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
@@ -229,7 +229,7 @@ def test_without_seeds_there_is_no_such_stage(tiny_root: Path, capsys: pytest.Ca
 
 
 def refused(root: Path, job: str, error: type[QuenchError], capsys: pytest.CaptureFixture[str]) -> str:
-    """What the job says before it ends with this error's exit code."""
+    """Check that the job ends with this error's exit code, and return what it says before."""
     capsys.readouterr()
     assert run_here([job, "--root", str(root)]) == error.exit_code
     return capsys.readouterr().err

@@ -147,7 +147,7 @@ def test_what_cannot_be_run_is_refused(
 
 
 def load(names: list[str], folder: Path) -> None:
-    """What the harness's process does first; here so that lm_eval is imported once."""
+    """Load tasks in this process, as the harness's process does first, so that lm_eval is imported once."""
     from lm_eval.tasks import TaskManager
 
     from pipeline.extras.harness import process

@@ -39,8 +39,8 @@ def chat(*texts: str, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Model:
-    """What a server of one file shows: its answer to each row, tokens per second turn by turn, bytes of
-    memory (None: the system doesn't say), whether others kept the machine busy.
+    """A model as the server of its file shows it: the answer to each row, tokens per second turn by turn,
+    bytes of memory (None: the system doesn't say), and whether others kept the machine busy.
     """
 
     answers: Sequence[str] = tuple(RIGHT)
@@ -120,8 +120,8 @@ def judged(drawn: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> Cal
 def judge(
     root: Path, patch: pytest.MonkeyPatch, models: dict[str, Model], *options: object, **refused: str
 ) -> Report:
-    """What `quench judge --json` says of these models, or that it refuses them by the id `refused`; `asked`
-    are the requests.
+    """Run `quench judge --json` on these models and return its report, with the requests as `asked`; or check
+    that it refuses them by the id `refused`.
     """
     servers = Servers(models)
     here = "pipeline.extras.judge.measure"
@@ -292,7 +292,7 @@ def test_answers_are_kept_by_bytes_and_settings(
 
 
 def kept(root: Path, key: str) -> list[set[str]]:
-    """What each file's answers have by a key: "id", or "row", the hash of the row."""
+    """Return the values that each file's answers have for a key: "id", or "row", the hash of the row."""
     return [{row[key] for row in read_rows(file)} for file in (root / "reports/judge").glob("*.jsonl")]
 
 

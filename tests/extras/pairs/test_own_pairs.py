@@ -74,7 +74,7 @@ def write_params(root: Path, params: Params) -> None:
 
 
 def pairs(root: Path, name: str = "own.jsonl", **changed: object) -> Any:
-    """What `quench data pairs` does; `changed` are options by their names."""
+    """Run `quench data pairs`; `changed` are options by their names."""
     names = {key: f"--{key.replace('_', '-')}" if len(key) > 1 else f"-{key}" for key in changed}
     options = ASKED | {names[key]: value for key, value in changed.items()}
     words = [word for option in options.items() for word in option]

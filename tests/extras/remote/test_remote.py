@@ -240,7 +240,7 @@ def test_a_killed_host_is_gone_on_from_with_what_is_here(card: Card, project: Pa
 
 
 def is_pending(process: int, number: int) -> bool:
-    """Whether a signal waits for a process that is stopped."""
+    """Return True if a signal is pending for a process that is stopped."""
     status = Path(f"/proc/{process}/status").read_text()
     return bool(int(re.findall(r"^ShdPnd:\s*(\w+)", status, re.MULTILINE)[0], 16) >> (number - 1) & 1)
 

@@ -1,4 +1,4 @@
-"""What `quench remote` replaces at home and removes on a host, with the host's own functions, called here."""
+"""`quench remote`: what it replaces at home and removes on a host, whose own functions are called here."""
 
 import fcntl
 import json

@@ -121,7 +121,7 @@ def swept(
 
 
 def shown(report: dict[str, Any]) -> list[Any]:
-    """What must not depend on kills."""
+    """Return the part of a sweep's report that must not depend on kills."""
     return [
         [one[key] for key in ("trial", "state", "value", "settings", "steps", "evaluations")]
         for one in report["trials"]
@@ -304,7 +304,7 @@ def test_a_project_without_rows_to_watch_is_refused(root: Path, monkeypatch: pyt
 def judged_by(
     folders: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, losses: dict[int, tuple[float, ...]]
 ) -> tuple[dict[str, Any], dict[int, int]]:
-    """What a sweep says of these ranks, whose losses by the three seeds are given; {its trial: rank}."""
+    """Run a sweep over ranks with these losses, one for each seed; return its verdict and {trial: rank}."""
     monkeypatch.setitem(globals(), "loss_of", lambda train, step: losses[train.r][train.seed - 43])
     root, keys = project_at(folders.mktemp("sweep")), {"train.r": [*losses]}
     report = swept(root, monkeypatch, keys=keys, pruner="none", finalists=len(losses))

@@ -89,7 +89,7 @@ class FakeRun:
 
 
 def follow_to(root: Path, tracker: str, outcome: Outcome | None = "finished") -> None:
-    """What the tracker's process does with a run that has ended; here, because it starts slowly."""
+    """Follow a run that has ended, in this process, because the tracker's own process starts slowly."""
     ending = Ending(outcome=outcome)
     ending.event.set()
     settings = sent_settings(params_with(tracker))
@@ -113,7 +113,7 @@ def finished_run(root: Path, tracker: str) -> None:
 
 
 class MlflowStore:
-    """What is in the project's own store of MLflow."""
+    """The contents of the project's own MLflow store."""
 
     def __init__(self, root: Path) -> None:
         self.file = root / "reports/trackers/mlflow.db"

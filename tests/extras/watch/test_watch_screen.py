@@ -22,7 +22,7 @@ textual = pytest.importorskip("textual", reason=need("textual"))
 
 
 def on_screen(app: Any) -> str:
-    """What is on the screen, line by line."""
+    """Return the text on the screen, line by line."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 

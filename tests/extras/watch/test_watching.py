@@ -1,4 +1,4 @@
-"""What `quench watch` knows of a run, from its files alone, and what it asks of a training."""
+"""`quench watch`: what it reads from a run's files alone, and what it asks of a training."""
 
 import os
 import signal

@@ -105,7 +105,7 @@ def write_wheel(folder: Path, number: int, *parts: bytes) -> Path:
 
 
 def left_in(folder: Path) -> set[str]:
-    """What lies there beside the lock."""
+    """Return the names of the files in the folder, without the lock."""
     return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
 
 

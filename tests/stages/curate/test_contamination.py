@@ -41,7 +41,7 @@ def leaks(project: Project, **changes: Any) -> dict[int, Row]:
 
 
 def guarded(root: Path, rows: list[Row], text: str = LEAKED, **changes: Any) -> dict[int, Spans]:
-    """What training rows share with a named file of that text."""
+    """Return what training rows share with a named file of that text, by line."""
     project = of_rows(root, rows, guard={"exam.txt": text})
     found = leaks(project, decontaminate=["exam.txt"], **changes)
     return {line: [(span["place"], span["text"]) for span in one["spans"]] for line, one in found.items()}

@@ -34,7 +34,7 @@ class Base(NamedTuple):
         return [names[number] for number in ids if number in names]
 
     def any_control(self, text: str) -> bool:
-        """Whether any of the tokenizers, or one behind software that drops what shows nothing, finds one."""
+        """Return True if any tokenizer finds a control token, also once invisible characters are dropped."""
         bare = re.sub(
             "[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe00-\ufe0f\ufeff]",
             "",

@@ -304,7 +304,9 @@ FAMILIES: dict[str, tuple[list[Row], int, tuple[int, int]]] = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_of_a_tenth_of_the_rows(name: str, tmp_path: Path) -> None:
-    """What so many rows share is boilerplate, but they are near-duplicates of each other all the same."""
+    """Check that text which so many rows share is boilerplate, and that rows which differ in little else are
+    near-duplicates of each other all the same.
+    """
     rows, kept, related = FAMILIES[name]
     others = [chat(sentence(i, 20), sentence(i + 5000, 30)) for i in range(1000, 1270)]
     project = of_rows(tmp_path, [*others, *rows])

@@ -426,7 +426,9 @@ def test_a_tokenizer_that_cuts_is_made_to_count_all(folders: dict[str, Path], tm
 
 
 def test_other_tokenizers_are_counted_whole(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Where a space does not start a piece, or a byte can be more than one token, there is no short cut."""
+    """Check that words are not counted separately where a space does not always start a piece, and that no
+    bound is given where a byte can become more than one token.
+    """
     folder = Path(shutil.copytree(folders["smollm"], tmp_path / "base"))
     file = folder / "tokenizer.json"
     own = json.loads(file.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ KINDS = RECIPE["personal"]
 
 
 def redacted(root: Path, texts: Sequence[str], kinds: Sequence[str] = KINDS) -> list[str]:
-    """What the stage leaves of texts, each in a row of its own."""
+    """Return what the stage leaves of texts, each in a row of its own."""
     project = of_rows(root, [chat(text) for text in texts])
     project.run(drop_duplicates="none", secrets="keep", personal=list(kinds))
     return [row["messages"][0]["content"] for row in project.rows()]

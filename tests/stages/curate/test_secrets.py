@@ -17,7 +17,7 @@ A = "aZ3kQ9xW7bN2vR5tY8uL1pM4cD6fG0hJ"
 
 
 def redacted(root: Path, texts: Sequence[str]) -> list[str]:
-    """What the stage leaves of texts, each in a row of its own, where it looks for secrets alone."""
+    """Return what the stage leaves of texts, each in a row of its own, if it looks for secrets alone."""
     project = of_rows(root, [chat(text) for text in texts])
     project.run(drop_duplicates="none", personal=[])
     return [row["messages"][0]["content"] for row in project.rows()]

@@ -112,7 +112,7 @@ def test_a_group_too_large_for_the_test_split_is_trained(tmp_path: Path) -> None
 
 
 def balanced(root: Path, domains: dict[str, int], **changes: Any) -> Counter[str]:
-    """How many training rows of each domain stay."""
+    """Return the number of training rows of each domain that stay, and check that the report agrees."""
     project = of_rows(root, numbered(0, domains))
     report = project.run(**changes)
     found = Counter(row["domain"] for row in project.rows())

@@ -95,7 +95,7 @@ def test_too_few_rows_are_an_error(made: Path, tools: Toolchain, tmp_path: Path)
 
 @pytest.fixture
 def text_of(made: Path, tmp_path: Path) -> Callable[[list[dict[str, Any]], int], str]:
-    """What a stand-in for llama-imatrix is to read of rows, for some tokens."""
+    """Return a function that gives what llama-imatrix (a stand-in) reads of rows, for some tokens."""
     matrix = tiny_gguf(tmp_path / "matrix.gguf", imatrix__chunk_count=1)
     script(tmp_path / "bin/llama-imatrix", f'cp "$4" {tmp_path}/text; cp {matrix} "$6"')
 
@@ -114,7 +114,7 @@ def text_of(made: Path, tmp_path: Path) -> Callable[[list[dict[str, Any]], int],
 def test_rows_are_spread_over_the_file_and_each_comes_once(
     text_of: Callable[..., str], tokens: int, step: int
 ) -> None:
-    """Where few tokens are wanted, or many bytes of a row are none of its text."""
+    """Check that this holds if few tokens are wanted, and if many bytes of a row are not part of its text."""
     text = text_of([chat(f"Row {n}: why?", "So.") | {"source": "x" * 1500} for n in range(50)], tokens)
     order = [n for start in range(step) for n in range(start, 50, step)]
     found = [int(n) for n in re.findall(r"Row (\d+)", text)]

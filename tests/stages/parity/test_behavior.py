@@ -54,7 +54,7 @@ def test_a_level_that_never_ends_is_caught(measure: Callable[..., dict[str, Chec
 def test_a_control_token_inside_an_answer_is_caught(
     measure: Callable[..., dict[str, Check]], tmp_path: Path
 ) -> None:
-    """Which the text itself does not show: llama-server leaves control tokens out of it."""
+    """The text itself does not show the token, because llama-server leaves control tokens out of it."""
     check = measure(rigged(tmp_path / LEVEL, START))["behavior_no_markers"]
     assert (check.verdict, check.figure) == ("fail", 2.0)
     assert check.remedy.startswith(f"{LEVEL} writes <|im_start|>")

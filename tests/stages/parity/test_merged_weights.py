@@ -83,7 +83,7 @@ def other_nf4(folder: Path, nf4: Nf4, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("record", ['{"onto": "nf4"}', "{}", "[]", '{"merge_base": "8-bit"}', None])
 def test_a_record_without_the_base_that_was_merged_into_is_refused(project: Path, record: str | None) -> None:
-    """What an older release or another tool wrote is not taken for a merge into 16 bits."""
+    """Check that a record of an older release or another tool does not pass for a merge into 16 bits."""
     file = project / "merged/merge.json"
     file.unlink() if record is None else file.write_text(record)
     with pytest.raises(DataError, match="Q-PARITY-004") as error:
@@ -96,7 +96,7 @@ def base_values(folder: Path) -> dict[str, Any]:
 
 
 def twice(folder: Path, _: pytest.MonkeyPatch) -> None:
-    """What a second run of a merge makes whose base is the first one's result."""
+    """Put in place the result of a second merge whose base is the first one's result."""
     for name in ("config.json", "generation_config.json"):
         shutil.copyfile(folder / "base" / name, folder / "merged" / name)
     shutil.copytree(folder / "merged", folder / "once")

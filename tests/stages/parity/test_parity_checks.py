@@ -82,7 +82,7 @@ def test_logits_are_compared_on_held_out_chats_that_fit(tmp_path: Path) -> None:
 
 
 def test_a_report_is_about_the_same_conversations_as_the_last() -> None:
-    """Who changes a conversation changes what reports count: then these digests change with it."""
+    """Check that the conversations are the same, because a change of one changes what reports count."""
     assert json_hash([asdict(conversation) for conversation in synthetic()])[:12] == "dbbb40cc968a"
     for count, step in ((1, 200), (3, 66), (50, 4), (199, 1), (201, 1)):
         chats = chosen([{"messages": [], "tools": [{}]}] * 300, count)

@@ -1,4 +1,4 @@
-"""What models say: a finished project's chain, and what its figures mean."""
+"""The outputs of models: a finished project's chain, and the meaning of its figures."""
 
 import gc
 import json

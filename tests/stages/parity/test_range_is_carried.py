@@ -1,4 +1,4 @@
-"""What PEFT's range trains is what is merged and served: every parity check passes."""
+"""Adapters over PEFT's range, and scales, are merged and served as trained: every parity check passes."""
 
 import json
 from pathlib import Path

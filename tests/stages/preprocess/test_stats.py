@@ -1,4 +1,4 @@
-"""What became of the rows: every row is counted once, and rows of each kind are kept for the eye."""
+"""Statistics of the rows: every row is counted once, and a few rows of each kind are kept for the eye."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""What the report says otherwise where a project is otherwise: for each case the lines of the page, of the
-terminal and of the files beside it that are new, of the recorded project with that change.
+"""The report of a changed project: for each change to the recorded project, the new lines of the page, of the
+terminal and of the files beside it.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def report(name: str, **changed: Any) -> Change:
 
 
 def little_recorded(root: Path) -> None:
-    """What a training of an older release left."""
+    """Replace the training's reports by the few that an older release left."""
     (root / "reports/train.jsonl").unlink()
     rows = "1,1.5,0.001,nan\n2,1.2,0.0009,0\n3,nan,0.0008,nan\n"
     (root / "reports/train.csv").write_text(f"step,loss,learning_rate,grad_norm\n{rows}")
@@ -191,7 +191,7 @@ CHANGES: dict[str, Change] = {
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What is said of the project as it is."""
+    """Return what the report says of the project as it is."""
     root = report_inputs.write_inputs(tmp_path_factory.mktemp("usual"))
     return said(demo_params(), root)
 

@@ -249,7 +249,7 @@ def test_without_javascript_it_is_a_plain_page(browser: Any, file: Path) -> None
 
 
 def whole(page: Any) -> None:
-    """What holds for any page: nothing sticks out, headings are in order, drawings have words."""
+    """Check what holds for any page: nothing sticks out, headings are in order, drawings have words."""
     for fold in (lambda _: None, unfold):
         fold(page)
         for size in (NARROW, PHONE, WIDE):
@@ -292,7 +292,7 @@ def test_what_is_wanted_first_is_on_the_first_two_screens(page: Any) -> None:
 
 
 def is_open(page: Any, place: str) -> bool:
-    """Whether what the place names, or heads, is unfolded and on the screen."""
+    """Return True if what the place names, or heads, is unfolded and on the screen."""
     return bool(
         page.evaluate(
             """(place) => {

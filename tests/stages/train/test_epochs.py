@@ -20,7 +20,7 @@ def run(order: list[list[int]], steps_per_epoch: int) -> list[dict[str, Any]]:
 
 
 def faults_of(rows: list[dict[str, Any]], packed: int) -> str:
-    """What the run is refused for; nothing if it is right."""
+    """Return the faults that the run is refused for; an empty string if it is right."""
     try:
         check_rows(rows, packed)
     except GateError as error:

@@ -1,4 +1,4 @@
-"""How several processes of one training meet and part, each a thread with its own connection to the store."""
+"""Processes of one training: how they meet and part, each a thread with its own connection to the store."""
 
 import socket
 import time
@@ -18,7 +18,7 @@ HERE = "127.0.0.1"
 
 
 def parting(rank: Rank, body: Callable[[Any], Any]) -> tuple[Any, float]:
-    """What `body` returns or raises, and when the group was left."""
+    """Run `body` in the group; return its result, or its error's id, and when the group was left."""
     found: Any = None
     try:
         with open_group(rank) as group:

@@ -95,7 +95,7 @@ def run(
 
 
 def round_of(root: Path, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What the file of the round before `step` + 1 says of it, and its completions."""
+    """Return what the file of the round before step `step` + 1 says of it, and the round's completions."""
     text = (root / "checkpoints" / ROUNDS / f"{step:08}.jsonl").read_text(encoding="utf-8")
     head, *completions = map(json.loads, text.splitlines())
     assert head["sha256"] == hashlib.sha256(text.partition("\n")[2].encode()).hexdigest()

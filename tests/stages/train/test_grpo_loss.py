@@ -104,7 +104,7 @@ def test_loss_and_gradient_are_trls(loss: str, kl_beta: float) -> None:
 
 
 def trl(loss: str, kl_beta: float, logps: Any) -> Any:
-    """What TRL's `_compute_loss` asks of its trainer."""
+    """Return a stand-in for TRL's trainer, with all that `_compute_loss` asks of it."""
     from collections import defaultdict
 
     accelerator = SimpleNamespace(

@@ -60,6 +60,6 @@ def test_a_step_with_liger_is_a_step_with_plain_pytorch(kind: str, tools: Toolch
 
 
 def steps(root: Path) -> list[dict[str, float]]:
-    """What training's log says of each optimizer step."""
+    """Return the rows of training's log that describe an optimizer step."""
     rows = map(json.loads, (root / "reports/train.jsonl").read_text(encoding="utf-8").splitlines())
     return [row for row in rows if "grad_norm" in row]

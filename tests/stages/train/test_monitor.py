@@ -31,7 +31,7 @@ def of(method: str = "sft", **changed: Any) -> Training:
 
 
 def run_monitor(rows: list[Row], settings: Train = SETTINGS) -> tuple[list[Check], dict[str, Check]]:
-    """What is said while the run goes on, and the account at its end by rule, the gravest first."""
+    """Return the findings while the run goes on, and those at its end by rule, the gravest first."""
     monitor = monitor_of(max(row["step"] for row in rows), settings)
     output = [finding for row in rows for finding in monitor.see(row)]
     return output, {finding.name: finding for finding in monitor.findings()}

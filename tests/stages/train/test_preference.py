@@ -127,7 +127,7 @@ def made(
 
 
 def reference(trainer: Any, batch: Any) -> Any:
-    """What the reference says of a batch."""
+    """Return the reference's log-probabilities of a batch."""
     return trainer.reference.logps(trainer.model, trainer.model.get_base_model(), batch)
 
 
@@ -257,7 +257,7 @@ def test_ktos_gradients_are_those_of_trl(prepared: Path, tmp_path: Path) -> None
 
 
 def padded(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What TRL's older trainers read: prompts with each of their answers, padded on the right."""
+    """Return a batch as TRL's older trainers read it: prompts with each answer, padded on the right."""
     found = {}
     for side in ("chosen", "rejected"):
         ids = [row["prompt_ids"] + row[f"{side}_ids"] for row in rows]

@@ -42,7 +42,9 @@ def changed(**values: Any) -> dict[str, Any]:
 
 
 def test_a_gpu_says_that_nf4_was_made_in_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the base is shared out; another device in the record is told, and the run goes on."""
+    """NF4 is made in main memory if the base is shared out. A run on another device than the record's goes
+    on, with a message.
+    """
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "a card")
     settings = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training

@@ -1,4 +1,4 @@
-"""What happens in a run, from Snakemake's records to events, lines of JSON and their schema."""
+"""The events of a run: from Snakemake's records to events, lines of JSON and their schema."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What a view reads: a job's log while it is written, how far a job is, and which sentences are passed on."""
+"""A view's inputs: a job's log while it is written, how far a job is, and which sentences are passed on."""
 
 import json
 import logging

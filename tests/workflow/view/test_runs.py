@@ -84,7 +84,7 @@ class Terminal:
         self.text = ""
 
     def read(self, until: str = "") -> str:
-        """What is written up to this pattern, or the end."""
+        """Read up to this pattern, or to the end, and return all text so far."""
         deadline = time.monotonic() + SECONDS
         while not until or not re.search(until, self.text):
             assert time.monotonic() < deadline, self.text[-2000:]
