@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import chdir, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 SERVER = "QUENCH_TESTS_FORKED"  # the socket at which the server listens
 
@@ -124,7 +124,7 @@ def _import_workflow() -> None:
     import pipeline.workflow.state.integrity  # noqa: F401
     from pipeline.workflow.state import record
 
-    record.subprocess = SimpleNamespace(run=_dvc)  # type: ignore[assignment]
+    record.subprocess = SimpleNamespace(**vars(subprocess) | {"run": _dvc})  # type: ignore[assignment]
 
 
 def _import_remotes() -> None:
@@ -202,26 +202,23 @@ def _become(connection: socket.socket) -> None:
         os._exit(0)
 
 
-def _dvc(command: list[str], *, cwd: Path, **_: Any) -> "subprocess.CompletedProcess[str]":
+def _dvc(command: list[str], *, cwd: Path, stderr: IO[str], **_: Any) -> "subprocess.CompletedProcess[str]":
     """Stands for `subprocess.run` when recording a stage: DVC in a fork of it, in a new session as there."""
     from dvc.cli import main
 
-    with tempfile.TemporaryFile("w+") as errors:
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            os.chdir(cwd)
-            os.dup2(errors.fileno(), 1)
-            os.dup2(errors.fileno(), 2)
-            code = 255
-            try:
-                code = main(command[command.index("dvc") + 1 :])
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        errors.seek(0)
-        return subprocess.CompletedProcess(command, code, "", errors.read())
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.chdir(cwd)
+        os.dup2(stderr.fileno(), 1)
+        os.dup2(stderr.fileno(), 2)
+        code = 255
+        try:
+            code = main(command[command.index("dvc") + 1 :])
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from pipeline.config.params import with_defaults
@@ -45,22 +46,24 @@ def record_all(stages: Iterable[str], root: Path) -> None:
         return
     deps = {dep for entry in entries.values() for dep in entry.get("deps", [])}
     sources = sorted(f"{dep}.dvc" for dep in deps if (root / f"{dep}.dvc").is_file())
-    command = [sys.executable, "-P", "-m", "dvc", "--wait-for-lock", "commit", "--force", *entries, *sources]
-    with lock_record(root) as lock:
-        # It has a session of its own, and the lock is passed on: killing the run can't leave half a dvc.lock.
+    # In this order: a stage that is recorded does not run again, so its sources have to be in the cache then.
+    command = [sys.executable, "-P", "-m", "dvc", "--wait-for-lock", "commit", "--force", *sources, *entries]
+    with lock_record(root) as lock, TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        # It has a session of its own, the lock is passed on, and nobody has to read what it says: it goes on
+        # if the run is killed.
         done = subprocess.run(
             command,
             cwd=root,
-            capture_output=True,
-            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
             start_new_session=True,
             pass_fds=[lock.fileno()],
             check=False,
         )
+        said.seek(0)
+        lines = said.read().splitlines()
     if done.returncode:
-        errors = [
-            line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR")
-        ]
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
         stated = " ".join(errors) or f"exit code {done.returncode}"
         raise ToolError(
             "Q-WORKFLOW-014",
