@@ -355,6 +355,15 @@ def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> Non
     assert "base.json" not in shown.stderr  # they are measured
 
 
+def test_check_names_words_of_a_status_that_are_no_verdict(raw: Path) -> None:
+    (raw / "bad.jsonl").unlink()
+    words = ["solved"] * 3 + ["hylätty", "approved", "discarded"]
+    rows = [json.loads(GOOD) | {"status": word, "order_status": "late"} for word in words]
+    (raw / "good.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = " ".join(data(raw.parent, "check", str(raw)).stdout.split())
+    assert "rows with status: solved (3 rows) and status: hylätty (1 row) are trained" in shown
+
+
 def test_check_counts_what_is_taken_out_of_mails(raw: Path) -> None:
     (raw / "bad.jsonl").unlink()
     asked = "Hello,\nwhen does the ferry leave?\n\nKind regards\nKim"

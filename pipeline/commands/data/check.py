@@ -29,7 +29,7 @@ from pipeline.intake.files.notes import notes_sentences
 from pipeline.stages.curate.answers import few_answers, labels_of, near_equals_sentences, several_answers
 from pipeline.stages.curate.called_tools import calls_sentences
 from pipeline.stages.curate.inputs import by_glob, held_out_sentences
-from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts
+from pipeline.stages.curate.mapped import called_bad, file_problem, lacking, left_out_of_texts, undecided
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner
@@ -254,6 +254,9 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
         outcome.columns.append(f"{file.shown}: {one_line(sentence, 300)}")
     if file.verdicts:
         outcome.columns.append(f"{file.shown}: {called_bad(file.verdicts)}")
+    states = undecided(file.states) if file.states else ""
+    if states:
+        outcome.columns.append(f"{file.shown}: {one_line(states, 300)}")
     if file.text_doubt:
         outcome.columns.append(f"{file.shown}: {one_line(cleaner.scrubbed(file.text_doubt), 300)}")
     why = file.no_row()

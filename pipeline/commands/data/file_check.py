@@ -68,6 +68,7 @@ class FileCheck:
     mapped: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     left_out: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     verdicts: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
+    states: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     several: int = 0  # rows with a list of answers, of which reading chooses one
     answers: Counter[str] = field(default_factory=Counter)  # counted as in `CleaningStats`
     calls: dict[str, Any] = field(default_factory=dict)  # as the report of curate has them
@@ -113,6 +114,7 @@ class FileCheck:
         self.mapped = stats.mapped
         self.left_out = stats.left_out
         self.verdicts = stats.verdicts
+        self.states = stats.states
         self.calls = stats.of_calls() or {}
         self.notes.update(cleaner.mail.take_counts() if cleaner.mail else {})
         tally["lines"] += self.lines

@@ -13,6 +13,7 @@ from itertools import chain
 from pipeline.intake.exports.mail_quotes import QUOTATION
 
 Notes = MutableMapping[str, int]
+KEPT_BELOW = "kept_below_closings"  # note: texts
 
 SIGNATURE = re.compile(r"^-- ?$", re.MULTILINE)
 SIGNATURE_LINES = 10
@@ -67,9 +68,12 @@ CLOSING_WORDS = (
     r"|atentamente|atenciosamente"
     r"|(?:met )?(?:vriendelijke|hartelijke|sportieve) groet(?:en|jes)?|hoogachtend"
     r"|alvast bedankt|bij voorbaat dank"
-    r"|(?:med )?(?:vänliga?|venlige?|vennlige?) (?:hälsning(?:ar)?|hilsen(?:er)?)|z poważaniem"
+    r"|(?:med )?(?:vänliga?|venlige?|vennlige?|bästa|varma|hjärtliga|beste|bedste|varme)"
+    r" (?:hälsning(?:ar)?|hilsen(?:er)?)"
+    r"|greetings from|z poważaniem"
     r"|z wyrazami szacunku"
-    r"|(?:regards|all the best|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg)(?=[,.!]?[ \t]*$))"
+    r"|(?:regards|all the best|sincerely|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg|vh"
+    r"|hälsning(?:ar)?|hilsen|vänligen|ha det (?:bra|fint|godt)|ha en (?:bra|fin|god) dag)(?=[,.!]?[ \t]*$))"
 )
 AFTER_CLOSING = r"(?:[^\n.?]{0,60}|[.!])[ \t]*$"
 CLOSING = re.compile(
@@ -80,6 +84,8 @@ CLOSING = re.compile(
 MAY_CLOSE = re.compile(rf"[^\n.?!]{{0,40}}\b{CLOSING_WORDS}{AFTER_CLOSING}", re.IGNORECASE)
 NAME_WORD = r"(?:[A-ZÀ-ÞĀ-Ž][\w'’-]*|\[NAME_\d+\])"
 NAME = rf"{NAME_WORD}(?:\.? {NAME_WORD}){{0,3}}(?:(?<=\b[A-Z])\.)?"
+WRITER = re.compile(rf"[/–—-]?[ \t]*{NAME}")  # as the last line of a text
+SIGNED = re.compile(rf"[ \t]*/[ \t]*{NAME}[ \t]*\Z")  # as any line: "/Kim"
 # Where the writer works, behind the name; lines of an address; a question for a rating at the end.
 OFFICE = r"(?:,?[ \t]+(?:vom|von|aus|im|from|of|at|in|the|der|[-–|])[ \t][^\n]{1,60})?"
 COMPANY = r"(?:(?<=[A-Z]\.)|(?<=\.l\.)|(?<=Inc\.)|(?<=Ltd\.)|(?<=Co\.))"  # "S.L.", "S.r.l.", "B.V."
@@ -233,8 +239,13 @@ def without_end(text: str, notes: Notes, *, every: bool, habits: Habits = UNKNOW
 
 
 def keeps_closing(text: str, habits: Habits) -> bool:
-    """Return True if a line near the end of a text may be a closing still, whatever stands around it."""
-    kinds = [kind for kind in (MAY_CLOSE, CLOSING_LINE, habits.closings) if kind]
+    """Return True if a line near the end of a text may be a closing still, whatever stands around it, or if
+    its last line is a name.
+    """
+    *above, last = text.strip().splitlines() or [""]
+    if above and WRITER.fullmatch(last.strip()):
+        return True
+    kinds = [kind for kind in (MAY_CLOSE, CLOSING_LINE, SIGNED, habits.closings) if kind]
     return any(kind.match(line) for kind in kinds for line in text.splitlines()[-LAST_LINES:])
 
 
@@ -263,12 +274,17 @@ def _without_closing(text: str, notes: Notes, *, every: bool, habits: Habits) ->
     postscript = POSTSCRIPT.search(text, max(0, len(text) - CLOSING_END))
     end = postscript.start() if postscript else len(text)
     closing = closing_of(text[:end], habits) or short_closing_of(text[:end])
+    if postscript and not closing:  # It may stand above the closing.
+        end = len(text)
+        closing = closing_of(text, habits) or short_closing_of(text)
     # A line that was learned from other texts may be all that this one says.
     if closing and closing.re is habits.closings and not says_something(text[: closing.start()]):
         closing = None
     if closing:
         notes["closings"] += 1
         added = _added_below(text[closing.start() : end], habits)
+        if added:
+            notes[KEPT_BELOW] += 1
         parts = (text[: closing.start()].rstrip(), added, text[end:])
         text = "\n\n".join(filter(None, parts)).rstrip()
     return text

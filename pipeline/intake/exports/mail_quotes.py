@@ -15,14 +15,32 @@ INTRODUCTION = 300  # characters
 # A time, a date in digits or an address, with which no prose introduces a quotation.
 DATED = re.compile(r"\d:\d\d|\d[./-]\d{1,2}[./-]\d\d|<\S{1,100}@\S{1,100}>|<\[EMAIL")
 # The head of a mail below an answer, as Outlook writes it, with a line above it or not.
+SENDER = r"(?:From|Von|De|Da|Van|Od|Från|Fra)"
+SENT = r"(?:Sent|Gesendet|Envoyé|Enviad[oa]|Inviato|Verzonden|Wysłano|Data|Skickat|Sendt)"
+ORIGINAL = (
+    r"(?:Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original|Mensagem original"
+    r"|Messaggio originale|Oorspronkelijk bericht|Wiadomość oryginalna|Oryginalna wiadomość"
+    r"|Ursprungligt meddelande|Originalmeddelande|Opprinnelig melding|Oprindelig meddelelse)"
+)
+# Other programs' heads, in any language: a line with an address in angle brackets above one with a date or a
+# time. Forms that customers fill in have no such address.
+HEAD_LINE = r"\W{0,2}[^\W\d]\w{1,14}\s?:"
+ADDRESSED = (
+    rf"{HEAD_LINE}.*<(?:[^<>\s]+@|\[EMAIL)[^<>]*>.*\n(?:.+\n)?{HEAD_LINE}.*(?:\d:\d\d|\d[./-]\d|\b\d{{4}}\b)"
+)
 FORWARDED = re.compile(
-    r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original"
-    r"|Mensagem original|Messaggio originale|Oorspronkelijk bericht|Wiadomość oryginalna|Oryginalna"
-    r" wiadomość) ?-{2,}"
-    r"|_{20,}\s*\n(From|Von|De|Da|Van|Od)\s?:.*"
-    r"|\W{0,2}(From|Von|De|Da|Van|Od)\s?:.+\n(?:.+\n)?"
-    r"\W{0,2}(Sent|Gesendet|Envoyé|Enviad[oa]|Inviato|Verzonden|Wysłano|Data)\s?:.*)$",
+    rf"^(-{{2,}} ?{ORIGINAL} ?-{{2,}}"
+    rf"|_{{20,}}\s*\n{SENDER}\s?:.*"
+    rf"|\W{{0,2}}{SENDER}\s?:.+\n(?:.+\n)?\W{{0,2}}{SENT}\s?:.*"
+    rf"|{ADDRESSED}.*)$",
     re.MULTILINE | re.IGNORECASE,
+)
+# What may be a quoted mail in a language or form that is not known: three such lines, of which one has a
+# time; words between hyphens.
+MAY_BE_QUOTED = re.compile(
+    rf"^(?=(?:{HEAD_LINE}.*\n){{2}}{HEAD_LINE})(?:.*\n){{0,2}}.*\d:\d\d"
+    r"|^-{4,} ?[^\W\d][^\n-]{3,40}-{4,}$",
+    re.MULTILINE,
 )
 UNDERLINE = re.compile(r"\n\s*_{5,}\s*\Z")  # Outlook's, above the head of a mail
 # The beginning of a quotation or of a forwarded mail.
@@ -34,8 +52,10 @@ QUOTATION = re.compile(
 
 
 def keeps_quotation(text: str) -> bool:
-    """Return True if a text holds a quoted mail still."""
-    return bool(FORWARDED.search(text) or introduction_of(text))
+    """Return True if a text may hold a quoted mail still, in any language."""
+    if FORWARDED.search(text) or introduction_of(text) or MAY_BE_QUOTED.search(text):
+        return True
+    return any(line.rstrip().endswith(":") and DATED.search(line) for line in text.splitlines())
 
 
 def before_quoted(text: str) -> str:

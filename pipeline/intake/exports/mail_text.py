@@ -46,14 +46,37 @@ SPEAKS_OF_QUOTED = re.compile(
 GREETING_LINE = re.compile(rf"{GREETING.pattern}[^\n.?]{{0,60}}[,!][ \t]*\n", re.IGNORECASE)
 # In small letters. A text with none of these has nothing that the expressions above find.
 SIGNS = (
-    *("\n--", "\n__", "from:", "von:", "de:", "de :", "da:", "van:"),
+    *("\n--", "\n__", "from:", "von:", "de:", "de :", "da:", "van:", "från:", "fra:"),
     *("wrote", "writes", "schrieb", "schreibt", "a écrit", "escribió", "ha scritto", "skrev", "schreef"),
     *("\n>", "escreveu", "napisał", "napsal", "írta", "kirjoitti", "od:"),
     *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely", "have a "),
     *("cordial", "distinti saluti", "atentamente", "atenciosamente", "groet", "bien à "),
-    *("journée", "saludo", "saluti", "hoogachtend", "alvast", "voorbaat", "hälsning", "hilsen", "mvh", "mvg"),
+    *(
+        "journée",
+        "saludo",
+        "saluti",
+        "hoogachtend",
+        "alvast",
+        "voorbaat",
+        "hälsning",
+        "hilsen",
+        "mvh",
+        "mvg",
+        "vänligen",
+    ),
     *("pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in", "enviado d", "sent from"),
-    *("cdlt", "cdt", "agréer", "envoyé", "get outlook", "salutations", "veuillez recevoir"),
+    *(
+        "ha det",
+        "ha en",
+        "greetings from",
+        "cdlt",
+        "cdt",
+        "agréer",
+        "envoyé",
+        "get outlook",
+        "salutations",
+        "veuillez recevoir",
+    ),
 )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pipeline.core.text import plural
 from pipeline.intake.exports import side_files
+from pipeline.intake.exports.mail_ends import KEPT_BELOW
 from pipeline.intake.files.members import NOT_READ, Unread, members_sentences
 from pipeline.intake.files.misnamed import NOTE as IN_TEXT
 from pipeline.intake.files.workbooks import sheets_sentences
@@ -47,7 +48,7 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
         name: count
         for name, count in sorted(notes.items())
         if count
-        and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT, CLOSINGS_LEFT)
+        and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT, CLOSINGS_LEFT, KEPT_BELOW)
         and not name.startswith(EXPORT)
     }
     sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(archives)]
@@ -65,8 +66,15 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
     if notes.get(CLOSINGS_LEFT):
         number = plural(notes[CLOSINGS_LEFT], "text keeps", "texts keep")
         sentences.append(
-            f"{number} a line near the end that may be a closing, and what is below it (curate.mail: always "
-            "takes it out where it stands before a name in five texts of the file, and rarely elsewhere)"
+            f"{number} a line near the end that may be a closing or a writer's name, and what is below it "
+            "(curate.mail: always takes out those that stand before a name in five texts of the file, and "
+            "rarely elsewhere; a function in curate.transform any)"
+        )
+    if notes.get(KEPT_BELOW):
+        number = plural(notes[KEPT_BELOW], "text keeps", "texts keep")
+        sentences.append(
+            f"{number} what stands below a closing: the writer's own words, or an address that is not "
+            "recognized"
         )
     if exports:
         names = ", ".join(f"{name} ({plural(count, 'file')})" for name, count in sorted(exports.items()))

@@ -244,6 +244,33 @@ POLISH = Words(
     false=words_of("falsz"),
     nothing=words_of("brak nie nigdy nikt"),
 )
-LANGUAGES = (ENGLISH, ITALIAN, SPANISH, PORTUGUESE, FRENCH, GERMAN, DUTCH, POLISH)
+# Swedish, Norwegian and Danish share most of them.
+NORDIC = Words(
+    bad=words_of(
+        "avslatt avvisad avvisat avvist borttagen borttaget felaktig felaktigt forkastad forkastat forkastet",
+        "kassera kasserad kasserat kassert kasseret oanvandbar oanvandbart ogiltig ogiltigt raderad raderat",
+        "skrappost slettet spam ubrukelig ugyldig ugyldigt uteslutet utesluten",
+    ),
+    good=words_of(
+        "accepterad accepterat akseptert anvandbar brukbar giltig giltigt godkand godkant godkendt godkjent",
+        "gyldig gyldigt korrekt riktig riktigt rigtig",
+    ),
+    open=words_of("felaktig felaktigt giltig giltigt gyldig korrekt riktig riktigt rigtig ugyldig"),
+    states=words_of("beslut beslutning granskningsstatus kvalitet moderering status validering vurdering"),
+    of_runs=words_of("status"),
+    reviews=words_of("granskningsresultat"),
+    negations=words_of("aldrig aldri ej icke ikke inte"),
+    verbs=words_of("ar blev er har var"),
+    moments=words_of("av den"),
+    of_rows=words_of(
+        "annotering exempel eksempel fraga granskare meddelande melding rad samtal samtale svar"
+    ),
+    yes=words_of("j ja"),
+    no=words_of("nej nei"),
+    true=words_of("sann sant sand"),
+    false=words_of("falsk falskt usann"),
+    nothing=words_of("aldrig aldri ingen nej nei"),
+)
+LANGUAGES = (ENGLISH, ITALIAN, SPANISH, PORTUGUESE, FRENCH, GERMAN, DUTCH, POLISH, NORDIC)
 # A row's key and its value may be of different languages.
 ALL = Words(*(frozenset[str]().union(*lists) for lists in zip(*LANGUAGES, strict=True)))

@@ -38,6 +38,18 @@ def verdict_on(row: Mapping[str, Any], read: frozenset[str]) -> str | None:
     return next(_verdicts(row, read), None)
 
 
+def states_in(row: Mapping[str, Any], read: frozenset[str]) -> Iterator[str]:
+    """Yield `status: solved` and the like for each key beside a row whose word is known neither as a reason
+    to throw the row out nor as one to keep it. The keys `read` are the row's content.
+    """
+    for key, value in row.items():
+        if key in read or not isinstance(value, str) or len(value) > LONGEST_STATE:
+            continue
+        words = set(plain_words(value))
+        if words and kind_of(key) == "state" and bad_word(key, value) is None and not words <= ALL.good:
+            yield f"{key}: {value.strip()}"
+
+
 def decision_on(row: Mapping[str, Any]) -> str | None:
     """Return the decision by which an annotator threw out a row of Prodigy; None for any other row."""
     answer = row.get("answer")

@@ -34,7 +34,7 @@ from pipeline.stages.curate.rules.catalog import RULES
 
 OF_NOTHING = hashlib.sha256(b"").hexdigest()
 # Counts of cleaning that are kept by file too.
-COUNTED = ("rejected", "formats", "mapped", "left_out", "verdicts", "notes", "answers")
+COUNTED = ("rejected", "formats", "mapped", "left_out", "verdicts", "states", "notes", "answers")
 LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
 
 
@@ -57,6 +57,7 @@ class FileStats:
     mapped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
     verdicts: Counter[str] = field(default_factory=Counter)  # keys and words that call a row bad → rows
+    states: Counter[str] = field(default_factory=Counter)  # keys of verdicts and other words → rows
     notes: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)  # answer → rows, as long as they are few
 
@@ -97,6 +98,7 @@ class FileStats:
             **({"fields_lacking": unsourced} if unsourced else {}),
             **({"left_out_of_texts": dict(self.left_out)} if self.left_out else {}),
             **({"marked_bad": dict(self.verdicts)} if self.verdicts else {}),
+            **({"states": dict(self.states)} if self.states else {}),
         }
 
 

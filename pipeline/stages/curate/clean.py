@@ -24,7 +24,7 @@ from pipeline.intake.rows.letter_case import with_known_keys
 from pipeline.intake.rows.own_rows import export_with
 from pipeline.intake.rows.texts import left_out_of_text
 from pipeline.intake.rows.transform import Transform
-from pipeline.intake.rows.verdicts import decision_on, verdict_on, without_decision
+from pipeline.intake.rows.verdicts import decision_on, states_in, verdict_on, without_decision
 from pipeline.stages.curate.answers import bound, count_answer
 from pipeline.stages.curate.called_tools import (
     CALLING,
@@ -89,6 +89,7 @@ class CleaningStats:
     mapped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # columns next to a text → rows
     verdicts: Counter[str] = field(default_factory=Counter)  # keys and words that call a row bad → rows
+    states: Counter[str] = field(default_factory=Counter)  # keys of verdicts and other words → rows
     answers: Counter[str] = field(default_factory=Counter)  # answer → rows, as long as they are few
     # Rows with calls, those of them without tools, and rows whose tools the template does not show.
     calls: Counter[str] = field(default_factory=Counter)
@@ -328,6 +329,8 @@ class Cleaner:
                 clean_row["domain"] = domain
             if clean_row.get("label") is not False:  # A thumb down says the same, and makes the row useful.
                 rule = "verdicts"
+                for state in states_in(value, KEYS_READ[kind]):
+                    self.count(state, cleaning_stats.states)
                 self.judge(verdict_on(value, KEYS_READ[kind]), cleaning_stats.verdicts)
             for rule, apply in self.rules:  # noqa: B007
                 clean_row = apply(clean_row, changes)

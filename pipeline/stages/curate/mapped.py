@@ -19,6 +19,7 @@ from pipeline.stages.curate.inputs import by_glob
 
 ROWS_SEEN = 50  # rows of a file whose keys are named
 KEYS_SHOWN = 8  # columns that are named
+MOST_STATES = 12  # words of a key beside rows, above which it hardly states a verdict
 KEY_SHOWN = 40  # characters of a path
 
 
@@ -50,7 +51,7 @@ def fields_sentences(files: Mapping[str, Mapping[str, Any]], settings: Curate) -
 
 def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a sentence per file of texts with untrained columns, and per file with rows that a key calls
-    bad, by the report's entries of the files.
+    bad, or may call so, by the report's entries of the files.
     """
     sentences = []
     for name, file in files.items():
@@ -58,6 +59,9 @@ def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
             sentences.append(f"{name}: {left_out_of_texts(file['left_out_of_texts'])}")
         if file.get("marked_bad"):
             sentences.append(f"{name}: {called_bad(file['marked_bad'])}")
+        states = undecided(file["states"]) if file.get("states") else ""
+        if states:
+            sentences.append(f"{name}: {states}")
     return sentences
 
 
@@ -75,6 +79,16 @@ def called_bad(verdicts: Mapping[str, int]) -> str:
     return (
         f"a key beside the row calls it bad: {counted(verdicts)}; curate.marked_bad rejects or keeps such "
         "rows, and a key that is null in curate.fields is no verdict"
+    )
+
+
+def undecided(states: Mapping[str, int]) -> str:
+    """Return a sentence on words beside rows that are known as no verdict; "" if they are too many."""
+    if len(states) > MOST_STATES:
+        return ""
+    return (
+        f"rows with {counted(states)} are trained: these words are not known as reasons to throw a row out. "
+        "If one of them is, take its rows out by curate.transform, or write `discarded` in its place"
     )
 
 

@@ -61,8 +61,8 @@ class Mail:
 
     def take_counts(self) -> Counter[str]:
         """Return counts of texts since the last call: `mail_html`, `quotes`, `signatures`, `closings`, and of
-        what stays: `mail_html_left`, texts that begin with HTML, `closings_left`, `quotes_left`, and
-        `mails_left`, mails in other files than a help desk's.
+        what stays: `mail_html_left`, texts that begin with HTML, `closings_left`, `kept_below_closings`,
+        `quotes_left`, and `mails_left`, mails in other files than a help desk's.
         """
         counts = self.counts
         self.counts = Counter()

@@ -37,6 +37,7 @@ _LABELLED = re.compile(
     r"(?:\b(?:tel|telefon\w*|telephone|phone|fon|mobil\w*|handy\w*|fax|call|ring|dial|text me|reach\w*|sms"
     r"|whatsapp|(?:an)?ruf\w*|r.ckruf\w*|zur.ckrufen|erreich\w*|my (?:\w+ )?number|meine (?:\w+ )?nummer"
     r"|t.l|mob|mon num.ro|mi n.mero|joindre|rappele[rz]|contacte[rz]|fixe|port|ligne directe"
+    r"|mi(?:tt|n) (?:\w+ )?n(?:umm?e|umme)r|numret|n.s p|n. (?:mig|oss) p|ringa?|ring(?:e|er)|mobilnumm?er"
     r"|t.l.phone|portable|appel\w*|tel.fono|m.vil|ll.m\w*|cellulare|chiam\w*|bel\w{0,3}|bereik\w*)\b"
     r"(?P<between>[^\d\n+]{0,60}?)|\b(?:unter|on|at) )"
     # no date; a number in groups of two begins like one and goes on
