@@ -56,6 +56,7 @@ AND = r"(?:,| and| und| y| et| e| en| och| og| i) "
 PARAGRAPH = re.compile(r"\n\s*\n(?:[-*_]{3,}\s*\n\s*)?")
 CLOSING_WORDS = (
     r"(?:(?:mit )?(?:freundliche|beste|viele|liebe|herzliche|schöne)[mnr]? gr(?:ü(?:ß|ss)en?|uß|uss)|mfg\b"
+    r"|mit \w{4,20} grü(?:ß|ss)en"
     r"|(?:kind|best|warm|kindest|warmest|many thanks and kind) regards|best wishes"
     r"|yours (?:sincerely|faithfully|truly)|sincerely(?: yours)?,"
     r"|(?:(?:bien|très) )?cordialement|cdl?t\b|bien à (?:vous|toi)|salutations (?:distinguées|cordiales)"
@@ -70,9 +71,10 @@ CLOSING_WORDS = (
     r"|alvast bedankt|bij voorbaat dank"
     r"|(?:med )?(?:vänliga?|venlige?|vennlige?|bästa|varma|hjärtliga|beste|bedste|varme)"
     r" (?:hälsning(?:ar)?|hilsen(?:er)?)"
-    r"|greetings from|z poważaniem"
+    r"|(?:\w+ )?(?:hälsningar från|greetings from)|warm wishes|z poważaniem"
     r"|z wyrazami szacunku"
     r"|(?:regards|all the best|sincerely|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg|vh"
+    r"|freundlichst|warmly|allt gott"
     r"|hälsning(?:ar)?|hilsen|vänligen|ha det (?:bra|fint|godt)|ha en (?:bra|fin|god) dag)(?=[,.!]?[ \t]*$))"
 )
 AFTER_CLOSING = r"(?:[^\n.?]{0,60}|[.!])[ \t]*$"
@@ -124,7 +126,8 @@ ALONE_SHARE = 0.1  # of the texts that it closes, at most, that say nothing else
 ENDING_SHARE = 0.03  # of all texts, at least, that end with a line which is their company's or a notice
 # What a writer adds below the closing, which stays.
 POSTSCRIPT = re.compile(
-    r"^(?:P\.?(?:P\.?)?[ -]?[SD]\b|Post-?scriptum\b|Pos(?:t)?data\b|N\.? ?B\b)\.?(?: ?:)?\s", re.MULTILINE
+    r"^(?:P\.?(?:P\.?)?[ -]?[SD]\b|p\. ?s\b|Post-?scriptum\b|Pos(?:t)?data\b|N\.? ?B\b)\.?(?: ?:)?\s",
+    re.MULTILINE,
 )
 # A line below a closing that says how the writer is reached, or who the company is.
 REACHED_BY = re.compile(

@@ -22,6 +22,15 @@ ORIGINAL = (
     r"|Messaggio originale|Oorspronkelijk bericht|Wiadomość oryginalna|Oryginalna wiadomość"
     r"|Ursprungligt meddelande|Originalmeddelande|Opprinnelig melding|Oprindelig meddelelse)"
 )
+# The line above a mail that somebody passes on, which is what the mail is about.
+PASSED_ON = re.compile(
+    r"^\W{0,12}(?:(?:begin )?forwarded (?:message|mail)"
+    r"|(?:anfang der )?weitergeleiteten? (?:nachricht|e-?mail)"
+    r"|(?:début du )?message (?:transféré|réexpédié)|mensaje reenviado|mensagem encaminhada"
+    r"|messaggio inoltrato|doorgestuurd bericht|vidarebefordrat (?:meddelande|brev)"
+    r"|videresend?t (?:besked|meddelelse|melding)|wiadomość przekazana)\b",
+    re.MULTILINE | re.IGNORECASE,
+)
 # Other programs' heads, in any language: a line with an address in angle brackets above one with a date or a
 # time. Forms that customers fill in have no such address.
 HEAD_LINE = r"\W{0,2}[^\W\d]\w{1,14}\s?:"
@@ -53,7 +62,7 @@ QUOTATION = re.compile(
 
 def keeps_quotation(text: str) -> bool:
     """Return True if a text may hold a quoted mail still, in any language."""
-    if FORWARDED.search(text) or introduction_of(text) or MAY_BE_QUOTED.search(text):
+    if any(kind.search(text) for kind in (FORWARDED, PASSED_ON, MAY_BE_QUOTED)) or introduction_of(text):
         return True
     return any(line.rstrip().endswith(":") and DATED.search(line) for line in text.splitlines())
 
@@ -80,7 +89,7 @@ def introduction_of(text: str) -> tuple[int, int] | None:
     for match in BEGINNING.finditer(text):
         lines = text[match.start() : match.start() + INTRODUCTION].split("\n")
         for count in range(1, INTRODUCTION_LINES + 1):
-            words = "\n".join(lines[:count])
+            words = " ".join(lines[:count])  # as long as with their line breaks
             if INTRODUCES.search(words) and DATED.search(words):
                 return match.start(), match.start() + len(words)
     return None

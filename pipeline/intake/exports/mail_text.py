@@ -21,6 +21,7 @@ from pipeline.intake.exports.mail_ends import (
     without_end,
 )
 from pipeline.intake.exports.mail_quotes import (
+    PASSED_ON,
     QUOTATION,
     UNDERLINE,
     before_quoted,
@@ -33,7 +34,9 @@ from pipeline.intake.exports.mail_quotes import (
 # Words of a customer above a quoted mail that may be about it.
 SPEAKS_OF_QUOTED = re.compile(
     r"\b(?:phishing|spam|scam|below|unten\w*|ci-dessous|hieronder|onderstaand\w*|poniż\w*|sotto|abajo|abaixo"
-    r"|weitergeleitet\w*|forwarded|suivante?|seguente|siguiente)\b"
+    r"|weiter(?:ge)?leit\w*|leite\b|forward\w*|fyi|zur (?:info|kenntnis)|transf[ée]r\w*|réexpédi\w*"
+    r"|reenv[ií]\w*|inoltr\w*|door(?:ge)?stu\w*|vidarebefordr\w*|videresend\w*"
+    r"|(?:nachricht|antwort) (?:vom|von|der|des)(?= [^\d])|suivante?|seguente|siguiente)\b"
     r"|\b(?:e-?mails?|mails?|courriels?)\b"
     # "Is this genuine?", "stimmt das?"; but not "Is this covered by the warranty?"
     r"|\b(?:this|that|these|das|dies\w*|ceci|cela|ça|esto|eso|questo)\b"
@@ -51,32 +54,11 @@ SIGNS = (
     *("\n>", "escreveu", "napisał", "napsal", "írta", "kirjoitti", "od:"),
     *("grüße", "grüsse", "gruß", "gruss", "mfg", "regards", "best wishes", "yours ", "sincerely", "have a "),
     *("cordial", "distinti saluti", "atentamente", "atenciosamente", "groet", "bien à "),
-    *(
-        "journée",
-        "saludo",
-        "saluti",
-        "hoogachtend",
-        "alvast",
-        "voorbaat",
-        "hälsning",
-        "hilsen",
-        "mvh",
-        "mvg",
-        "vänligen",
-    ),
-    *("pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in", "enviado d", "sent from"),
-    *(
-        "ha det",
-        "ha en",
-        "greetings from",
-        "cdlt",
-        "cdt",
-        "agréer",
-        "envoyé",
-        "get outlook",
-        "salutations",
-        "veuillez recevoir",
-    ),
+    *("journée", "saludo", "saluti", "hoogachtend", "alvast", "voorbaat", "hälsning", "hilsen"),
+    *("mvh", "mvg", "vänligen", "pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in"),
+    *("enviado d", "sent from", "ha det", "ha en", "greetings from", "cdlt", "cdt", "agréer"),
+    *("envoyé", "get outlook", "salutations", "veuillez recevoir", "freundlichst"),
+    *("warmly", "warm wishes", "allt gott", "grüßen", "grüssen"),
 )
 
 
@@ -111,17 +93,20 @@ def without_quotes(
 
     Not `every` line with `>` is one if the text may hold prompts or Markdown: then only those are that an
     introduction with a date precedes, and those at the text's end. A mail stays that the own words announce
-    with a colon, or that a question may be about ("Is this mail phishing?").
+    with a colon, or that a question may be about ("Is this mail phishing?") or passes on.
     """
     quotation = QUOTATION.search(text)
+    introduction = introduction_of(text)
     if not every and quotation:
-        own = without_end(text[: quotation.start()].rstrip(), Counter(), every=False, habits=habits)
-        if own.endswith(":") or (is_question and SPEAKS_OF_QUOTED.search(own)):
+        first = min(quotation.start(), introduction[0]) if introduction else quotation.start()
+        own = without_end(text[:first].rstrip(), Counter(), every=False, habits=habits)
+        is_about_it = bool(SPEAKS_OF_QUOTED.search(own) or PASSED_ON.search(text))
+        if own.endswith(":") or (is_question and is_about_it):
             return text
     begin = quoted_from(text)
     is_quoted = begin is not None
     lines = text[:begin].split("\n")
-    is_reply = every or introduction_of(text) is not None
+    is_reply = every or introduction is not None
     last = 0 if is_reply else last_quotation(lines)
     kept: list[str] = []
     for number, line in enumerate(lines):

@@ -1,6 +1,6 @@
 """Conversion of an answer's HTML to Markdown, the form that models write.
 
-It keeps paragraphs, lists, headings, code, tables and emphasis.
+It keeps paragraphs, lists, headings, code, tables, emphasis and the addresses of links.
 """
 
 import re
@@ -33,6 +33,7 @@ class _Writer(HTMLParser):
         self.hidden = 0
         self.in_pre = False
         self.cells = 0  # cells in the table's row
+        self.link: tuple[int, str] | None = None  # number of pieces before an open link, and its address
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in HIDDEN:
@@ -53,6 +54,9 @@ class _Writer(HTMLParser):
             self.pieces.append("\n|")
         elif tag in ("td", "th"):
             self.pieces.append(" ")
+        elif tag == "a":
+            address = dict(attrs).get("href") or ""
+            self.link = (len(self.pieces), address) if address.startswith(("http://", "https://")) else None
         elif tag in HEADINGS:
             self.pieces.append(f"\n\n{HEADINGS[tag]}")
         elif tag in MARKS:
@@ -72,6 +76,8 @@ class _Writer(HTMLParser):
             self.pieces.append("\n```\n\n" if not self._ends_line() else "```\n\n")
         elif tag == "code" and not self.in_pre:
             self.pieces.append("`")
+        elif tag == "a":
+            self._end_link()
         elif tag in ("td", "th"):
             self.cells += 1
             self.pieces.append(" |")
@@ -85,6 +91,16 @@ class _Writer(HTMLParser):
             if tag in ("ul", "ol") and self.lists:
                 self.lists.pop()
             self._begin_block()
+
+    def _end_link(self) -> None:
+        """Write the address of a link behind its words, unless they are the address."""
+        if self.link is None:
+            return
+        begin, address = self.link
+        self.link = None
+        words = "".join(self.pieces[begin:]).strip()
+        if words and words not in address:
+            self.pieces[begin:] = [f"[{words}]({address})"]
 
     def handle_data(self, data: str) -> None:
         if self.hidden:

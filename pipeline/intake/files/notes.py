@@ -13,6 +13,7 @@ EXPORT = "export_"  # prefix of the export's name
 SHEETS = "sheets_not_read"
 MAILS_LEFT = "mails_left"
 CLOSINGS_LEFT = "closings_left"
+QUOTES_LEFT = "quotes_left"
 BESIDE = {export.name for export in side_files.EXPORTS}  # names of files without conversations
 # Notes on the form of a file, which mean that nothing is left out.
 HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
@@ -48,7 +49,8 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
         name: count
         for name, count in sorted(notes.items())
         if count
-        and name not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT, CLOSINGS_LEFT, KEPT_BELOW)
+        and name
+        not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT, QUOTES_LEFT, CLOSINGS_LEFT, KEPT_BELOW)
         and not name.startswith(EXPORT)
     }
     sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(archives)]
@@ -62,6 +64,12 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
         sentences.append(
             f"{number}, and whole, because few rows around look like a help desk's (curate.mail: always "
             "would cut the mails of all files, and letters that were asked for)"
+        )
+    if notes.get(QUOTES_LEFT):
+        number = plural(notes[QUOTES_LEFT], "text keeps", "texts keep")
+        sentences.append(
+            f"{number} what may be a quoted mail, or one that is passed on and asked about (curate.mail: "
+            "always takes out more, also what is passed on)"
         )
     if notes.get(CLOSINGS_LEFT):
         number = plural(notes[CLOSINGS_LEFT], "text keeps", "texts keep")

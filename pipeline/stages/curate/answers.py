@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ LONGEST = 100  # characters of an answer that is one of few
 MANY = ""  # key for the rows once their answers are more, or longer, than that
 FEWEST_ROWS = 2  # rows for each different answer, on average
 BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
+UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue"})
 MISSPELT = 10  # times as many rows as a misspelling of it
 SHORTEST = 5  # letters of an answer in which a letter may be wrong
 
@@ -60,15 +62,24 @@ def few_answers(answers: Mapping[str, int]) -> list[dict[str, Any]] | None:
 
 def near_equals(answers: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the groups of answers, the commonest first in each, that seem to be spellings of one: they
-    differ only in case or in what is between their words, or a rare one is a common one misspelt.
+    differ only in case, accents or what is between their words, or a rare one is a common one misspelt.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in sorted(answers, key=lambda entry: -entry["rows"]):
-        name = BETWEEN_WORDS.sub("", entry["answer"].strip().casefold())
+        name = _folded(entry["answer"])
         common = (other for other in groups if groups[other][0]["rows"] >= MISSPELT * entry["rows"])
         meant = next((other for other in common if _is_misspelling(name, other)), name)
         groups.setdefault(name if name in groups else meant, []).append(entry)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _folded(answer: str) -> str:
+    """Return an answer in small letters, without accents (ae for ä) and what is between its words."""
+    letters = answer.strip().casefold().translate(UMLAUTS)
+    plain = "".join(
+        letter for letter in unicodedata.normalize("NFKD", letters) if not unicodedata.combining(letter)
+    )
+    return BETWEEN_WORDS.sub("", plain)
 
 
 def _is_misspelling(name: str, other: str) -> bool:

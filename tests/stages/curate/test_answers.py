@@ -168,6 +168,8 @@ def test_rows_whose_tools_the_base_does_not_show_are_a_warning(
         ({"payment_failed": 49, "payment_faild": 1}, True),
         ({"technical": 49, "techincal": 1}, True),
         ({"billing": 49, "billimg": 1}, True),
+        ({"Rückgabe": 6, "Rueckgabe": 1}, True),
+        ({"Réclamation": 6, "Reclamation": 1}, True),
         ({"refund": 49, "refnd": 1}, True),
         ({"level 1": 49, "level 2": 1}, False),
         ({"technical": 49, "topical": 1}, False),

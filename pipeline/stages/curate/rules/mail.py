@@ -20,7 +20,7 @@ from pipeline.intake.exports.mail_ends import UNKNOWN, Habits, habits_of, keeps_
 from pipeline.intake.exports.mail_quotes import keeps_quotation
 from pipeline.intake.exports.mail_text import ends_as_mail, is_mail, may_be_mail, without_quotes
 from pipeline.intake.exports.markdown import markdown_of
-from pipeline.intake.files.notes import CLOSINGS_LEFT, MAILS_LEFT
+from pipeline.intake.files.notes import CLOSINGS_LEFT, MAILS_LEFT, QUOTES_LEFT
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 WRITERS = ("user", "assistant")
@@ -88,7 +88,7 @@ class Mail:
         left = [turn for field in TURN_LISTS for turn in _written(edited.get(field, ()))]
         self._count("mail_html_left", sum(1 for turn in left if HTML.match(turn["content"])))
         self._count(CLOSINGS_LEFT, sum(keeps_closing(turn["content"], desk.habits) for turn in left))
-        self._count("quotes_left", sum(keeps_quotation(turn["content"]) for turn in left))
+        self._count(QUOTES_LEFT, sum(keeps_quotation(turn["content"]) for turn in left))
         return row if edited == row else edited
 
     def _count(self, name: str, texts: int) -> None:
