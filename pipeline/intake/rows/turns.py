@@ -291,8 +291,10 @@ def read_call(call: Any, where: str) -> dict[str, Any]:
         # Both null and "" mean no arguments.
         arguments = from_json(arguments.strip() or "null", f"{where} arguments", "bad_tool_call")
     arguments = {} if arguments is None else arguments
-    if not isinstance(arguments, dict) or not isinstance(identity, str | None):
-        raise BadRow("bad_tool_call", f"{where}: arguments want an object, id wants text")
+    if not isinstance(arguments, dict):
+        raise BadRow("bad_tool_call", f"{where}: arguments want an object")
+    if not isinstance(identity, str | None):
+        raise BadRow("bad_tool_call", f"{where}: id wants text")
     result: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return result | {"id": identity} if identity else result
 
