@@ -254,7 +254,7 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, outcome: O
         outcome.columns.append(f"{file.shown}: {one_line(sentence, 300)}")
     if file.verdicts:
         outcome.columns.append(f"{file.shown}: {called_bad(file.verdicts)}")
-    states = undecided(file.states) if file.states else ""
+    states = undecided(file.states)
     if states:
         outcome.columns.append(f"{file.shown}: {one_line(states, 300)}")
     if file.text_doubt:

@@ -70,14 +70,18 @@ def keeps_quotation(text: str) -> bool:
 def before_quoted(text: str) -> str:
     """Return the words before the first head or dated introduction of a mail; "" if there is none."""
     introduction = introduction_of(text)
-    places = [place for place in (quoted_from(text), introduction and introduction[0]) if place is not None]
+    head = quoted_from(text, introduction)
+    places = [] if head is None else [head]
+    if introduction:
+        places.append(introduction[0])
     return text[: min(places, default=0)].rstrip()
 
 
-def quoted_from(text: str) -> int | None:
-    """Return where a mail begins that is quoted without `>`; None if there is none."""
+def quoted_from(text: str, introduction: tuple[int, int] | None) -> int | None:
+    """Return where a mail begins that is quoted without `>`; None if there is none. `introduction` is what
+    `introduction_of` returns.
+    """
     forwarded = FORWARDED.search(text)
-    introduction = introduction_of(text)
     places = [forwarded.start()] if forwarded else []
     if introduction and not text[introduction[1] :].lstrip().startswith(">"):
         places.append(introduction[0])

@@ -58,7 +58,7 @@ SIGNS = (
     *("mvh", "mvg", "vänligen", "pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in"),
     *("enviado d", "sent from", "ha det", "ha en", "greetings from", "cdlt", "cdt", "agréer"),
     *("envoyé", "get outlook", "salutations", "veuillez recevoir", "freundlichst"),
-    *("warmly", "warm wishes", "allt gott", "grüßen", "grüssen"),
+    *("warmly", "warm wishes", "allt gott"),
 )
 
 
@@ -103,7 +103,7 @@ def without_quotes(
         is_about_it = bool(SPEAKS_OF_QUOTED.search(own) or PASSED_ON.search(text))
         if own.endswith(":") or (is_question and is_about_it):
             return text
-    begin = quoted_from(text)
+    begin = quoted_from(text, introduction)
     is_quoted = begin is not None
     lines = text[:begin].split("\n")
     is_reply = every or introduction is not None

@@ -1,6 +1,7 @@
 """Sentences for the terminal on the notes of files: exports, archives and workbooks."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from pipeline.core.text import plural
 from pipeline.intake.exports import side_files
@@ -17,6 +18,48 @@ QUOTES_LEFT = "quotes_left"
 BESIDE = {export.name for export in side_files.EXPORTS}  # names of files without conversations
 # Notes on the form of a file, which mean that nothing is left out.
 HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
+
+
+class Words(NamedTuple):
+    """The sentence on a note: what it begins with for one, and for `several`, and the `rest`."""
+
+    one: str
+    several: str
+    rest: str
+
+
+# Notes that have a sentence of their own.
+SAID = {
+    IN_TEXT: Words(
+        "file is",
+        "files are",
+        " named as plain text and read as the rows inside: curate.documents reads text there",
+    ),
+    MAILS_LEFT: Words(
+        "text is a mail",
+        "texts are mails",
+        ", and whole, because few rows around look like a help desk's (curate.mail: always would cut the "
+        "mails of all files, and letters that were asked for)",
+    ),
+    QUOTES_LEFT: Words(
+        "text keeps",
+        "texts keep",
+        " what may be a quoted mail, or one that is passed on and asked about (curate.mail: always takes out "
+        "more, also what is passed on)",
+    ),
+    CLOSINGS_LEFT: Words(
+        "text keeps",
+        "texts keep",
+        " a line near the end that may be a closing or a writer's name, and what is below it (curate.mail: "
+        "always takes out those that stand before a name in five texts of the file, and rarely elsewhere; a "
+        "function in curate.transform any)",
+    ),
+    KEPT_BELOW: Words(
+        "text keeps",
+        "texts keep",
+        " what stands below a closing: the writer's own words, or an address that is not recognized",
+    ),
+}
 
 
 def why_no_row(is_empty: bool, notes: Mapping[str, int]) -> str:
@@ -48,42 +91,14 @@ def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) ->
     others = {
         name: count
         for name, count in sorted(notes.items())
-        if count
-        and name
-        not in (*HARMLESS, IN_TEXT, SHEETS, NOT_READ, MAILS_LEFT, QUOTES_LEFT, CLOSINGS_LEFT, KEPT_BELOW)
-        and not name.startswith(EXPORT)
+        if count and name not in (*HARMLESS, *SAID, SHEETS, NOT_READ) and not name.startswith(EXPORT)
     }
     sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(archives)]
-    if notes.get(IN_TEXT):
-        number = plural(notes[IN_TEXT], "file is", "files are")
-        sentences.append(
-            f"{number} named as plain text and read as the rows inside: curate.documents reads text there"
-        )
-    if notes.get(MAILS_LEFT):
-        number = plural(notes[MAILS_LEFT], "text is a mail", "texts are mails")
-        sentences.append(
-            f"{number}, and whole, because few rows around look like a help desk's (curate.mail: always "
-            "would cut the mails of all files, and letters that were asked for)"
-        )
-    if notes.get(QUOTES_LEFT):
-        number = plural(notes[QUOTES_LEFT], "text keeps", "texts keep")
-        sentences.append(
-            f"{number} what may be a quoted mail, or one that is passed on and asked about (curate.mail: "
-            "always takes out more, also what is passed on)"
-        )
-    if notes.get(CLOSINGS_LEFT):
-        number = plural(notes[CLOSINGS_LEFT], "text keeps", "texts keep")
-        sentences.append(
-            f"{number} a line near the end that may be a closing or a writer's name, and what is below it "
-            "(curate.mail: always takes out those that stand before a name in five texts of the file, and "
-            "rarely elsewhere; a function in curate.transform any)"
-        )
-    if notes.get(KEPT_BELOW):
-        number = plural(notes[KEPT_BELOW], "text keeps", "texts keep")
-        sentences.append(
-            f"{number} what stands below a closing: the writer's own words, or an address that is not "
-            "recognized"
-        )
+    sentences += [
+        f"{plural(notes[name], words.one, words.several)}{words.rest}"
+        for name, words in SAID.items()
+        if notes.get(name)
+    ]
     if exports:
         names = ", ".join(f"{name} ({plural(count, 'file')})" for name, count in sorted(exports.items()))
         sentences.append(f"read as exports: {names}")

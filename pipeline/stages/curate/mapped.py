@@ -59,7 +59,7 @@ def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
             sentences.append(f"{name}: {left_out_of_texts(file['left_out_of_texts'])}")
         if file.get("marked_bad"):
             sentences.append(f"{name}: {called_bad(file['marked_bad'])}")
-        states = undecided(file["states"]) if file.get("states") else ""
+        states = undecided(file.get("states", {}))
         if states:
             sentences.append(f"{name}: {states}")
     return sentences
@@ -83,8 +83,10 @@ def called_bad(verdicts: Mapping[str, int]) -> str:
 
 
 def undecided(states: Mapping[str, int]) -> str:
-    """Return a sentence on words beside rows that are known as no verdict; "" if they are too many."""
-    if len(states) > MOST_STATES:
+    """Return a sentence on words beside rows that are known as no verdict; "" if there are none or too
+    many.
+    """
+    if not 0 < len(states) <= MOST_STATES:
         return ""
     return (
         f"rows with {counted(states)} are trained: these words are not known as reasons to throw a row out. "

@@ -109,7 +109,8 @@ class Sketched:
         order = np.argsort(rows, kind="stable")
         path = _column(self.folder, name)
         for near in pieces(order, rows[order] // PAGE):
-            first, last = int(rows[near[0]]), int(rows[near[-1]])
+            first = int(rows[near[0]])
+            last = int(rows[near[-1]])
             page = self.files.read(path, (last - first + 1) * PERMUTATIONS, first * PERMUTATIONS)
             signatures[near] = np.frombuffer(page, np.uint8).reshape(-1, PERMUTATIONS)[rows[near] - first]
         return signatures

@@ -35,7 +35,7 @@ CHANGES = "changes.jsonl"
 @dataclass(frozen=True)
 class Plan:
     """The files in data/raw, by their names: the SHA-256 of those that are read, and why each of the others
-    is not.
+    is not; the bytes of all.
     """
 
     files: dict[str, str]

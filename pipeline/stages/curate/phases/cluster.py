@@ -56,8 +56,8 @@ DECISION = np.dtype(
 
 
 class Decided(NamedTuple):
-    """What is decided: a `DECISION` for each clean row and each pair made of all rows, and for contaminated
-    rows what their entries in data/rejects.jsonl say; the account of it, and what the page shows.
+    """The decisions: a `DECISION` for each clean row and each pair made of all rows, and for contaminated
+    rows the words of their entries in data/rejects.jsonl; the account of it, and the samples of the page.
     """
 
     decisions: NDArray
