@@ -32,7 +32,7 @@ from pipeline.workflow.project import need_no_namesake, need_usable_path, read_s
 from pipeline.workflow.remote import record_finished, use_this_python
 from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.stages import users
-from pipeline.workflow.state.cleanup import share
+from pipeline.workflow.state.cleanup import share, working
 from pipeline.workflow.state.settings import need_settings
 
 RECORDS = 1 << 20  # bytes that Snakemake itself writes: its log, its records of stages
@@ -145,6 +145,8 @@ def write_graph(run: Preparation) -> None:
 
 def remove_leftovers(run: Preparation) -> None:
     """Remove what killed runs left, and share the place of temporary files with the jobs."""
+    with working(run.root):
+        pass  # Getting the lock is what removes them.
     _held.append(share(run.root))
     _empty(run.root / ".snakemake" / "locks")  # Their owners are dead: this process has the project's lock.
 
