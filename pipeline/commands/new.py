@@ -1,4 +1,4 @@
-"""Make a project: `quench new my-assistant`.
+"""Make a project: `quench new my-assistant`, or the next round of one: `quench new NEXT --from PROJECT`.
 
 Writes a folder with params.yaml, dvc.yaml, a Snakefile that includes the installed workflow, Snakemake's
 profiles and empty folders for data, and initializes Git and DVC there. It contains no code: the keys of the
@@ -15,8 +15,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.commands.recipes import name_for, recipe_file, recipe_params, recipe_text
+from pipeline.commands.next_round import begin, need_trained
+from pipeline.commands.recipes import name_for, recipe_file, recipe_text
 from pipeline.config.params import load_params
+from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.git import ask_git
 from pipeline.core.places import IS_CHECKOUT, resource
@@ -67,13 +69,16 @@ Data, settings and results of a model; the code is that of an installed Quench.
 RAW = "data/raw"  # Git contains the file in which DVC records this folder.
 
 
-def main(folder: Path, recipe: str) -> None:
-    """Make the project `folder` with `recipe`, and print the next steps.
+def main(folder: Path, recipe: str, previous: Path | None = None) -> None:
+    """Make the project `folder` with `recipe`, or to go on from the project `previous`, and print the next
+    steps.
 
-    Raises `ConfigError` for an unknown recipe or a place that is taken, `ToolError` if Git or DVC fails, and
-    `MachineError` if the folder can't be written.
+    Raises `ConfigError` for an unknown recipe, a place that is taken or a `previous` that has trained
+    nothing, `ToolError` if Git or DVC fails, and `MachineError` if the folder can't be written.
     """
     recipe_file(recipe)
+    if previous:
+        need_trained(previous)
     folder = Path(os.path.realpath(folder))  # A link to another disk stays one. resolve() fails for a loop.
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
@@ -90,32 +95,36 @@ def main(folder: Path, recipe: str) -> None:
         )
     check_path(folder)
     with publishing(folder) as aside:
-        _write(aside, folder.name, recipe)
+        _write(aside, folder, recipe, previous)
     try:
         _initialize(folder)  # This happens in the final place, because Git records paths.
     except ToolError:
         remove(folder)
         raise
-    print(f"{folder} is ready, with recipe {recipe}. Next:\n")
-    for step in _next_steps(folder, recipe):
+    begun = f"to go on from {previous}" if previous else f"with recipe {recipe}"
+    print(f"{folder} is ready, {begun}. Next:\n")
+    for step in _next_steps(folder, None if previous else recipe):
         print(f"  {step}")
 
 
-def _write(folder: Path, name: str, recipe: str) -> None:
-    """Write the project's files."""
+def _write(folder: Path, place: Path, recipe: str, previous: Path | None) -> None:
+    """Write the files of the project that will be at `place` into `folder`."""
     shutil.copytree(resource("profiles"), folder / "profiles")
-    models = name_for(name)
-    params = recipe_params(recipe, models)
+    name = place.name
     ignored = resource(".gitignore").read_text(encoding="utf-8")
     (folder / RAW).mkdir(parents=True)
     # These folders are empty, but in Git.
     for kept in re.findall(r"^!/(.+)/\.gitkeep$", ignored, re.MULTILINE):
         (folder / kept).mkdir(parents=True, exist_ok=True)
         (folder / kept / ".gitkeep").touch()
+    if previous:
+        begin(folder, place, previous)
+    else:
+        (folder / "params.yaml").write_text(recipe_text(recipe, name_for(name)), encoding="utf-8")
+    params = load_params(folder / "params.yaml")
     texts = {
         "README.md": README.format(name=name),
         "Snakefile": SNAKEFILE,
-        "params.yaml": recipe_text(recipe, models),
         LOCK: lock_text(params),
         "dvc.yaml": dvc_text(params, of_project=True),
         # The repository's own .gitignore, but the keys of the code are not ignored: here they belong to the
@@ -162,9 +171,8 @@ def _fails(folder: Path, *command: str) -> str:
     return " ".join(errors or lines[-1:]) if done.returncode else ""
 
 
-def _setup(recipe: str) -> list[str]:
-    """Return the step that makes the installation ready, or [] if it is ready."""
-    base = load_params(recipe_file(recipe)).base
+def _setup(base: Base) -> list[str]:
+    """Return the step that makes the installation ready for a base, or [] if it is ready."""
     needs_demo = base.source == "package" and not find_spec(base.model.replace("-", "_"))
     if is_built(DEFAULT_HOME) and not needs_demo:
         return []
@@ -174,14 +182,16 @@ def _setup(recipe: str) -> list[str]:
     return [f"quench doctor setup{options}   # builds llama.cpp, once for all projects"]
 
 
-def _next_steps(folder: Path, recipe: str) -> list[str]:
+def _next_steps(folder: Path, recipe: str | None) -> list[str]:
     here = Path.cwd()
-    demo = " (or `quench data demo`, which writes the demo's)" if recipe.startswith("demo") else ""
+    base = load_params(folder / "params.yaml").base
+    demo = " (or `quench data demo`, which writes the demo's)" if recipe and recipe.startswith("demo") else ""
+    kind = "chats" if recipe else "new chats, and the old ones if they shall stay learned,"
     return [
         f"cd {shlex.quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))}",
-        *_setup(recipe),
+        *_setup(base),
         'eval "$(quench doctor env)"   # puts dvc and snakemake on PATH, once per shell',
-        f"put your chats into data/raw{demo}",
+        f"put your {kind} into data/raw{demo}",
         "dvc add data/raw",
         "quench run",
     ]

@@ -31,6 +31,11 @@ def training_problems(
             f"train.method is {train.method} and base.level is null, so there is no original to learn from: "
             "name the level to distill"
         )
+    if train.start_from and compared:
+        yield (
+            f"train.start_from is {train.start_from!r} and compare.seeds is set, whose strategies train from "
+            "nothing, on other bases too: set one of them to null or []"
+        )
     if graph != "merged":
         yield from _of_one_gguf(train, compared)
     if (train.offloaded_layers or train.shares_base) and train.use_dora:

@@ -129,6 +129,7 @@ class Train(Shape):
     loss_first: Number | None
     loss_last: Number | None
     eval_loss: Number | None = None
+    eval_loss_before: Number | None = None
     run: TrainRun | None = None
 
 

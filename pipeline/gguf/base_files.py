@@ -1,5 +1,6 @@
-"""Names of a GGUF's files in models/base, and the proof that a training was on that file."""
+"""Names of a GGUF's files in models/base, a base's hashes, and the proof that a training was on that file."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.core.errors import DataError
@@ -8,6 +9,23 @@ from pipeline.core.publish import read_json
 
 # The file that is trained on and served, and, if base.level is set, the file that it was quantized from.
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
+
+
+def base_hashes(base: Path) -> dict[str, str]:
+    """Return the SHA-256 of the base's weights, configuration, tokenizer and chat template, so that a change
+    has a name.
+    """
+
+    def together(files: Iterable[Path]) -> str:
+        return json_hash({path.name: file_hash(path) for path in files})
+
+    template = base / "chat_template.jinja"
+    return {
+        "weights_sha256": together([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)]),
+        "config_sha256": together(path for path in base.glob("*config.json") if "tokenizer" not in path.name),
+        "tokenizer_sha256": together([*base.glob("tokenizer.json"), *base.glob("tokenizer_config.json")]),
+        "template_sha256": file_hash(template) if template.is_file() else "",
+    }
 
 
 def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:

@@ -18,6 +18,7 @@ IMATRIX = "quench.imatrix."  # fields that stage quantize adds; they differ by l
 DISTILL = "quench.distill."  # fields that stage distill adds to the level that it refines
 OF_A_LEVEL = (IMATRIX, DISTILL)  # fields of a level only, in addition to those it shares with F16
 ADAPTER = "quench.adapter.sha256"
+PREVIOUS = "quench.adapter.previous.sha256"  # of the folder that training went on from
 # In an adapter's GGUF, or one with trained scales: sha256 of the file that was trained on.
 BASE_FILE = "quench.base_gguf.sha256"
 # keys of merge.json
@@ -61,6 +62,8 @@ def adapter_fields(adapter: Path) -> Fields:
             "quench.data.sha256": str(run["tokens_sha256"]),
             "quench.config.sha256": json_hash(run["settings"]),
         }
+        if "previous_sha256" in run:  # It went on from what was trained before.
+            fields[PREVIOUS] = str(run["previous_sha256"])
     return fields
 
 

@@ -40,6 +40,13 @@ def default_targets(base: Path) -> list[str] | str:
     return own_targets(linears(empty(config)))
 
 
+def linear_widths(config: Any) -> dict[str, tuple[int, int]]:
+    """Return by its path the inputs and outputs of each linear in the layers of a dense model by `config`."""
+    model = empty(config)
+    modules = {path: model.get_submodule(path) for path in linears(model)}
+    return {path: (module.in_features, module.out_features) for path, module in modules.items()}
+
+
 def linears(model: Any) -> Iterator[str]:
     """Yield the paths of the linears in the layers of a dense model that can have an adapter."""
     apart = read_by_parents(model)

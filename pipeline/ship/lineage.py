@@ -23,6 +23,7 @@ from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fiel
 
 ADAPTER = "models/adapter"
 BASE = "models/base.json"
+PREVIOUS = "models/previous"
 MERGED = "models/merged"
 TOKENS = "data/tokens"
 AUGMENT = "augment"
@@ -37,6 +38,7 @@ class Run(Shape):
     """Record of models/adapter/run.json."""
 
     tokens_sha256: Sha256
+    previous_sha256: Sha256 | None = None
     settings: dict[str, Any]
 
 
@@ -85,6 +87,9 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
         read_record(root, f"{MERGED}/merge.json", MergeRecord, "merge")
     manifest = read_record(root, f"{TOKENS}/{NAME}", TokensManifest, "preprocess")
     _need(root, TOKENS, "preprocess", run.tokens_sha256, tree_hash(root / TOKENS), f"{ADAPTER}/run.json")
+    if run.previous_sha256:
+        found = tree_hash(root / PREVIOUS)
+        _need(root, PREVIOUS, "previous", run.previous_sha256, found, f"{ADAPTER}/run.json")
     hashes = {split: _rows_hash(root, place, "curate") for split, place in ROWS.items()}
     for split in ("train", "val"):
         _need(

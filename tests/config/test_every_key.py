@@ -102,6 +102,7 @@ KEYS = {
     "train.preference.beta": Other(0.2, {"train.method": "dpo"}),
     "train.sft_weight": Other(0.2, {"train.method": "dpo"}),
     "train.tuner": Other("scales", GGUF | {"evaluate.models": ["base", "tuned"]}),
+    "train.start_from": Other("../last/models/adapter"),
     "train.device": Other("cpu"),
     "train.bnb_4bit_compute_dtype": Other("float32"),
     "train.r": Other(8),
@@ -250,7 +251,7 @@ def test_a_checkpoint_is_of_one_value(key: str, tmp_path: Path) -> None:
     place = before
     for part in way:
         place = place[part]
-    no_part = key in ("train.device", "train.offload", "train.report_to")
+    no_part = key in ("train.device", "train.offload", "train.report_to", "train.start_from")
     if not no_part:
         place[last] = at(Params(), key)
     assert (run_id({"settings": record}) == run_id({"settings": before})) == no_part

@@ -560,6 +560,7 @@ TABLES = {"modules_to_save": ["embed_tokens", "lm_head"]}
         ),
         (DORA, {}, "parity.depth full"),
         (DORA, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
+        ({"start_from": "last"}, {"compare": {"seeds": [1]}}, "compare.seeds is set"),
         ({"target_modules": "(q_proj"}, {}, "not a regular expression"),
         ({"rank_pattern": {"q_proj": 0}}, {}, "from 1 to 4096"),
         ({"layers": []}, {}, "at least 1"),

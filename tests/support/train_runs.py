@@ -43,13 +43,23 @@ def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
 
 
 def train_in(
-    project: Path, root: Path, settings: Training, *, tokens: Path | None = None, **how: Any
+    project: Path,
+    root: Path,
+    settings: Training,
+    *,
+    tokens: Path | None = None,
+    previous: Path | None = None,
+    **how: Any,
 ) -> dict[str, Any]:
-    """`train` below `root` on the project's base and rows, or `tokens`; afresh if `how` has no `resume`."""
-    return train(job_in(project, root, settings, tokens), **{"resume": False} | how)
+    """`train` below `root` on the project's base and rows, or `tokens`; afresh if `how` has no `resume`. It
+    goes on from what is in the folder `previous`.
+    """
+    return train(job_in(project, root, settings, tokens, previous), **{"resume": False} | how)
 
 
-def job_in(project: Path, root: Path, settings: Training, tokens: Path | None = None) -> Job:
+def job_in(
+    project: Path, root: Path, settings: Training, tokens: Path | None = None, previous: Path | None = None
+) -> Job:
     """The job of training on the project's base and its rows, or other `tokens`, below `root`."""
     return Job(
         tokens=tokens or project / "data/tokens",
@@ -58,6 +68,7 @@ def job_in(project: Path, root: Path, settings: Training, tokens: Path | None = 
         checkpoints=root / "checkpoints",
         tensorboard=root / "tensorboard",
         settings=settings,
+        previous=previous,
     )
 
 
@@ -95,7 +106,7 @@ def begun(job: Job) -> Run:
     """The run of a job, from its start."""
     return Run(
         **vars(job),
-        record=describe(job.tokens, job.base, job.settings),
+        record=describe(job.tokens, job.base, job.settings, job.previous),
         start=None,
         tokenizer=load_tokenizer(job.base),
         interruption=Interruption(),
@@ -120,7 +131,10 @@ def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str,
     return unbroken
 
 
-def trainer_in(project: Path, root: Path, settings: Training, tokens: Path | None = None) -> Any:
+def trainer_in(
+    project: Path, root: Path, settings: Training, tokens: Path | None = None, previous: Path | None = None
+) -> Any:
     """The trainer for `settings`, as `train` makes it, on the project's base and rows, or other `tokens`."""
-    trainer, _ = make_trainer(learner_of(settings.method)(begun(job_in(project, root, settings, tokens))))
+    job = job_in(project, root, settings, tokens, previous)
+    trainer, _ = make_trainer(learner_of(settings.method)(begun(job)))
     return trainer

@@ -20,7 +20,9 @@ SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)
 app = topic()
 
 
-@app.command(epilog="example: quench new my-assistant --recipe qwen2.5-7b-8gb")
+@app.command(
+    epilog="example: quench new my-assistant --recipe qwen2.5-7b-8gb; quench new next --from my-assistant"
+)
 def new(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")],
     recipe: Annotated[
@@ -32,11 +34,19 @@ def new(
             help="Recipe to begin with; `quench config use` takes another.",
         ),
     ] = "demo",
+    previous: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PROJECT",
+            help="Instead: the settings of this project, to go on from what it trained (docs/going-on.md).",
+        ),
+    ] = None,
 ) -> None:
     """Make a project: a folder for data, settings and results, with Git and DVC, and no code in it."""
     from pipeline.commands.new import main
 
-    main(folder, recipe)
+    main(folder, recipe, previous)
 
 
 @app.command(

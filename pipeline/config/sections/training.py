@@ -25,6 +25,7 @@ from pipeline.config.sections.values import (
     ONCE,
     Compiled,
     Count,
+    Location,
     Offload,
     Optimizer,
     Quantization,
@@ -141,6 +142,12 @@ class Train(Section):
     )
     tuner: TunerName = key(
         "lora", f"what trains: {' | '.join(f'{name} ({tuning.words})' for name, tuning in TUNERS.items())}"
+    )
+    start_from: Location | None = key(
+        None,
+        "where training goes on from: a folder with an adapter of PEFT or with trained scales, or another "
+        "project's folder; of this base and with these settings, which are checked; null: an adapter that "
+        "changes nothing yet",
     )
     device: Literal["auto", "cpu", "gpu"] = key(
         "auto", "auto (the GPU that PyTorch sees, else the CPU) | cpu | gpu (none: an error)"

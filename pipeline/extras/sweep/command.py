@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from pipeline.chat.manifest import NAME as MANIFEST
-from pipeline.config.params import load_params
+from pipeline.config.params import Params, load_params
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, DataError, GateError, ToolError
 from pipeline.core.extra_packages import install_command
@@ -60,7 +60,7 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
         settings = load_params(root / "params.yaml")
     check_space(space, settings)
     if not is_continued or unfinished_jobs(sweep, space):
-        prepare(root, words)
+        prepare(root, settings, words)
         be_the_only_one(root)
         wait_for_jobs(sweep.folder, is_dry_run=is_dry_run(list(words)))
         no_stage_at_work(root)
@@ -101,10 +101,11 @@ def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
         )
 
 
-def prepare(root: Path, words: Sequence[str]) -> None:
+def prepare(root: Path, settings: Params, words: Sequence[str]) -> None:
     """Run Snakemake to make the inputs of the trials. Raises `ToolError` and similar errors if it fails."""
     if (root / "Snakefile").is_file():
-        snakemake = [sys.executable, "-m", "snakemake", "preprocess", "base", *words]
+        stages = ["preprocess", "base", *(["previous"] if settings.train.start_from else [])]
+        snakemake = [sys.executable, "-m", "snakemake", *stages, *words]
         command = bound(snakemake, signal.SIGTERM)
         code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
         if code:
@@ -121,6 +122,9 @@ def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
     tokens = sweep.root / "data/tokens"
     base = sweep.root / "models/base.json"
     inputs = {"data/tokens": tree_hash(tokens), "models/base.json": file_hash(base) if base.exists() else ""}
+    previous = sweep.root / "models/previous"
+    if previous.exists():
+        inputs["models/previous"] = tree_hash(previous)
     record = sweep.folder / INPUTS
     if begun:
         before = read_json(record, f"remove {sweep.folder}")

@@ -45,13 +45,14 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
-SHARED = ("data/tokens", "data/evaluation", "models/base")  # The rewards of grpo may be in the second.
+# The rewards of grpo may be in the second, and the last is there if training goes on from an adapter.
+SHARED = ("data/tokens", "data/evaluation", "models/base", "models/previous")
 # A training's error is final for a trial only if the tried settings caused it. Anything else (a damaged base,
 # libraries, other processes, a checkpoint of another run) would fail with any settings.
 UNTRAINABLE = {  # The settings don't fit each other, the base or the rows.
     "Q-SWEEP-003",
     *(f"Q-TRAIN-{number}" for number in ("016", "017", "040")),
-    *(f"Q-MODELS-{number}" for number in ("025", "026", "034", "036", "037")),
+    *(f"Q-MODELS-{number}" for number in ("025", "026", "034", "036", "037", "040")),
     "Q-PLANNING-008",
 }
 BAD = {  # The training diverged or learned nothing. The sampler has to know that.

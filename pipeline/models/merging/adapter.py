@@ -20,6 +20,7 @@ from pipeline.gguf.safetensors_rows import Entry, read_header
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+OWN_BASE = "models/base"  # what Quench writes as an adapter's base
 PART = re.compile(
     r"(?P<path>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?"
 )
@@ -68,7 +69,7 @@ class Settings(BaseModel):
     use_rslora: bool = False
     use_dora: bool = False
     lora_bias: bool = False
-    fan_in_fan_out: bool = False
+    fan_in_fan_out: bool | None = False  # Axolotl writes null.
     bias: Literal["none", "all", "lora_only"] = "none"
     init_lora_weights: bool | str = True
     target_modules: Names | Pattern | None = None
@@ -218,6 +219,25 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
             "tool that made it",
         )
     return Adapter(folder, settings, list(modules.values()), full)
+
+
+def other_base_named(folder: Path, places: Iterable[str]) -> str | None:
+    """Return the base that adapter_config.json names, OWNER/NAME, if none of `places` (names and paths of the
+    base at hand) has its name. None if one has it, or if a path or nothing is named.
+    """
+    named = read_json(folder / "adapter_config.json", "copy the adapter again").get("base_model_name_or_path")
+    if not isinstance(named, str) or named.count("/") != 1 or named == OWN_BASE or Path(named).is_absolute():
+        return None
+    wanted = _letters(named.partition("/")[2])
+    return None if any(wanted in _letters(place) for place in places) else named
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of a model's name, without suffixes for the storage of its weights."""
+    lowered = name.lower()
+    for ending in ("-bnb-4bit", "-unsloth", "-4bit", "-awq", "-gptq"):
+        lowered = lowered.replace(ending, "")
+    return "".join(filter(str.isalnum, lowered))
 
 
 def _unsupported(settings: Settings) -> list[str]:

@@ -4,8 +4,8 @@ Callers use a `Tuner`, not its kind.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ LORA = Tuner(
     numbers=lora.adapter_numbers,
     without=lambda model: model.disable_adapter(),
     save=lora.save_adapter,
-    load=lambda model, folder: model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True),
+    load=lora.fill_adapter,
     restore=lora.with_adapter,
 )
 SCALES = Tuner(
@@ -86,6 +86,48 @@ def restored(model: Any, adapter: Path) -> Any:
     `DataError` for another model's numbers.
     """
     return tuner_in(adapter).restore(model, adapter)
+
+
+def trained_part(model: Any) -> dict[str, Any]:
+    """Return the parameters of `model` that train, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@contextmanager
+def as_at_start(model: Any, previous: Path | None) -> Iterator[None]:
+    """Yield while `model` answers as before its first step: without what trains, or with the numbers in the
+    folder `previous` if training goes on from these. Then it has its own numbers again.
+    """
+    import torch
+
+    tuner = tuner_on(model)
+    if previous is None:
+        with tuner.without(model):
+            yield
+        return
+    part = trained_part(model)
+    learned = {name: parameter.detach().clone() for name, parameter in part.items()}
+    try:
+        tuner.load(model, previous)
+        torch.clear_autocast_cache()  # It may have 16-bit copies of the numbers that were here.
+        yield
+    finally:
+        for name, parameter in part.items():
+            parameter.data.copy_(learned[name])  # A later backward pass finds what its forward had.
+        torch.clear_autocast_cache()
+
+
+def numbers_since(model: Any, previous: Path | None) -> Iterator[tuple[str, Any, bool]]:
+    """Yield what trains as `Tuner.numbers` does. With `previous`, from which training went on, yield instead
+    how far each parameter has moved from there, which is 0 as long as nothing was learned.
+    """
+    if previous is None:
+        yield from tuner_on(model).numbers(model)
+        return
+    with as_at_start(model, previous):
+        before = {name: parameter.detach().clone() for name, parameter in trained_part(model).items()}
+    for name, parameter in trained_part(model).items():
+        yield name, parameter.detach() - before[name], True
 
 
 def put_tuner(model: Any, settings: Training) -> Any:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.sections import Training
 from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import is_routed, is_target, layer_of, left_out, rank_of, scale_of, trains_in
-from pipeline.core.errors import ConfigError
+from pipeline.config.tuners import ADAPTER_FILE
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.experts.targets import narrowed, plain_targets
 from pipeline.models.qlora import check_layers, linear_names
@@ -218,6 +219,42 @@ def with_adapter(model: Any, adapter: Path, name: str = "default", *, trainable:
         # Load it once more: now nothing is rounded.
         tuned.load_adapter(str(adapter), adapter_name=name, is_trainable=trainable)
     return tuned
+
+
+def fill_adapter(model: Any, folder: Path) -> None:
+    """Give the adapter that trains on `model` the numbers in `folder`, in float32 as they are there. Raises
+    `DataError` if these are not its own: other tensors, other shapes, or none.
+
+    PEFT itself loads what fits by name and only warns of the rest.
+    """
+    from peft.utils.save_and_load import get_peft_model_state_dict
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = folder / ADAPTER_FILE
+    try:
+        numbers = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise DataError("Q-MODELS-040", f"{file} can't be read ({error}): copy the adapter again") from error
+    # Without the argument PEFT would look for the base on the hub.
+    wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
+    shapes = {name: tuple(numbers[name].shape) for name in numbers}
+    other = sorted(
+        name
+        for name in wanted.keys() | shapes.keys()
+        if name not in wanted or shapes.get(name) != tuple(wanted[name].shape)
+    )
+    if other:
+        name = other[0]
+        expected = tuple(wanted[name].shape) if name in wanted else "no such tensor"
+        raise DataError(
+            "Q-MODELS-040",
+            f"{file} is of another adapter than the one that trains: {name} is {shapes.get(name, 'missing')} "
+            f"there and {expected} here ({len(other)} of {len(shapes)} differ): set section train as it was "
+            "when that adapter was trained",
+        )
+    for name, weight in wanted.items():
+        weight.data.copy_(numbers[name])  # Autograd does not see it; see `as_at_start` of the tuners.
 
 
 def check_saved(model: Any, train: Training) -> int:

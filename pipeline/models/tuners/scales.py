@@ -62,16 +62,13 @@ def save_scales(model: Any, folder: Path) -> None:
 
 def fill_scales(model: Any, folder: Path) -> None:
     """Give the scales of `model` the changes in `folder`. Raises `DataError` if these are not its own."""
-    import torch
-
     wanted = trained_changes(model)
     filled = set()
-    with torch.no_grad():
-        for name, change in read_changes(folder):
-            if name not in wanted or change.shape != wanted[name].shape:
-                raise _of_another_model(folder, name)
-            wanted[name].copy_(change)
-            filled.add(name)
+    for name, change in read_changes(folder):
+        if name not in wanted or change.shape != wanted[name].shape:
+            raise _of_another_model(folder, name)
+        wanted[name].data.copy_(change)  # Autograd does not see it; see `as_at_start` of the tuners.
+        filled.add(name)
     missing = sorted(wanted.keys() - filled)
     if missing:
         raise _of_another_model(folder, missing[0])

@@ -64,7 +64,7 @@ def _no_weights(names: list[str], source: str) -> DataError:
         return DataError(
             "Q-BASE-007",
             f"{source} has an adapter's weights and none of a model, so it is a LoRA adapter: name the model "
-            "that it was trained on, or merge the two",
+            "that it was trained on, and the adapter in train.start_from to train it further",
         )
     doubled = sorted(filter_repo_objects(names, allow_patterns=["consolidated*.safetensors"]))
     if doubled:

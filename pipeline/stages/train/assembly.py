@@ -17,7 +17,7 @@ from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss, tr
 from pipeline.models.loading import read_config
 from pipeline.models.qlora import load_quantized
 from pipeline.models.row_attention import attend_by_row
-from pipeline.models.tuners import causal_model, put_tuner
+from pipeline.models.tuners import causal_model, put_tuner, tuner_on
 from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.planning.setup import check_offload, needs_gpu
 from pipeline.stages.train.checkpoints import step_of
@@ -62,8 +62,9 @@ def prepare_loss(base: Path, settings: Train, *, mixture: bool) -> Loss:
 
 
 def load_model(run: Run) -> tuple[Any, Loss]:
-    """Return the quantized base with its trainable part, an adapter drawn from the seed, and the loss that
-    it is trained with. With `train.offload: shared` each process keeps a part of the base.
+    """Return the quantized base with its trainable part, an adapter drawn from the seed or the one that
+    training goes on from, and the loss that it is trained with. With `train.offload: shared` each process
+    keeps a part of the base.
     """
     base = run.base
     settings = run.settings
@@ -75,6 +76,9 @@ def load_model(run: Run) -> tuple[Any, Loss]:
         model = shared_out(run)
     else:
         model = put_tuner(load_quantized(base, settings), settings)
+    if run.previous is not None:
+        tuner_on(model).load(model, run.previous)
+        print(f"train: going on from {run.previous}")
     if loss.name == "liger":
         check_liger(causal_model(model))
     check_head(causal_model(model))

@@ -18,7 +18,7 @@ from pipeline.models.experts.targets import idle_experts
 from pipeline.models.finite import finite_record
 from pipeline.models.qlora import float32_cast_bytes
 from pipeline.models.tensors import nf4_state
-from pipeline.models.tuners import TUNERS, causal_model, tuner_on
+from pipeline.models.tuners import TUNERS, causal_model, numbers_since
 from pipeline.models.tuners.scales import unchanged_in_file
 from pipeline.stages.train.dataset import Labelled, for_the_model, packed, sequences
 from pipeline.stages.train.monitoring.samples import undisturbed
@@ -103,16 +103,17 @@ def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
         raise GateError("Q-TRAIN-022", f"{'; '.join(wrong)}: {RESTART}")
 
 
-def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
+def check_learned(model: Any, steps: list[dict[str, Any]], previous: Path | None = None) -> dict[str, int]:
     """Raise `GateError` if the run can't have learned: no step, a tensor that is not finite, a lora_B or
-    scales' change that is still 0.
+    scales' change that is still 0. If training went on from what is in the folder `previous`, any tensor
+    that is still the same.
 
     Return for a mixture's adapter the number of its experts, and how many of these got no token, otherwise
     {}.
     """
     if not steps:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
-    trained = list(tuner_on(model).numbers(model))
+    trained = list(numbers_since(model, previous))
     norms = {name: float(weight.detach().norm()) for name, weight, _ in trained}
     broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
     if broken:

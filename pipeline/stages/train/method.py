@@ -7,7 +7,7 @@ Only the selected one is imported, by its name in `METHODS`. So a run's key cont
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,9 +28,12 @@ class TrainerParts(NamedTuple):
 
 @dataclass
 class Learner:
-    """Supervised training in `run`, and the base class of all other training methods."""
+    """Supervised training in `run`, and the base class of all other training methods. `before` is the loss on
+    held-out rows before the first step, if it was measured.
+    """
 
     run: Run
+    before: float | None = field(default=None, init=False)
 
     rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP, EVERY_EVAL, AT_END)
 
@@ -49,13 +52,20 @@ class Learner:
         return TrainerParts(collate, collate, Trainer)
 
     def measure_before(self, trainer: Any) -> None:
-        """Measure what the report says about the model before its first step, unless the run resumes."""
+        """Measure what the report says about the model before its first step, unless the run resumes.
+
+        It is how well the model knows the held-out rows if training goes on from what was trained before.
+        """
+        if self.run.previous is not None and not METHODS[self.run.settings.method].prompts:
+            from pipeline.stages.train.invariants import BEFORE, held_out_before
+
+            self.before = held_out_before(trainer, self.run.checkpoints / BEFORE)
 
     def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parts of reports/train.json that only this method has. `rows` is the metrics log,
+        """Return the parts of reports/train.json that not every run has. `rows` is the metrics log,
         `evaluation` its last evaluation of the adapter that is kept.
         """
-        return {}
+        return {} if self.before is None else {"eval_loss_before": self.before}
 
 
 def learner_of(method: Method) -> type[Learner]:

@@ -10,7 +10,7 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -27,7 +27,7 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import parse_object
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove, write_json
-from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
+from pipeline.gguf.base_files import SOURCE_FILE, base_hashes
 from pipeline.stages.train.checkpoints import (
     TORN,
     checkpoints_in,
@@ -57,11 +57,13 @@ NAMES = {
     "base.config_sha256": "the base's config.json",
     "base.tokenizer_sha256": "the base's tokenizer",
     "base.template_sha256": "the base's chat template",
+    "previous_sha256": "the adapter that training goes on from (models/previous)",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
-# The place of weights changes no byte, like the number of processes and who reads the curves, so a run may
-# resume with these changed. The device itself is in the record.
-NO_PART = {"offload", "device", "machine", "report_to"}
+# The place of weights changes no byte, like the number of processes, who reads the curves, and where the
+# adapter was copied from that training goes on from, so a run may resume with these changed. The device
+# itself and the adapter's hash are in the record.
+NO_PART = {"offload", "device", "machine", "report_to", "start_from"}
 # Suffix of the device's name if the base was quantized in main memory, because a GPU makes its sums in
 # another order.
 ELSEWHERE = ", base quantized in main memory"
@@ -74,8 +76,9 @@ GIT_SECONDS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training job: rows, base, settings, and the output folders. `group` is the group of processes that
-    share the work (`pipeline.stages.train.distributed.group.Group`), or None if there is only this one.
+    """A training job: rows, base, settings, and the output folders. `previous` is the folder with the adapter
+    or scales that training goes on from, if it does. `group` is the group of processes that share the work
+    (`pipeline.stages.train.distributed.group.Group`), or None if there is only this one.
     """
 
     tokens: Path
@@ -84,6 +87,7 @@ class Job:
     checkpoints: Path
     tensorboard: Path
     settings: Training
+    previous: Path | None = None
     group: Any = None
 
     @classmethod
@@ -103,6 +107,7 @@ class Job:
             checkpoints=root / "models/checkpoints",
             tensorboard=root / "reports/tensorboard",
             settings=fitted(settings, base),
+            previous=root / "models/previous" if settings.start_from else None,
             group=group,
         )
 
@@ -161,7 +166,7 @@ def check_shared(settings: Training, count: int) -> None:
 # --- inputs that the adapter depends on ---------------------------------------------------------------------
 
 
-def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
+def describe(tokens: Path, base: Path, settings: Training, previous: Path | None = None) -> dict[str, Any]:
     """Return the inputs that the adapter depends on. The same record gives the same bytes on the same kind
     of machine. Raises `DataError` if the file that is learned from is missing.
     """
@@ -178,6 +183,7 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
     return {
         "tokens_sha256": tree_hash(tokens),
         **({"teacher_sha256": file_hash(source)} if has_teacher else {}),
+        **({"previous_sha256": tree_hash(previous)} if previous else {}),
         "base": base_hashes(base),
         "settings": settings.model_dump(mode="json", exclude=NO_PART),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
@@ -193,23 +199,6 @@ def device_name(settings: Training) -> str | None:
     if not torch.cuda.is_available():
         return cpu_name()
     return torch.cuda.get_device_name(0) + (ELSEWHERE if settings.makes_nf4_in_ram else "")
-
-
-def base_hashes(base: Path) -> dict[str, str]:
-    """Return the SHA-256 of the base's weights, configuration, tokenizer and chat template, so that a change
-    has a name.
-    """
-
-    def together(files: Iterable[Path]) -> str:
-        return json_hash({path.name: file_hash(path) for path in files})
-
-    template = base / "chat_template.jinja"
-    return {
-        "weights_sha256": together([*base.glob("*.safetensors"), *base.glob(MODEL_FILE)]),
-        "config_sha256": together(path for path in base.glob("*config.json") if "tokenizer" not in path.name),
-        "tokenizer_sha256": together([*base.glob("tokenizer.json"), *base.glob("tokenizer_config.json")]),
-        "template_sha256": file_hash(template) if template.is_file() else "",
-    }
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -66,7 +66,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
     with ExitStack() as opened:
         interruption = opened.enter_context(Interruption())
         metrics_log = opened.enter_context(closing(MetricsLog(checkpoints / METRICS_LOG)))
-        record = describe(job.tokens, job.base, settings)
+        record = describe(job.tokens, job.base, settings, job.previous)
         start = find_start(checkpoints, record, resume=False if replay else resume, replay=replay)
         pending = start is not None and read_notes(start).get("pending_evaluation", False)
         metrics_log.truncate(after_step=step_of(start) if start else 0, evaluated=not pending)
@@ -98,7 +98,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         trainer.train()
         log = metrics_log.rows()
         check_rows(log, len(trainer.rows))
-        learned = check_learned(trainer.model, log)
+        learned = check_learned(trainer.model, log, job.previous)
         publish_adapter(trainer.model, tokenizer, record, job.adapter)
         finish(checkpoints, record)
         for name in (TEACHER, REFERENCE, ROLLOUTS):
@@ -156,6 +156,8 @@ def main(params: Params, root: Path, options: Options) -> None:
     rows = report.pop("metrics_log")
     inputs = report.pop("inputs")
     hashes = {"tokens": inputs["tokens_sha256"], **inputs["base"], "adapter": tree_hash(job.adapter)}
+    if job.previous:
+        hashes["previous"] = inputs["previous_sha256"]
     report["run"] = run_record(root, argv=sys.argv, seeds={"train.seed": params.train.seed}, hashes=hashes)
     report["run"]["processes"] = group.count if group else 1
     write_curve(root / "reports/train.csv", curve(rows))

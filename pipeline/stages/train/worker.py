@@ -39,7 +39,9 @@ def follow(job: Job) -> None:
         interruption = opened.enter_context(Interruption())
         use_all_cores()
         group.share_cores()
-        plan = group.follow(lambda: same_in_all(describe(job.tokens, job.base, settings), settings))
+        plan = group.follow(
+            lambda: same_in_all(describe(job.tokens, job.base, settings, job.previous), settings)
+        )
         if plan is None:
             print(f"train: process {group.rank.number} has nothing to do", file=sys.stderr)
             return

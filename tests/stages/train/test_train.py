@@ -76,7 +76,7 @@ ELSEWHERE = {  # tested below or beside their code
     ),
     *("sft_weight", "offload", "early_stopping_patience", "sample_rows", "layers", "modules_to_save"),
     *("train_on_prompt", "machine", "clip_value", "order", "save_total_limit"),
-    *("report_to", "compile"),
+    *("report_to", "compile", "start_from"),
 }
 
 

@@ -9,7 +9,7 @@ from pipeline.core.publish import read_json
 from pipeline.extras.judge.hand_overs.inputs import Files, has_tokenizer
 from pipeline.extras.judge.hand_overs.verdicts import failed, passed, unmeasured, warned
 from pipeline.gguf.safetensors_rows import read_folder, read_rows
-from pipeline.models.merging.adapter import Adapter, read_adapter
+from pipeline.models.merging.adapter import Adapter, other_base_named, read_adapter
 from pipeline.models.merging.inputs import Structure, structure
 from pipeline.models.merging.plan import Plan, plan
 
@@ -120,20 +120,7 @@ def named_base(base: Path, folder: Path) -> str:
     A path in adapter_config.json is not compared. A snapshot's folder in the hub's cache is named after a
     commit, so the folders above it, one of which has the model's name, are compared too.
     """
-    named = read_json(folder / "adapter_config.json", "copy the adapter again").get("base_model_name_or_path")
-    if not isinstance(named, str) or named.count("/") != 1 or Path(named).is_absolute():
-        return ""
     stated = read_json(base / "config.json", "fetch the base again").get("_name_or_path")
     places = [base.resolve().as_posix(), stated if isinstance(stated, str) else ""]
-    wanted = _letters(named.partition("/")[2])
-    if any(wanted in _letters(place) for place in places):
-        return ""
-    return f"adapter_config.json names {named}, and the base is {base.name}"
-
-
-def _letters(name: str) -> str:
-    """Return the letters and digits of a model's name, without suffixes for the storage of its weights."""
-    lowered = name.lower()
-    for ending in ("-bnb-4bit", "-unsloth", "-4bit", "-awq", "-gptq"):
-        lowered = lowered.replace(ending, "")
-    return "".join(filter(str.isalnum, lowered))
+    named = other_base_named(folder, places)
+    return f"adapter_config.json names {named}, and the base is {base.name}" if named else ""

@@ -46,7 +46,6 @@ class DistillLearner(Learner):
 
     rules: ClassVar[RuleSets] = RuleSets(STEP, EVERY_EVAL, END)
     teacher: Any
-    before: float | None
 
     @contextmanager
     def ready(self, *, replay: bool = False) -> Iterator[None]:

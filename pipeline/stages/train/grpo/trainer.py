@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.models.chunked_loss import token_logps
-from pipeline.models.tuners import causal_model, tuner_on
+from pipeline.models.tuners import as_at_start, causal_model
 from pipeline.stages.train.dataset import forward_parts
 from pipeline.stages.train.grpo.drawing import Rounds
 from pipeline.stages.train.grpo.losses import (
@@ -77,7 +77,7 @@ class GrpoTrainer(Trainer):
         inputs = self.on_device(forward_parts(training_batch(prompts, groups, self.grpo)))
         with (
             undisturbed(self.model),
-            tuner_on(self.model).without(self.model) if reference else nullcontext(),
+            as_at_start(self.model, self.run.previous) if reference else nullcontext(),
             self.autocast(),
         ):
             logps = token_logps(causal_model(self.model), inputs)

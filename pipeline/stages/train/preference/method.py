@@ -101,7 +101,9 @@ class PreferenceLearner(Learner):
             # With a sharded base no process can rely on its own cache, because all must run the layers
             # equally often.
             again = run.settings.shares_base
-            reference = Reference(run.checkpoints / REFERENCE, run.record, keep=run.leads, again=again)
+            reference = Reference(
+                run.checkpoints / REFERENCE, run.record, previous=run.previous, keep=run.leads, again=again
+            )
         weights = 1.0, 1.0
         if method == "kto":
             roles = list(chain.from_iterable(rows["roles"]))
@@ -120,11 +122,13 @@ class PreferenceLearner(Learner):
 
         measures = evaluation.get("measures", {})
         if "accuracy" not in measures:
-            return {}
+            return super().figures(rows, evaluation)
         right = round(measures["accuracy"] * evaluation["items"])
         interval = binomtest(right, evaluation["items"]).proportion_ci(method="wilson")
         bounds = {"low": round(float(interval.low), 4), "high": round(float(interval.high), 4)}
-        return {"preferences": {"items": evaluation["items"], "right": right, **measures, **bounds}}
+        return super().figures(rows, evaluation) | {
+            "preferences": {"items": evaluation["items"], "right": right, **measures, **bounds}
+        }
 
 
 LEARNER = PreferenceLearner

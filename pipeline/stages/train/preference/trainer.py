@@ -12,7 +12,7 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import sums_by_sequence, token_logps
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
-from pipeline.models.tuners import tuner_on
+from pipeline.models.tuners import as_at_start
 from pipeline.stages.train.dataset import OTHERS, PARTS, for_the_model
 from pipeline.stages.train.loop import Trainer
 from pipeline.stages.train.monitoring.samples import undisturbed
@@ -29,16 +29,26 @@ def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:
 
 
 class Reference:
-    """Reference answers: log-probabilities by the model without its trained part, of rows that are trained
-    or watched. Each row is computed once, for later passes over the data and for a run that resumes.
+    """Reference answers: log-probabilities by the model as it was before its first step (without its trained
+    part, or with what is in `previous`, from which training goes on), of rows that are trained or watched.
+    Each row is computed once, for later passes over the data and for a run that resumes.
 
     `file` has a line for each packed row, by its hash, of the run with this `record`
     (`pipeline.stages.train.run.describe`). It is written only with `keep`. With `again` the model is
     queried each time.
     """
 
-    def __init__(self, file: Path, record: dict[str, Any], *, keep: bool = True, again: bool = False) -> None:
-        key = {name: record[name] for name in ("base", "versions", "device")}
+    def __init__(
+        self,
+        file: Path,
+        record: dict[str, Any],
+        *,
+        previous: Path | None = None,
+        keep: bool = True,
+        again: bool = False,
+    ) -> None:
+        names = ("base", "previous_sha256", "versions", "device")
+        key = {name: record[name] for name in names if name in record}
         self.key = json_hash(key | {"compute_dtype": record["settings"]["bnb_4bit_compute_dtype"]})
         rows = _read(file)
         if rows and rows[0].get("key") != self.key:
@@ -47,6 +57,7 @@ class Reference:
             rows = []
         self.known: dict[str, list[float]] = {row["row"]: row["logps"] for row in rows}
         self.file = MetricsLog(file) if keep and not again else None
+        self.previous = previous
         self.again = again
 
     def logps(self, tuned: Any, model: Any, batch: Batch) -> Any:
@@ -67,7 +78,7 @@ class Reference:
     def _of_row(self, tuned: Any, model: Any, row: Batch, answers: int) -> list[float]:
         name = json_hash({part: row[part].tolist() for part in PARTS})
         if self.again or name not in self.known:
-            with undisturbed(tuned), tuner_on(tuned).without(tuned):
+            with undisturbed(tuned), as_at_start(tuned, self.previous):
                 logps, _ = likelihoods(model, row, answers)
             if not bool(logps.isfinite().all()):
                 raise GateError(

@@ -1,0 +1,1 @@
+"""The adapter, or the scales, that training goes on from."""
