@@ -436,8 +436,8 @@ def edited(project: Project) -> Iterator[Callable[[str, Edit], None]]:
         path.write_text(text)
 
 
-# The optional stages that the project asks for, and no job of augment or imatrix.
-MERGED = set(stages_of("merged", optional("merged"))) - {"augment", "imatrix"}
+# The optional stages that the project asks for, and no job of augment, imatrix or previous.
+MERGED = set(stages_of("merged", optional("merged"))) - {"augment", "imatrix", "previous"}
 
 
 @pytest.mark.slow
