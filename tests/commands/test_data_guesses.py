@@ -106,6 +106,12 @@ def test_a_text_that_is_read_as_such_gets_a_guess_for_its_class(project: Path) -
         assert "guess" not in check("b.jsonl", rows_of(30, text=None, **other)).stdout
 
 
+def test_a_row_without_its_text_hides_no_guess_for_the_others(project: Path) -> None:
+    rows = [*rows_of(30, text=None, category=NAMES), {"text": "", "category": "technical"}]
+    shown = check("a.jsonl", rows, "--write", "--guess", "1")
+    assert "30 chat" in shown.stdout
+
+
 @pytest.mark.parametrize(
     ("columns", "fields"),
     [

@@ -306,7 +306,7 @@ def test_columns_beside_texts_are_counted_and_named(tmp_path: Path) -> None:
     key = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
     rows = [
         {"text": "One page.", "title": "One", "url": "x", "n": 0, "domain": "sea"},
-        {"text": "Two pages.", "title": "Two", "url": None, key: "1"},
+        {"text": "Two pages.", "title": "Two", "url": None, "category": "sea", key: "1"},
         {"text": "A page without a title.", "title": " "},
     ]
     files = {"a.jsonl": lines(*rows), "b.jsonl": lines(*rows), "c.jsonl": lines(*ROWS)}
@@ -314,8 +314,9 @@ def test_columns_beside_texts_are_counted_and_named(tmp_path: Path) -> None:
     fields = {"b.jsonl": {"text": "{title}\n\n{text}"}, "c.jsonl": PAIR}
     report = project.run(drop_duplicates="none", fields=fields)
     left_out = report["files"]["a.jsonl"]["left_out_of_texts"]
-    assert {name: left_out[name] for name in ("title", "url", "n")} == {"title": 2, "url": 1, "n": 1}
-    assert len(left_out) == 4 and key not in json.dumps(report)
+    counts = {"title": 2, "url": 1, "n": 1, "category": 1}
+    assert {name: left_out[name] for name in counts} == counts
+    assert len(left_out) == 5 and key not in json.dumps(report)
     assert "title" not in report["files"]["b.jsonl"]["left_out_of_texts"]
     assert "left_out_of_texts" not in report["files"]["c.jsonl"]
     first, second = columns_sentences(report["files"])

@@ -158,9 +158,13 @@ class FileCheck:
         """
         if self.lacks_names or self.mapped[MAPPED]:  # A mapping that fits rows needs no other one.
             return None
-        if self.unread.rows:
-            return propose(self.unread.rows, self.name)
-        return None if self.text_doubt else propose_labels(self.texts.rows, self.name)
+        labels = None
+        # A few rows that can't be read say nothing of a file of texts.
+        if len(self.texts.rows) > len(self.unread.rows) and not self.text_doubt:
+            labels = propose_labels(self.texts.rows, self.name)
+        if labels or not self.unread.rows:
+            return labels
+        return propose(self.unread.rows, self.name)
 
     @cached_property
     def text_doubt(self) -> str:

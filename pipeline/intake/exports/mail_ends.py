@@ -73,7 +73,7 @@ CLOSING_WORDS = (
     r" (?:hälsning(?:ar)?|hilsen(?:er)?)"
     r"|(?:\w+ )?(?:hälsningar från|greetings from)|warm wishes|z poważaniem"
     r"|z wyrazami szacunku"
-    r"|(?:regards|all the best|sincerely|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg|vh"
+    r"|(?:regards|all the best(?: from [^\W\d]+)?|sincerely|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg|vh"
     r"|freundlichst|warmly|allt gott"
     r"|hälsning(?:ar)?|hilsen|vänligen|ha det (?:bra|fint|godt)|ha en (?:bra|fin|god) dag)(?=[,.!]?[ \t]*$))"
 )
@@ -101,7 +101,7 @@ RATING = rf"(?:\n\s*[^\n]{{0,120}}{ASKS_FOR_RATING}[^\n]{{0,120}}){{0,2}}"
 # At a mail's end, before nothing, or a name and an address. Chats end so too: it is no sign of a mail.
 SHORT_CLOSING = re.compile(
     rf"^[ \t]*(?:(?i:[lvb]g|mfg|gruß|grüße)[ \t]+{NAME}(?=\s*\Z)"
-    rf"|(?i:(?:[lvb]g|cheers|thx|cdl?t|à bientôt|{THANKS}"
+    rf"|(?i:(?:[lvb]g|cheers|ta|thx|cdl?t|à bientôt|{THANKS}"
     r"|(?:(?:danke|dank) und |(?:mit )?(?:freundliche|beste|liebe)[mrn] |viele |liebe )*gr(?:uß|uss|üße|üsse)"
     rf"|best(?=,|\s*\n))(?:,[ \t]+(?-i:{NAME})(?=\s*\Z)|[,!.]?)))[ \t]*"
     rf"(?:\n\s*(?P<name>{NAME}){OFFICE}[ \t]*{ADDRESS})?{RATING}\s*\Z",

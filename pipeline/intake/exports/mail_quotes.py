@@ -12,8 +12,11 @@ BEGINNINGS = ("On ", "Am ", "Le ", "El ", "Il ", "Den ", "Op ", "Em ", "A ", "W 
 BEGINNING = re.compile(f"^(?:{'|'.join(BEGINNINGS)})", re.MULTILINE)
 INTRODUCTION_LINES = 3  # A long introduction is broken into lines.
 INTRODUCTION = 300  # characters
-# A time, a date in digits or an address, with which no prose introduces a quotation.
-DATED = re.compile(r"\d:\d\d|\d[./-]\d{1,2}[./-]\d\d|<\S{1,100}@\S{1,100}>|<\[EMAIL")
+# A time, a date or an address, with which no prose introduces a quotation.
+DATED = re.compile(
+    r"\d:\d\d|\d[./-]\d{1,2}[./-]\d\d|<\S{1,100}@\S{1,100}>|<\[EMAIL"
+    r"|\b\d{1,2}\.? [^\W\d]{3,12}\.? \d{4}\b|\b[^\W\d]{3,12}\.? \d{1,2},? \d{4}\b"
+)
 # The head of a mail below an answer, as Outlook writes it, with a line above it or not.
 SENDER = r"(?:From|Von|De|Da|Van|Od|Från|Fra)"
 SENT = r"(?:Sent|Gesendet|Envoyé|Enviad[oa]|Inviato|Verzonden|Wysłano|Data|Skickat|Sendt)"
@@ -45,10 +48,11 @@ FORWARDED = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 # What may be a quoted mail in a language or form that is not known: three such lines, of which one has a
-# time; words between hyphens.
+# time; words between hyphens; lines with `>`.
 MAY_BE_QUOTED = re.compile(
     rf"^(?=(?:{HEAD_LINE}.*\n){{2}}{HEAD_LINE})(?:.*\n){{0,2}}.*\d:\d\d"
-    r"|^-{4,} ?[^\W\d][^\n-]{3,40}-{4,}$",
+    r"|^-{4,} ?[^\W\d][^\n-]{3,40}-{4,}$"
+    r"|^>(?!>> ).*\n>",
     re.MULTILINE,
 )
 UNDERLINE = re.compile(r"\n\s*_{5,}\s*\Z")  # Outlook's, above the head of a mail

@@ -30,6 +30,7 @@ class _Writer(HTMLParser):
         self.pieces: list[str] = []
         # next number of each list that is open, None for a list without numbers
         self.lists: list[int | None] = []
+        self.quotes: list[int] = []  # number of pieces before each quotation that is open
         self.hidden = 0
         self.in_pre = False
         self.cells = 0  # cells in the table's row
@@ -67,6 +68,8 @@ class _Writer(HTMLParser):
                 self.lists.append(1 if tag == "ol" else None)
             if not is_nested:
                 self._begin_block()
+            if tag == "blockquote":
+                self.quotes.append(len(self.pieces))
 
     def handle_endtag(self, tag: str) -> None:
         if tag in HIDDEN:
@@ -90,7 +93,14 @@ class _Writer(HTMLParser):
         elif tag in BLOCKS:
             if tag in ("ul", "ol") and self.lists:
                 self.lists.pop()
+            if tag == "blockquote" and self.quotes:
+                self._end_quote(self.quotes.pop())
             self._begin_block()
+
+    def _end_quote(self, begin: int) -> None:
+        """Write `>` before each line of a quotation, which are the pieces from `begin` on."""
+        text = re.sub(r"\n{3,}", "\n\n", "".join(self.pieces[begin:])).strip()
+        self.pieces[begin:] = ["\n".join(f"> {line}".rstrip() for line in text.split("\n"))] if text else []
 
     def _end_link(self) -> None:
         """Write the address of a link behind its words, unless they are the address."""

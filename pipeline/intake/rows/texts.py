@@ -17,7 +17,7 @@ SPEAKERS = (
 USERS = ("user", "user_id", "username")
 TIMES = ("created_at", "date", "sent_at", "thread_ts", "time", "timestamp", "ts")
 LABELS = ("label", "labels", "label_text", "class", "sentiment", "intent", "emotion")
-READ_OF_TEXTS = frozenset(("text", "segments", "domain", "category"))
+READ_OF_TEXTS = frozenset(("text", "segments", "domain"))
 
 
 def text_of(value: Value, field: str) -> Content:
@@ -46,7 +46,9 @@ def input_output(value: Value, field: str) -> Content:
 
 
 def left_out_of_text(value: Value) -> list[str]:
-    """Return the keys next to a text that contain something, and are neither read nor a domain's name."""
+    """Return the keys next to a text that contain something and are not learned. A `domain` is for counts
+    alone; a `category`, which is read as one, may be what the text is answered with.
+    """
     return [key for key, item in value.items() if key not in READ_OF_TEXTS and not is_blank(item)]
 
 

@@ -68,8 +68,8 @@ def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def left_out_of_texts(columns: Mapping[str, int]) -> str:
     """Return a sentence on the columns next to a text that are not trained, and on how to train them."""
     return (
-        f"the texts are read without {counted(columns)}; a template in curate.fields puts columns into "
-        "them, "
+        f"the texts are read without {counted(columns)}; a mapping in curate.fields makes a column their "
+        "answer, {user: text, assistant: COLUMN}, or puts it into them, "
         'text: "{title}\\n\\n{text}"'
     )
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pipeline.core.text import listed
 
-MOST = 5  # rows whose places are kept and named
+NAMED = 5  # rows whose places a sentence names
+MOST = 100  # rows whose places are kept
 TABLES = frozenset((".csv", ".tsv", ".xlsx"))
 
 
@@ -19,6 +20,7 @@ def places(first: Sequence[str], rows: int, *, with_files: bool = True) -> str:
     """Return the places of the first rows (FILE:LINE each), and the number of the others among `rows`:
     a.jsonl lines 2, 7 and 4 more. A sentence on one file, which names it already, is `with_files=False`.
     """
+    first = first[:NAMED]
     shown = list[str]()
     for file, sources in groupby(first, key=lambda source: source.rpartition(":")[0]):
         numbers = [source.rpartition(":")[2] for source in sources]

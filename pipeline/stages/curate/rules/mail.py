@@ -34,6 +34,12 @@ HTML = re.compile(
     r"(?P<subject>[^<\n]{1,200}\n\s*\n)?\s*<(?:!doctype|html|body|div|p|span|table|ul|ol|br|blockquote|font)\b",
     re.IGNORECASE,
 )
+# A paragraph that is a blank line. Programs that write it, such as Outlook, write each line as a paragraph.
+BLANK_LINE = re.compile(r"<p\b[^>]*>(?:\s|&nbsp;|&#160;|<br\s*/?>|</?o:p>)*</p>", re.IGNORECASE)
+NEXT_LINE = re.compile(r"</p>\s*<p\b[^>]*>", re.IGNORECASE)
+LINE = 60  # characters of a line in an address
+LINES_OF_END = 3  # of a closing, a name and an address, at least
+NO_LINE = re.compile(r"^(?:[-*>|#`]|\d+\. )|[a-zß-ÿ]{2}\.$")
 NO_PROSE = re.compile(r"<(?:pre|code|script|form|input|button|svg|canvas)\b", re.IGNORECASE)
 # What mail programs write between angle brackets; all other words in them are markup that is spoken of.
 ADDRESS = re.compile(r"<(?:[^<>\s]+@[^<>\s]+|\[EMAIL[^<>]*|(?:https?|mailto):[^<>\s]*)>")
@@ -141,11 +147,34 @@ def _written(turns: Iterable[Turn]) -> list[Turn]:
     return [turn for turn in turns if turn["role"] in WRITERS and turn["content"]]
 
 
+def _with_joined_end(text: str) -> str:
+    """Return a text with its last paragraphs of one short line each as the lines of one paragraph.
+
+    Many mail programs write each line of a closing, a name and an address as a paragraph of HTML.
+    """
+    paragraphs = text.split("\n\n")
+    first = len(paragraphs)
+    while first and _is_line(paragraphs[first - 1]):
+        first -= 1
+    if len(paragraphs) - first < LINES_OF_END:
+        return text
+    return "\n\n".join([*paragraphs[:first], "\n".join(paragraphs[first:])])
+
+
+def _is_line(paragraph: str) -> bool:
+    """Return True for one line that may be of an address: it is short, and no sentence or item of a list."""
+    is_one = len(paragraph) <= LINE and "\n" not in paragraph
+    return is_one and not paragraph.endswith((":", "?", "!")) and not NO_LINE.search(paragraph)
+
+
 def _without_html(text: str) -> str:
     """Return HTML that marks up nothing but prose as Markdown, and other text as it is."""
     html = HTML.match(text)
     if not html or not text.rstrip().endswith(">") or NO_PROSE.search(text):
         return text
     subject = html["subject"] or ""
-    words = subject + markdown_of(text[len(subject) :])
+    body = text[len(subject) :]
+    if BLANK_LINE.search(body):
+        body = NEXT_LINE.sub("<br>", body)
+    words = subject + _with_joined_end(markdown_of(body))
     return text if "<" in ADDRESS.sub("", words) or OF_MARKUP.search(words) else words
