@@ -73,8 +73,8 @@ CLOSING_WORDS = (
     r" (?:hälsning(?:ar)?|hilsen(?:er)?)"
     r"|(?:\w+ )?(?:hälsningar från|greetings from)|warm wishes|z poważaniem"
     r"|z wyrazami szacunku"
-    r"|(?:regards|all the best(?: from [^\W\d]+)?|sincerely|yours in \w+|groet(?:en|jes)?|pozdrawiam|saluti|mvh|mvg|vh"
-    r"|freundlichst|warmly|allt gott"
+    r"|(?:regards|all the best(?: from [^\W\d]+)?|sincerely|yours in \w+|groet(?:en|jes)?|pozdrawiam"
+    r"|saluti|mvh|mvg|vh|freundlichst|warmly|allt gott"
     r"|hälsning(?:ar)?|hilsen|vänligen|ha det (?:bra|fint|godt)|ha en (?:bra|fin|god) dag)(?=[,.!]?[ \t]*$))"
 )
 AFTER_CLOSING = r"(?:[^\n.?]{0,60}|[.!])[ \t]*$"
