@@ -47,7 +47,7 @@ def write_pairs(file: Path, numbers: range) -> None:
 
 def next_round(place: Path, project: Path, **train: Any) -> Path:
     """The project `place` that goes on from `project`, with other settings of training."""
-    new(place, "demo", project)
+    new(place, None, project)
     file = place / "params.yaml"
     values = yaml.safe_load(file.read_text(encoding="utf-8"))
     values["train"] |= train
@@ -112,8 +112,26 @@ def test_a_second_round_on_a_gguf_is_proven(
     assert is_proven(second)
 
 
+def test_each_rounds_test_rows_stay_guarded(finished: Path, tmp_path: Path) -> None:
+    first = Path(shutil.copytree(finished, tmp_path / "a/chat"))
+    new(tmp_path / "b/chat", None, first)
+    second = tmp_path / "b/chat"
+    for made in ("models/adapter", "data/final"):
+        shutil.copytree(first / made, second / made, dirs_exist_ok=True)
+    (second / "data/final/test.jsonl").write_text('{"text": "Another row."}\n')
+    new(tmp_path / "c/chat", None, second)
+    guarded = load_params(tmp_path / "c/chat/params.yaml").curate.decontaminate
+    texts = [(tmp_path / "c/chat/data/guard" / name).read_text() for name in guarded]
+    assert texts == [(project / "data/final/test.jsonl").read_text() for project in (first, second)]
+
+
+def test_a_recipe_and_another_project_exclude_each_other(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Q-COMMANDS-042"):
+        new(tmp_path / "next", "demo", finished)
+
+
 def test_a_project_that_trained_nothing_is_not_gone_on_from(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match="Q-COMMANDS-041"):
-        new(tmp_path / "next", "demo", tmp_path / "other")
+        new(tmp_path / "next", None, tmp_path / "other")
     assert not (tmp_path / "next").exists()

@@ -15,13 +15,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.commands.next_round import begin, need_trained
+from pipeline.commands.next_round import begin, need_no_recipe, need_trained
 from pipeline.commands.recipes import name_for, recipe_file, recipe_text
 from pipeline.config.params import load_params
 from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.git import ask_git
-from pipeline.core.places import IS_CHECKOUT, resource
+from pipeline.core.places import IS_CHECKOUT, expanded, resource
 from pipeline.core.publish import publishing, remove
 from pipeline.llamacpp.stamp import is_built
 from pipeline.llamacpp.tools import DEFAULT_HOME
@@ -66,19 +66,23 @@ Data, settings and results of a model; the code is that of an installed Quench.
 
 `params.yaml` has the settings that differ from the defaults; `quench config show` lists all.
 """
+DEMO = "demo"  # the recipe of a project without another
 RAW = "data/raw"  # Git contains the file in which DVC records this folder.
 
 
-def main(folder: Path, recipe: str, previous: Path | None = None) -> None:
-    """Make the project `folder` with `recipe`, or to go on from the project `previous`, and print the next
-    steps.
+def main(folder: Path, recipe: str | None = None, previous: Path | None = None) -> None:
+    """Make the project `folder` with `recipe` (demo if None), or to go on from the project `previous`, and
+    print the next steps.
 
     Raises `ConfigError` for an unknown recipe, a place that is taken or a `previous` that has trained
     nothing, `ToolError` if Git or DVC fails, and `MachineError` if the folder can't be written.
     """
-    recipe_file(recipe)
     if previous:
+        need_no_recipe(recipe)
+        previous = expanded(previous, "--from")
         need_trained(previous)
+    recipe = recipe or DEMO
+    recipe_file(recipe)
     folder = Path(os.path.realpath(folder))  # A link to another disk stays one. resolve() fails for a loop.
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(

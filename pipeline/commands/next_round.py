@@ -1,6 +1,6 @@
 """What a project begins with that goes on from another one (`quench new NEXT --from PROJECT`): the other's
-settings, with what it trained as the start, its own files beside the data, and its test rows, which are kept
-out of training from now on.
+settings, with what it trained as the start, its own files beside the data, and its test rows, with which no
+row of training may share 13 words from now on.
 """
 
 import os
@@ -19,6 +19,16 @@ from pipeline.core.places import expanded
 TEST = "data/final/test.jsonl"
 GUARD = "data/guard"
 OWN_FILES = (GUARD, "data/evaluation")  # guarded texts, questions, and functions of the user's
+
+
+def need_no_recipe(recipe: str | None) -> None:
+    """Raise `ConfigError` if a recipe is named: the settings are those of the other project."""
+    if recipe:
+        raise ConfigError(
+            "Q-COMMANDS-042",
+            f"--recipe {recipe} and --from were given, and the settings come from one of them: leave "
+            "the other out",
+        )
 
 
 def need_trained(project: Path) -> None:
@@ -41,11 +51,11 @@ def begin(folder: Path, place: Path, project: Path) -> None:
     for own in OWN_FILES:
         if (project / own).is_dir():
             shutil.copytree(project / own, folder / own, dirs_exist_ok=True)
-    guarded = f"{project.resolve().name}-test.jsonl"
+    guarded = _new_name(folder / GUARD, project.resolve().name.lstrip("."))
     shutil.copyfile(project / TEST, folder / GUARD / guarded)
     file = folder / "params.yaml"
     shutil.copyfile(project / "params.yaml", file)
-    params = load_params(file)
+    params = load_params(project / "params.yaml")
     given: dict[Key, Any] = {
         ("train", "start_from"): os.path.relpath(project.resolve(), place.resolve()),
         ("convert", "name"): name_for(place.name),
@@ -54,4 +64,15 @@ def begin(folder: Path, place: Path, project: Path) -> None:
     local = project / expanded(params.base.model, "base.model")
     if params.base.source in ("path", "gguf") and local.exists():
         given["base", "model"] = str(local.resolve())
+    if params.compare.seeds:
+        given["compare", "seeds"] = []
+        print(
+            "compare.seeds is [] in the new project, for the strategies that it compares train from nothing"
+        )
     override(file, given)
+
+
+def _new_name(folder: Path, project: str) -> str:
+    """Return the name of a new file in `folder` for the test rows of a project of this name."""
+    names = (f"{project}{number}-test.jsonl" for number in ("", *(f"-{count}" for count in range(2, 1000))))
+    return next(name for name in names if not (folder / name).exists())

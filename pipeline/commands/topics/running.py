@@ -26,14 +26,15 @@ app = topic()
 def new(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")],
     recipe: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--recipe",
             metavar="NAME",
             autocompletion=candidates.recipes,
+            show_default="demo",
             help="Recipe to begin with; `quench config use` takes another.",
         ),
-    ] = "demo",
+    ] = None,
     previous: Annotated[
         Path | None,
         typer.Option(

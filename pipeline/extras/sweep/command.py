@@ -122,9 +122,8 @@ def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
     tokens = sweep.root / "data/tokens"
     base = sweep.root / "models/base.json"
     inputs = {"data/tokens": tree_hash(tokens), "models/base.json": file_hash(base) if base.exists() else ""}
-    previous = sweep.root / "models/previous"
-    if previous.exists():
-        inputs["models/previous"] = tree_hash(previous)
+    if load_params(sweep.root / "params.yaml").train.start_from:
+        inputs["models/previous"] = tree_hash(sweep.root / "models/previous")
     record = sweep.folder / INPUTS
     if begun:
         before = read_json(record, f"remove {sweep.folder}")

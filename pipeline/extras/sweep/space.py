@@ -178,6 +178,10 @@ def check_space(space: Space, params: Params) -> None:
 
 def unsearchable(name: str, metric: str) -> str | None:
     """Return the reason why a key can't be searched, with the remedy. Returns None if it can."""
+    if name == "train.start_from":
+        return (
+            "all trials go on from what stage previous brings by it. Set it by hand, a sweep for each value"
+        )
     stages = ("base", "curate", "preprocess")
     before = [stage for stage in stages if any(_reads(name, key) for key in table().stages[stage].params)]
     section, _, key = name.partition(".")

@@ -229,13 +229,15 @@ def other_base_named(folder: Path, places: Iterable[str]) -> str | None:
     if not isinstance(named, str) or named.count("/") != 1 or named == OWN_BASE or Path(named).is_absolute():
         return None
     wanted = _letters(named.partition("/")[2])
-    return None if any(wanted in _letters(place) for place in places) else named
+    # A hub's cache has OWNER and NAME in one word.
+    parts = (_letters(part) for place in places for part in re.split(r"[/\s]", place))
+    return None if any(part.endswith(wanted) for part in parts) else named
 
 
 def _letters(name: str) -> str:
     """Return the letters and digits of a model's name, without suffixes for the storage of its weights."""
-    lowered = name.lower()
-    for ending in ("-bnb-4bit", "-unsloth", "-4bit", "-awq", "-gptq"):
+    lowered = re.sub(r"[-.](?:i?q\d[\w.]*|f16|bf16|f32|gguf)$", "", name.lower().removesuffix(".gguf"))
+    for ending in ("-bnb-4bit", "-unsloth", "-4bit", "-awq", "-gptq", "-gguf"):
         lowered = lowered.replace(ending, "")
     return "".join(filter(str.isalnum, lowered))
 

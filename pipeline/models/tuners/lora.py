@@ -223,11 +223,11 @@ def with_adapter(model: Any, adapter: Path, name: str = "default", *, trainable:
 
 def fill_adapter(model: Any, folder: Path) -> None:
     """Give the adapter that trains on `model` the numbers in `folder`, in float32 as they are there. Raises
-    `DataError` if these are not its own: other tensors, other shapes, or none.
+    `DataError` if these are not its own: other tensors, other shapes, or two tables where the model has one.
 
     PEFT itself loads what fits by name and only warns of the rest.
     """
-    from peft.utils.save_and_load import get_peft_model_state_dict
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -236,25 +236,56 @@ def fill_adapter(model: Any, folder: Path) -> None:
         numbers = load_file(file)
     except (SafetensorError, OSError) as error:
         raise DataError("Q-MODELS-040", f"{file} can't be read ({error}): copy the adapter again") from error
-    # Without the argument PEFT would look for the base on the hub.
-    wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
-    shapes = {name: tuple(numbers[name].shape) for name in numbers}
-    other = sorted(
-        name
-        for name in wanted.keys() | shapes.keys()
-        if name not in wanted or shapes.get(name) != tuple(wanted[name].shape)
-    )
+    weights = _saved(model)
+    other = differing_tensors(_shapes(weights), _shapes(numbers))
     if other:
-        name = other[0]
-        expected = tuple(wanted[name].shape) if name in wanted else "no such tensor"
         raise DataError(
             "Q-MODELS-040",
-            f"{file} is of another adapter than the one that trains: {name} is {shapes.get(name, 'missing')} "
-            f"there and {expected} here ({len(other)} of {len(shapes)} differ): set section train as it was "
-            "when that adapter was trained",
+            f"{file} is of another adapter than the one that trains: {other[0]} ({len(other)} of "
+            f"{len(numbers)} differ): set section train as it was when that adapter was trained",
         )
-    for name, weight in wanted.items():
+    filled: dict[int, str] = {}
+    for name, weight in weights.items():
+        first = filled.setdefault(weight.data_ptr(), name)
+        if not torch.equal(numbers[name], numbers[first]):
+            raise DataError(
+                "Q-MODELS-040",
+                f"{file} has two tables, {first} and {name}, and this base one for both: merge the "
+                "adapter, and name the merged model as the base",
+            )
         weight.data.copy_(numbers[name])  # Autograd does not see it; see `as_at_start` of the tuners.
+
+
+def saved_shapes(model: Any, train: Training) -> dict[str, tuple[int, ...]]:
+    """Return by name the shapes of the tensors that PEFT saves of the adapter that `train` puts on `model`,
+    a base without weights.
+    """
+    from peft import get_peft_model
+
+    return _shapes(_saved(get_peft_model(model, adapter_config(model, train), autocast_adapter_dtype=False)))
+
+
+def differing_tensors(
+    wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """Return half a sentence on each tensor of an adapter that is missing, unknown or of another shape."""
+    return [
+        f"{name} is {found.get(name, 'missing')} there and {wanted.get(name, 'no tensor')} here"
+        for name in sorted(wanted.keys() | found.keys())
+        if wanted.get(name) != found.get(name)
+    ]
+
+
+def _saved(model: Any) -> dict[str, Any]:
+    """Return the trained tensors of a model by the names by which PEFT saves them."""
+    from peft.utils.save_and_load import get_peft_model_state_dict
+
+    # Without the argument PEFT would look for the base on the hub.
+    return dict(get_peft_model_state_dict(model, save_embedding_layers=False))
+
+
+def _shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def check_saved(model: Any, train: Training) -> int:

@@ -5,10 +5,13 @@ from collections.abc import Iterable, Mapping
 from math import isclose
 from typing import Any
 
+from pydantic import ValidationError
+
 from pipeline.config.sections import Training
 from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import PLACE, is_target, layer_of, scale_of
 from pipeline.core.errors import DataError
+from pipeline.core.text import faults
 from pipeline.models.merging.adapter import Adapter
 
 # The other variants say how training begins and goes, and not what the adapter is.
@@ -16,10 +19,11 @@ OF_THE_ADAPTER = ("rslora", "dora")
 MERGE_IT = "merge it, and name the merged model as the base"
 
 
-def settings_of(adapter: Adapter, linears: Iterable[str] | None) -> dict[str, Any]:
+def settings_of(adapter: Adapter, train: Training, linears: Iterable[str] | None) -> dict[str, Any]:
     """Return the keys of section `train` by which PEFT makes an adapter of the same shape and scale.
 
-    `linears` are the paths of the base's; None for a mixture, whose targets are left out.
+    `linears` are the paths of the base's; None for a mixture, whose targets are left out. All other keys are
+    those of `train`.
 
     Raises `DataError` if there are no such keys.
     """
@@ -42,6 +46,14 @@ def settings_of(adapter: Adapter, linears: Iterable[str] | None) -> dict[str, An
             )
     if linears is not None:
         keys |= _targets(adapter, {module.path for module in adapter.modules}, list(linears))
+    try:
+        Training.model_validate(train.model_dump() | keys)
+    except ValidationError as error:
+        what = faults(error, lambda place: str(place[0]) if place else "it")
+        raise DataError(
+            "Q-PREVIOUS-005",
+            f"{adapter.folder} has settings that section train can't have ({what}): {MERGE_IT}",
+        ) from None
     return keys
 
 

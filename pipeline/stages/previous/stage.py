@@ -7,6 +7,7 @@ a project with either in `models/adapter/`. Writes `models/previous/`: the train
 set. Command: `python -m pipeline previous`
 """
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -14,17 +15,20 @@ from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
-from pipeline.config.tuners import SCALES_FILE, trained_file, tuner_of
+from pipeline.config.targets import layer_of
+from pipeline.config.tuners import ADAPTER_FILE, SCALES_FILE, trained_file, tuner_of
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, read_json
-from pipeline.core.text import quoted
 from pipeline.gguf.base_files import base_hashes
+from pipeline.gguf.safetensors_rows import read_header
 from pipeline.models.experts.separate import has_experts
 from pipeline.models.merging.adapter import Adapter, other_base_named, read_adapter
 from pipeline.models.own_targets import fitted, linear_widths
+from pipeline.models.small_model import empty
 from pipeline.models.text_config import read_text_config
-from pipeline.stages.previous.settings import differing, settings_of
+from pipeline.models.tuners.lora import differing_tensors, saved_shapes
+from pipeline.stages.previous.settings import MERGE_IT, differing, settings_of
 
 CONFIG = "adapter_config.json"
 RUN = "run.json"
@@ -40,10 +44,11 @@ def main(params: Params, root: Path) -> None:
     base = root / "models/base"
     need_tuner(source, params.training)
     need_base(source, base)
+    numbers = trained_file(source)
+    need_numbers(numbers)
     if params.train.tuner == "lora":
         need_settings(read_adapter(source), base, params.training)
     tell_other_base(source, root / "models/base.json")
-    numbers = trained_file(source)
     target = root / "models/previous"
     need_disk(target.parent, numbers.stat().st_size)
     with publishing(target) as aside:
@@ -61,13 +66,45 @@ def folder_of(source: Path) -> Path:
     for folder in (source, source / "models/adapter"):
         if trained_file(folder).is_file():
             return folder
-    if (source / "adapter_model.bin").is_file():
-        why = "holds a pickle (adapter_model.bin), which may run any code: save it again as safetensors"
-    elif source.is_dir():
-        why = f"holds neither adapter_model.safetensors nor {SCALES_FILE}: name the folder that does"
-    else:
+    if source.is_file():
+        why = "is a file: name the folder that it is in"
+    elif not source.is_dir():
         why = "is no folder here: name one, and fetch an adapter from the hub before (`hf download`)"
+    else:
+        why = f"holds neither {ADAPTER_FILE} nor {SCALES_FILE}: {_instead(source)}"
     raise DataError("Q-PREVIOUS-001", f"train.start_from: {source} {why}")
+
+
+def _instead(source: Path) -> str:
+    """Return what to do about a folder without trained numbers, by what it holds instead."""
+    if (source / "adapter_model.bin").is_file():
+        return "save the pickle that it holds, which may run any code, again as safetensors"
+    if (source / "adapters.safetensors").is_file():
+        return "mlx-lm's form is not read, fuse it there, and name the fused model as the base"
+    if (source / "dvc.lock").is_file():
+        return "run `dvc pull models/adapter` or `quench run train` in that project"
+    checkpoints = sorted(path.name for path in source.glob("checkpoint-*") if path.is_dir())
+    if checkpoints:
+        return f"name one of its checkpoints, {checkpoints[-1]} for example"
+    return "name the folder that does"
+
+
+def need_numbers(file: Path) -> None:
+    """Raise `DataError` if a file of trained numbers can't be read, or if one is not finite."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = list(opened.keys())
+            broken = [name for name in names if not opened.get_tensor(name).isfinite().all()]
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise DataError("Q-PREVIOUS-006", f"{file} can't be read ({error}): copy it again, whole") from error
+    if broken:
+        raise DataError(
+            "Q-PREVIOUS-006",
+            f"{len(broken)} of {len(names)} tensors in {file} have numbers that are not finite "
+            f"({broken[0]}): go on from an earlier checkpoint",
+        )
 
 
 def need_tuner(source: Path, settings: Training) -> None:
@@ -84,9 +121,10 @@ def need_base(source: Path, base: Path) -> None:
     """Raise `DataError` if Quench trained what is in `source` on other weights than the base's."""
     if not (source / RUN).is_file():  # Another tool's adapter has no such record.
         return
-    recorded = read_json(source / RUN, "copy the adapter's folder whole").get("base")
+    record = read_json(source / RUN, "copy the adapter's folder whole")
+    recorded = record.get("base") if isinstance(record, dict) else None
     trained_on = recorded.get("weights_sha256") if isinstance(recorded, dict) else None
-    if trained_on and trained_on != base_hashes(base)["weights_sha256"]:
+    if isinstance(trained_on, str) and trained_on != base_hashes(base)["weights_sha256"]:
         raise DataError(
             "Q-PREVIOUS-003",
             f"{source} was trained on other weights than {base} holds (run.json names sha256 "
@@ -97,13 +135,17 @@ def need_base(source: Path, base: Path) -> None:
 def need_settings(adapter: Adapter, base: Path, settings: Training) -> None:
     """Raise `DataError` if the adapter is on linears that the base has not, or in a way that section `train`
     can't express, `ConfigError` if section `train` says something else.
+
+    A mixture's linears and tensors are compared by training, when its experts are apart.
     """
     settings = fitted(settings, base)
     config = read_text_config(base)
     widths = None if has_experts(config) else linear_widths(config)
     if widths is not None:
         need_linears(adapter, widths)
-    wanted = settings_of(adapter, widths)
+    wanted = settings_of(adapter, settings, widths)
+    if widths is not None:
+        need_tensors(adapter.folder, config, settings.model_copy(update=wanted))
     other = differing(wanted, settings, widths, ties_tables=adapter.settings.ensure_weight_tying)
     if other:
         lines = ", ".join(f"train.{key}: {_yaml(value)}" for key, value in other.items())
@@ -115,24 +157,46 @@ def need_settings(adapter: Adapter, base: Path, settings: Training) -> None:
 
 
 def need_linears(adapter: Adapter, widths: dict[str, tuple[int, int]]) -> None:
-    """Raise `DataError` if a module of the adapter is no linear of the base (`widths`: by path its inputs and
-    outputs), or has another shape.
+    """Raise `DataError` if a module of the adapter is no linear in the layers of the base (`widths`: by path
+    its inputs and outputs), or has another shape.
     """
     for module in adapter.modules:
+        if layer_of(module.path) is None:
+            raise DataError(
+                "Q-PREVIOUS-005",
+                f"{adapter.folder} adapts {module.path}, and only the layers' linears can be adapted here: "
+                f"{MERGE_IT}",
+            )
         a = module.parts.get("lora_A.weight")
         b = module.parts.get("lora_B.weight")
         here = widths.get(module.path)
-        there = (a.shape[1], b.shape[0]) if a and b else None
+        is_pair = a and b and len(a.shape) == 2 and len(b.shape) == 2
+        there = (a.shape[1], b.shape[0]) if a and b and is_pair else None
         if here is None or here != there:
             raise DataError(
                 "Q-PREVIOUS-003",
                 f"{adapter.folder} is of another model: its {module.path} has {_inputs_outputs(there)}, in "
-                f"models/base {_inputs_outputs(here)}: name the base that it was trained on in section base",
+                f"models/base it has {_inputs_outputs(here)}: name the base that it was trained on in "
+                "section base",
             )
 
 
+def need_tensors(folder: Path, config: Any, settings: Training) -> None:
+    """Raise `DataError` if an adapter has other tensors than the one that section `train` makes on a dense
+    base of this `config`.
+    """
+    found = {entry.name: entry.shape for entry in read_header(trained_file(folder))}
+    other = differing_tensors(saved_shapes(empty(config), settings), found)
+    if other:
+        raise DataError(
+            "Q-PREVIOUS-005",
+            f"{folder} has tensors that section train can't make: {other[0]} ({len(other)} differ): "
+            f"{MERGE_IT}",
+        )
+
+
 def _inputs_outputs(width: tuple[int, int] | None) -> str:
-    return f"{width[0]} inputs and {width[1]} outputs" if width else "no such linear"
+    return f"{width[0]} inputs and {width[1]} outputs" if width else "no matrix of that name"
 
 
 def tell_other_base(source: Path, lineage: Path) -> None:
@@ -156,6 +220,4 @@ def _yaml(value: Any) -> str:
     """Return a setting as it is written in params.yaml, in one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(str, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{quoted(key)}: {number}' for key, number in value.items())}}}"
-    return "null" if value is None else str(value)
+    return json.dumps(value) if isinstance(value, (dict, str)) else str(value or "null")

@@ -105,7 +105,7 @@ def test_another_base_by_name_is_told(
         ({"use_dora": True}, ["train.lora_variants: [dora]"]),
         ({"target_modules": ["q_proj", "down_proj"]}, ["train.target_modules: [q_proj, down_proj]"]),
         ({"layers_to_transform": [1]}, ["train.layers: [1]"]),
-        ({"modules_to_save": ["norm"]}, ["train.modules_to_save: [norm]"]),
+        ({"modules_to_save": ["model.norm"]}, ["train.modules_to_save: [norm]"]),
     ],
     ids=["rank", "rslora", "dora", "targets", "layers", "saved"],
 )
@@ -148,6 +148,18 @@ def unlike(folder: Path) -> None:
     )
 
 
+def with_nan(folder: Path) -> None:
+    file = folder / "adapter_model.safetensors"
+    numbers = load_file(file)
+    next(iter(numbers.values()))[0, 0] = float("nan")
+    save_file(numbers, file)
+
+
+def emptied(folder: Path) -> None:
+    file = folder / "adapter_model.safetensors"
+    save_file({name: weight.new_zeros(0) for name, weight in load_file(file).items()}, file)
+
+
 def pickled(folder: Path) -> None:
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
 
@@ -164,6 +176,11 @@ def of_other_weights(folder: Path) -> None:
         (of_other_weights, "Q-PREVIOUS-003"),
         (cut, "Q-PREVIOUS-003"),
         (renamed, "Q-PREVIOUS-003"),
+        (emptied, "Q-PREVIOUS-003"),
+        (with_nan, "Q-PREVIOUS-006"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"version"), "Q-PREVIOUS-006"),
+        (lambda folder: edit(folder, lora_alpha=0), "Q-PREVIOUS-005"),
+        (lambda folder: edit(folder, r=8, lora_alpha=16), "Q-PREVIOUS-005"),
         (unlike, "Q-PREVIOUS-005"),
         (lambda folder: edit(folder, alpha_pattern={"v_proj": 16}), "Q-PREVIOUS-005"),
         (lambda folder: edit(folder, peft_type="IA3"), "Q-MODELS-016"),
@@ -179,6 +196,39 @@ def test_what_can_not_be_gone_on_from_is_refused(
     with pytest.raises(DataError, match=id):
         main(settings(project, source), project)
     assert not (project / "models/previous").exists()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"target_modules": [*NAMED, "embed_tokens"]},
+        {"bias": "lora_only"},
+        {"lora_bias": True},
+        {"modules_to_save": ["input_layernorm"], "layers_to_transform": [1]},
+        {"modules_to_save": ["norm"]},
+    ],
+    ids=["embeddings", "bias", "bias of B", "norms of other layers", "all norms"],
+)
+def test_what_no_key_can_make_is_refused_before_training(
+    made: dict[str, Any], project: Path, tmp_path: Path
+) -> None:
+    source = adapter(project, tmp_path / "there", **made)
+    changes: dict[str, Any] = {"modules_to_save": made.get("modules_to_save", [])}
+    if "layers_to_transform" in made:
+        changes["layers"] = made["layers_to_transform"]
+    with pytest.raises(DataError, match=r"Q-PREVIOUS-005|Q-MODELS-016"):
+        main(settings(project, source, **changes), project)
+
+
+def test_a_pattern_can_be_pasted(project: Path, tmp_path: Path) -> None:
+    source = adapter(
+        project, tmp_path / "there", rank_pattern={r".*\.q_proj": 2}, use_rslora=True, lora_alpha=4
+    )
+    edit(source, use_rslora=True, lora_alpha=4)
+    with pytest.raises(ConfigError, match="Q-PREVIOUS-004") as refused:
+        main(settings(project, source), project)
+    said = str(refused.value).partition("set ")[2].replace("train.", "")
+    main(settings(project, source, **yaml.safe_load("{" + said + "}")), project)
 
 
 def test_scales_are_not_an_adapter(project: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import preferences
 import pytest
 import torch
 from preferences import ANSWERS, says, user
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from train_runs import result, run, settings, train_in, trainer_in
 
 from pipeline.core.errors import DataError, GateError
@@ -113,6 +113,17 @@ def test_a_model_at_its_start_has_its_own_numbers_again(prepared: Path, tmp_path
             for name, weight in trained_part(model).items()
         )
     assert all(torch.equal(weight, there[bare(name)] + 1.0) for name, weight in trained_part(model).items())
+
+
+def test_two_tables_are_not_put_into_one(prepared: Path, tmp_path: Path) -> None:
+    tables = {"modules_to_save": ["embed_tokens", "lm_head"]}
+    run(prepared, tmp_path / "first", sample_rows=0, **tables)
+    file = tmp_path / "first/adapter/adapter_model.safetensors"
+    numbers = load_file(file)
+    head = next(name for name in numbers if "lm_head" in name)
+    save_file(numbers | {head: numbers[head] + 1.0}, file)
+    with pytest.raises(DataError, match="Q-MODELS-040"):
+        trainer_in(prepared, tmp_path / "second", settings(**SMALL | tables), previous=file.parent)
 
 
 @pytest.mark.parametrize(
