@@ -83,6 +83,12 @@ def _trained(linears: Iterable[str], train: Training) -> set[str]:
     return {path for path in linears if is_target(path, train)}
 
 
+def _saved(names: Iterable[str], *, ties_tables: bool) -> set[str]:
+    """Return the modules that are saved if these are named."""
+    named = set(names)
+    return named.union(TABLES) if ties_tables and not named.isdisjoint(TABLES) else named
+
+
 def differing(
     wanted: Mapping[str, Any], train: Training, linears: Iterable[str] | None, *, ties_tables: bool
 ) -> dict[str, Any]:
@@ -97,8 +103,8 @@ def differing(
     variants = [name for name in train.lora_variants if name not in OF_THE_ADAPTER]
     if {*train.lora_variants} != {*wanted["lora_variants"], *variants}:
         other["lora_variants"] = [*wanted["lora_variants"], *variants]
-    both = {*TABLES} if ties_tables else set()
-    if {*train.modules_to_save} | both != {*wanted["modules_to_save"]} | both:
+    saved = _saved(train.modules_to_save, ties_tables=ties_tables)
+    if saved != _saved(wanted["modules_to_save"], ties_tables=ties_tables):
         other["modules_to_save"] = wanted["modules_to_save"]
     if linears is not None:
         keys = {key: wanted[key] for key in ("target_modules", "layers")}

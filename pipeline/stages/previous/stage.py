@@ -63,9 +63,13 @@ def folder_of(source: Path) -> Path:
     """Return the folder with trained numbers: `source`, or the models/adapter of the project that it is.
     Raises `DataError` if there are none.
     """
-    for folder in (source, source / "models/adapter"):
-        if trained_file(folder).is_file():
-            return folder
+    try:
+        for folder in (source, source / "models/adapter"):
+            if trained_file(folder).is_file():
+                return folder
+    except OSError as error:  # of a name that is too long, or a folder that may not be read
+        why = f"can't be looked into ({error.strerror}): name another folder, or make it readable"
+        raise DataError("Q-PREVIOUS-001", f"train.start_from: {source} {why}") from error
     if source.is_file():
         why = "is a file: name the folder that it is in"
     elif not source.is_dir():

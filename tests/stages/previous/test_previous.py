@@ -106,8 +106,12 @@ def test_another_base_by_name_is_told(
         ({"target_modules": ["q_proj", "down_proj"]}, ["train.target_modules: [q_proj, down_proj]"]),
         ({"layers_to_transform": [1]}, ["train.layers: [1]"]),
         ({"modules_to_save": ["model.norm"]}, ["train.modules_to_save: [norm]"]),
+        (
+            {"modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
+            ["train.modules_to_save: [embed_tokens]"],
+        ),
     ],
-    ids=["rank", "rslora", "dora", "targets", "layers", "saved"],
+    ids=["rank", "rslora", "dora", "targets", "layers", "saved", "tables"],
 )
 def test_other_settings_are_named_with_the_values_to_set(
     made: dict[str, Any], wanted: list[str], project: Path, tmp_path: Path
@@ -115,7 +119,7 @@ def test_other_settings_are_named_with_the_values_to_set(
     source = adapter(project, tmp_path / "there", **made)
     with pytest.raises(ConfigError, match="Q-PREVIOUS-004") as refused:
         main(settings(project, source), project)
-    assert all(words in str(refused.value) for words in wanted)
+    assert all(words in str(refused.value) for words in wanted), refused.value
     assert not (project / "models/previous").exists()
     keys = yaml.safe_load("{" + ", ".join(wanted) + "}")
     changes = {key.removeprefix("train."): value for key, value in keys.items()}
