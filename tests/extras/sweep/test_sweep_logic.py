@@ -18,7 +18,7 @@ import pytest
 import yaml
 from scipy.stats import ttest_rel
 
-from pipeline.config.params import load_params
+from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Train
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, QuenchError, ToolError
@@ -477,8 +477,11 @@ def test_what_snakemake_makes_first_ends_with_the_sweep(root: Path, monkeypatch:
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("pipeline.extras.sweep.command.subprocess.run", snakemake)
-    command.prepare(root, [])
+    command.prepare(root, Params(), [])
     assert given[0] == bound(given[0][-5:], signal.SIGTERM)
+    going_on = Params.model_validate({"train": {"start_from": "../last"}})
+    command.prepare(root, going_on, [])
+    assert given[1][-1] == "previous"
 
 
 @pytest.mark.parametrize(
