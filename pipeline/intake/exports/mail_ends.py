@@ -30,8 +30,10 @@ NO_SIGNATURE = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 # A notice of confidentiality, which may be a paragraph in one line.
-OF_MAIL = r"\b(?:e-?mails?|mails?|messages?|communication|nachricht|courriel|mensaje|messaggio|bericht)\b"
-CONFIDENTIAL = r"\b(?:confiden[tcz]\w+|vertraulich\w*|vertrouwelijk\w*|privileged|riservat\w+)\b"
+OF_MAIL = (
+    r"\b(?:e-?mails?|mails?|messages?|communication|nachricht|courriel|mensaje|messaggio|bericht|wiadomość)\b"
+)
+CONFIDENTIAL = r"\b(?:confiden[tcz]\w+|vertraulich\w*|vertrouwelijk\w*|privileged|riservat\w+|poufn\w+)\b"
 NOTICE = re.compile(
     rf"{OF_MAIL}[\s\S]{{0,80}}?\b(?:bestemd voor|destinat\w+|przeznaczon\w+|ausschließlich für)\b"
     rf"|{OF_MAIL}[\s\S]{{0,160}}?{CONFIDENTIAL}|{CONFIDENTIAL}[\s\S]{{0,160}}?{OF_MAIL}"
@@ -47,7 +49,7 @@ OF_NOTICE = re.compile(
 # Words of thanks, which are a closing before a name, and lead into another: "Gracias y un saludo".
 THANKS = (
     r"(?:(?:many |muchas |muchísimas |mil |vielen |besten |herzlichen |molte |bien |mange |tusen |hartelijk "
-    r"|alvast )?"
+    r"|alvast |z góry )?"
     r"(?:thanks|thank you|gracias|danke|dank|merci|grazie|obrigad[oa]|bedankt|tack|takk?|dziękuję)"
     r"(?: (?:a lot|again|in advance|im voraus|de antemano|por adelantado|d'avance|in anticipo|mille|desde já"
     r"|på forhånd|på förhand|z góry))?)"
@@ -72,9 +74,10 @@ CLOSING_WORDS = (
     r"|(?:med )?(?:vänliga?|venlige?|vennlige?|bästa|varma|hjärtliga|beste|bedste|varme)"
     r" (?:hälsning(?:ar)?|hilsen(?:er)?)"
     r"|(?:\w+ )?(?:hälsningar från|greetings from)|warm wishes|z poważaniem"
-    r"|z wyrazami szacunku"
+    r"|z wyrazami szacunku|z pozdrowieniami|(?:serdecznie )?pozdrawiam serdecznie"
     r"|(?:regards|all the best(?: from [^\W\d]+)?|sincerely|yours in \w+|groet(?:en|jes)?|pozdrawiam"
     r"|saluti|mvh|mvg|vh|freundlichst|warmly|allt gott"
+    r"|miłego (?:dnia|wieczoru|weekendu)|pozdr"
     r"|hälsning(?:ar)?|hilsen|vänligen|ha det (?:bra|fint|godt)|ha en (?:bra|fin|god) dag)(?=[,.!]?[ \t]*$))"
 )
 AFTER_CLOSING = r"(?:[^\n.?]{0,60}|[.!])[ \t]*$"
@@ -136,6 +139,8 @@ REACHED_BY = re.compile(
     r"|hrb|reg|nip|sitz|geschäftsf|managing|ceo|director|[tmfp]\b)\w*\.?\s*(?:[:.|]|\+|\d)",
     re.IGNORECASE,
 )
+# A line that is a telephone number alone; an order's has no spaces, and begins with no 0.
+NUMBER = re.compile(r"(?=[+(0]|\d+[ /])[+(]?\d[\d ()/.-]{6,18}\d")
 # The first line below a closing, in any letters, also with where the writer works.
 NAME_LINE = re.compile(rf"[^\W\d]\S*(?: [^\W\d]\S*){{0,2}}|{NAME}{OFFICE}")
 # A line of an address that has digits, with a comma or a postal code beside the city. The street is above.
@@ -148,7 +153,8 @@ DEVICE = re.compile(
     r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})"
     r"|envoyé (?:de mon|depuis|à partir d).{1,40}"
     r"|(?:enviado (?:desde|do|a partir)|inviato da|verzonden (?:vanaf|met)|wysłan[eo] z|skickat från"
-    r"|send[te]t? fra) .{1,30}|(?:obtener|télécharger|scarica|hol) outlook .{1,20})\s*\Z",
+    r"|send[te]t? fra) .{1,30}"
+    r"|(?:obtener|télécharger|scarica|hol|pobierz(?: aplikację)?) outlook .{1,30})\s*\Z",
     re.MULTILINE | re.IGNORECASE,
 )
 SHORT_END = 400  # characters of a name and how it is reached
@@ -325,7 +331,7 @@ def _is_usual_end(line: str, habits: Habits) -> bool:
     """Return True for a line that many texts of the file end with, that says how the writer is reached, or
     that asks for a rating.
     """
-    if _folded(line) in habits.endings or re.search(ASKS_FOR_RATING, line):
+    if _folded(line) in habits.endings or re.search(ASKS_FOR_RATING, line) or NUMBER.fullmatch(line.strip()):
         return True
     is_contact = bool(CONTACT.search(line) or REACHED_BY.match(line))
     return is_contact and not line.rstrip().endswith("?") and not _is_sentence(line)

@@ -13,6 +13,7 @@ from pipeline.intake.exports.mail_ends import (
     SHORT_END,
     SIGNATURE,
     UNKNOWN,
+    WRITER,
     Habits,
     Notes,
     closing_of,
@@ -58,7 +59,7 @@ SIGNS = (
     *("mvh", "mvg", "vänligen", "pozdrawiam", "poważaniem", "szacunku", "all the best", "yours in"),
     *("enviado d", "sent from", "ha det", "ha en", "greetings from", "cdlt", "cdt", "agréer"),
     *("envoyé", "get outlook", "salutations", "veuillez recevoir", "freundlichst"),
-    *("warmly", "warm wishes", "allt gott"),
+    *("warmly", "warm wishes", "allt gott", "miłego", "pozdr", "pobierz", "poufn"),
 )
 
 
@@ -68,6 +69,9 @@ def may_be_mail(text: str) -> bool:
     if any(sign in folded for sign in SIGNS):
         return True
     end = text[-SHORT_END:]
+    above, _, last = end.rstrip().rpartition("\n")
+    if above and WRITER.fullmatch(last.strip()):
+        return True
     return bool(SHORT_CLOSING.search(end) or BEFORE_NAME.search(end))
 
 

@@ -14,6 +14,7 @@ EXPORT = "export_"  # prefix of the export's name
 SHEETS = "sheets_not_read"
 MAILS_LEFT = "mails_left"
 CLOSINGS_LEFT = "closings_left"
+NAMES_GREETED = "names_greeted"
 QUOTES_LEFT = "quotes_left"
 BESIDE = {export.name for export in side_files.EXPORTS}  # names of files without conversations
 # Notes on the form of a file, which mean that nothing is left out.
@@ -58,6 +59,13 @@ SAID = {
         "text keeps",
         "texts keep",
         " what stands below a closing: the writer's own words, or an address that is not recognized",
+    ),
+    NAMES_GREETED: Words(
+        "answer greets",
+        "answers greet",
+        " by a name that went from the question with its closing, so the model learns to make names up (a "
+        "function in curate.transform can take the greeting out; curate.names makes a placeholder of each "
+        "name that its file lists)",
     ),
 }
 

@@ -16,11 +16,18 @@ from itertools import chain, islice
 from typing import Any, Literal
 
 from pipeline.chat.rows import TURN_LISTS, Row
-from pipeline.intake.exports.mail_ends import UNKNOWN, Habits, habits_of, keeps_closing, without_end
+from pipeline.intake.exports.mail_ends import (
+    GREETING,
+    UNKNOWN,
+    Habits,
+    habits_of,
+    keeps_closing,
+    without_end,
+)
 from pipeline.intake.exports.mail_quotes import keeps_quotation
 from pipeline.intake.exports.mail_text import ends_as_mail, is_mail, may_be_mail, without_quotes
 from pipeline.intake.exports.markdown import markdown_of
-from pipeline.intake.files.notes import CLOSINGS_LEFT, MAILS_LEFT, QUOTES_LEFT
+from pipeline.intake.files.notes import CLOSINGS_LEFT, MAILS_LEFT, NAMES_GREETED, QUOTES_LEFT
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 WRITERS = ("user", "assistant")
@@ -29,6 +36,7 @@ ROWS_SEEN = 200  # first rows of a file that decide about it
 QUESTIONS = 0.1
 ANSWERS = 0.5
 KNOWN_FILES = 256  # files about which it is known
+CAPITALIZED = re.compile(r"\b[A-ZÀ-ÞĀ-Ž][\w'’-]*")
 # Text that is all HTML, in which nothing but prose is marked up; a subject may stand above it.
 HTML = re.compile(
     r"(?P<subject>[^<\n]{1,200}\n\s*\n)?\s*<(?:!doctype|html|body|div|p|span|table|ul|ol|br|blockquote|font)\b",
@@ -67,8 +75,9 @@ class Mail:
 
     def take_counts(self) -> Counter[str]:
         """Return counts of texts since the last call: `mail_html`, `quotes`, `signatures`, `closings`, and of
-        what stays: `mail_html_left`, texts that begin with HTML, `closings_left`, `kept_below_closings`,
-        `quotes_left`, and `mails_left`, mails in other files than a help desk's.
+        what stays: `mail_html_left`, texts that begin with HTML, `names_greeted`, answers that greet by a
+        name that the question had, `closings_left`, `kept_below_closings`, `quotes_left`, and `mails_left`,
+        mails in other files than a help desk's.
         """
         counts = self.counts
         self.counts = Counter()
@@ -95,6 +104,7 @@ class Mail:
         self._count("mail_html_left", sum(1 for turn in left if HTML.match(turn["content"])))
         self._count(CLOSINGS_LEFT, sum(keeps_closing(turn["content"], desk.habits) for turn in left))
         self._count(QUOTES_LEFT, sum(keeps_quotation(turn["content"]) for turn in left))
+        self._count(NAMES_GREETED, _lost_names(row["messages"], edited["messages"]))
         return row if edited == row else edited
 
     def _count(self, name: str, texts: int) -> None:
@@ -145,6 +155,27 @@ def _exchanges(rows: Iterable[Row]) -> Iterator[tuple[list[str], list[str]]]:
 def _written(turns: Iterable[Turn]) -> list[Turn]:
     """Return the turns that people or the model wrote."""
     return [turn for turn in turns if turn["role"] in WRITERS and turn["content"]]
+
+
+def _lost_names(turns: Iterable[Turn], edited: Iterable[Turn]) -> int:
+    """Return how many answers greet by a name that users say in `turns`, and not in the `edited` ones."""
+    left = _written(edited)
+    names = _words_of_users(_written(turns)) - _words_of_users(left)
+    return sum(
+        1 for turn in left if turn["role"] == "assistant" and not names.isdisjoint(_greeted(turn["content"]))
+    )
+
+
+def _words_of_users(turns: Iterable[Turn]) -> set[str]:
+    """Return the words in capitals that users say."""
+    return {word for turn in turns if turn["role"] == "user" for word in CAPITALIZED.findall(turn["content"])}
+
+
+def _greeted(text: str) -> list[str]:
+    """Return the words in capitals behind the greeting that a text begins with."""
+    line = text.partition("\n")[0]
+    greeting = GREETING.match(line)
+    return CAPITALIZED.findall(line, greeting.end()) if greeting else []
 
 
 def _with_joined_end(text: str) -> str:
