@@ -147,9 +147,16 @@ NAME_LINE = re.compile(rf"[^\W\d]\S*(?: [^\W\d]\S*){{0,2}}|{NAME}{OFFICE}")
 CITY = re.compile(r",|\b[\d-]{4,6} [A-ZÀ-ÞĀ-Ž]|\b[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}\b")
 SENTENCE_WORDS = 4  # words in small letters, at least, of a sentence that gives a number or an address
 LITTLE = 3  # letters of a word that a name or an address may have in small letters
+# Words that are in small letters in an address.
+STREETS = frozenset(
+    (
+        *("allée", "avenida", "avenue", "boulevard", "calle", "chemin", "cours", "impasse", "place", "plaza"),
+        *("quai", "route", "straat", "ulica", "viale"),
+    )
+)
 LAST_LINES = 14  # lines at a text's end in which a closing that is left is looked for
 DEVICE = re.compile(
-    r"^[ \t]*(?:sent from (?:my \S.{0,30}|\S.{0,30} for \S+)|get outlook for \S+"
+    r"^[ \t]*(?:sent from (?:my \S.{0,30}|\S.{0,30} (?:for|on) \S+)|get outlook for \S+"
     r"|(?:von meinem .{1,30} gesendet|gesendet (?:von meinem|mit) .{1,30})"
     r"|envoyé (?:de mon|depuis|à partir d).{1,40}"
     r"|(?:enviado (?:desde|do|a partir)|inviato da|verzonden (?:vanaf|met)|wysłan[eo] z|skickat från"
@@ -351,7 +358,7 @@ def _is_address(lines: list[str]) -> bool:
     if re.search(r"\d", line) and not any(CITY.search(near) for near in lines[:2]):
         return False
     words = [word.strip(".,;:()|–-") for word in line.split()]
-    small = [word for word in words if word[:1].islower()]
+    small = [word for word in words if word[:1].islower() and word not in STREETS]
     return all(len(word) <= LITTLE for word in small) and 2 * len(small) <= len(words)
 
 
