@@ -8,6 +8,7 @@ the view has their lines. Otherwise jobs print their lines themselves.
 """
 
 import atexit
+import errno
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
+from pipeline.core.text import to_nowhere
 from pipeline.workflow import source_cache
 from pipeline.workflow.remote import QUIET, VIEW
 
@@ -119,6 +121,7 @@ class LogHandler(LogHandlerBase):
                 if not self.common_settings.dryrun:
                     self._show([*self._run.look(), self._run.end()])
                 self._view.close()
+        _leave_lost_terminal()
         if self._form != LIVE and "colorama" in sys.modules:
             # DVC's logger would end the output of a terminal with an escape code.
             atexit.unregister(sys.modules["colorama"].initialise.reset_all)
@@ -217,6 +220,7 @@ class LogHandler(LogHandlerBase):
         with suppress(Exception):
             if self._view:
                 self._view.close()
+        _leave_lost_terminal()
         with suppress(Exception):
             if not isinstance(error, OSError):
                 os.environ[VIEW] = ""  # The jobs that come print their lines themselves.
@@ -224,6 +228,21 @@ class LogHandler(LogHandlerBase):
                     f"the view of this run failed ({error!r}): the run goes on, and its logs are in logs/",
                     file=sys.stderr,
                 )
+
+
+def _leave_lost_terminal() -> None:
+    """Send what is printed to nowhere if the terminal is gone.
+
+    What is still in a stream's buffer would fail when the interpreter exits, which makes the exit code 120.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(ValueError):  # A closed stream has nothing left.
+            try:
+                stream.flush()
+                os.write(stream.fileno(), b"")
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    to_nowhere(stream)
 
 
 def _is_silent(given: object) -> bool:
