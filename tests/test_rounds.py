@@ -1,5 +1,5 @@
 """A tuned model goes on: chats, then more chats, then preferences, each round a project of its own by
-`quench new --from`, proven by parity; the rows that an earlier round tested are trained in none.
+`quench new --from`, proven by parity; what the first round tested is not trained in the second.
 """
 
 import json

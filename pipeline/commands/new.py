@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline.commands.next_round import begin, need_no_recipe, need_trained
 from pipeline.commands.recipes import name_for, recipe_file, recipe_text
-from pipeline.config.params import load_params
+from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.git import ask_git
@@ -99,7 +99,7 @@ def main(folder: Path, recipe: str | None = None, previous: Path | None = None) 
         )
     check_path(folder)
     with publishing(folder) as aside:
-        _write(aside, folder, recipe, previous)
+        params = _write(aside, folder, recipe, previous)
     try:
         _initialize(folder)  # This happens in the final place, because Git records paths.
     except ToolError:
@@ -107,12 +107,12 @@ def main(folder: Path, recipe: str | None = None, previous: Path | None = None) 
         raise
     begun = f"to go on from {previous}" if previous else f"with recipe {recipe}"
     print(f"{folder} is ready, {begun}. Next:\n")
-    for step in _next_steps(folder, None if previous else recipe):
+    for step in _next_steps(folder, params.base, None if previous else recipe):
         print(f"  {step}")
 
 
-def _write(folder: Path, place: Path, recipe: str, previous: Path | None) -> None:
-    """Write the files of the project that will be at `place` into `folder`."""
+def _write(folder: Path, place: Path, recipe: str, previous: Path | None) -> Params:
+    """Write the files of the project that will be at `place` into `folder`, and return its settings."""
     shutil.copytree(resource("profiles"), folder / "profiles")
     name = place.name
     ignored = resource(".gitignore").read_text(encoding="utf-8")
@@ -138,6 +138,7 @@ def _write(folder: Path, place: Path, recipe: str, previous: Path | None) -> Non
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
     take_over(folder)
+    return params
 
 
 def _initialize(folder: Path) -> None:
@@ -186,9 +187,8 @@ def _setup(base: Base) -> list[str]:
     return [f"quench doctor setup{options}   # builds llama.cpp, once for all projects"]
 
 
-def _next_steps(folder: Path, recipe: str | None) -> list[str]:
+def _next_steps(folder: Path, base: Base, recipe: str | None) -> list[str]:
     here = Path.cwd()
-    base = load_params(folder / "params.yaml").base
     demo = " (or `quench data demo`, which writes the demo's)" if recipe and recipe.startswith("demo") else ""
     kind = "chats" if recipe else "new chats, and the old ones if they shall stay learned,"
     return [

@@ -1,6 +1,6 @@
-"""What a project begins with that goes on from another one (`quench new NEXT --from PROJECT`): the other's
-settings, with what it trained as the start, its own files beside the data, and its test rows, with which no
-row of training may share 13 words from now on.
+"""Begin a project that goes on from another one (`quench new NEXT --from PROJECT`): with the settings of that
+one, what it trained as the start, its own files beside the data, and its test rows, with which no row of
+training may share 13 words from now on.
 """
 
 import os
@@ -33,9 +33,12 @@ def need_no_recipe(recipe: str | None) -> None:
 
 def need_trained(project: Path) -> None:
     """Raise `ConfigError` if `project` is no project, or has not trained what could be gone on from."""
-    lacking = [name for name in ("params.yaml", "models/adapter", TEST) if not (project / name).exists()]
-    if not lacking and not trained_file(project / "models/adapter").is_file():
-        lacking = ["models/adapter"]
+    files = {
+        "params.yaml": project / "params.yaml",
+        "models/adapter": trained_file(project / "models/adapter"),
+        TEST: project / TEST,
+    }
+    lacking = [name for name, file in files.items() if not file.is_file()]
     if lacking:
         raise ConfigError(
             "Q-COMMANDS-041",

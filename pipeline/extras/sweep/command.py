@@ -65,7 +65,7 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
         wait_for_jobs(sweep.folder, is_dry_run=is_dry_run(list(words)))
         no_stage_at_work(root)
         repair(sweep)
-        start(sweep, space_file, begun=is_continued)
+        start(sweep, settings, space_file, begun=is_continued)
         try:
             before: list[str] = []
             # In a dry run the jobs stay the same.
@@ -117,12 +117,12 @@ def prepare(root: Path, settings: Params, words: Sequence[str]) -> None:
             raise absent(root / place, root)
 
 
-def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
+def start(sweep: Sweep, settings: Params, space_file: Path, *, begun: bool) -> None:
     """Make the sweep's folder. If a trial has `begun`, check that the others learn from the same inputs."""
     tokens = sweep.root / "data/tokens"
     base = sweep.root / "models/base.json"
     inputs = {"data/tokens": tree_hash(tokens), "models/base.json": file_hash(base) if base.exists() else ""}
-    if load_params(sweep.root / "params.yaml").train.start_from:
+    if settings.train.start_from:
         inputs["models/previous"] = tree_hash(sweep.root / "models/previous")
     record = sweep.folder / INPUTS
     if begun:

@@ -105,8 +105,8 @@ def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
 
 def check_learned(model: Any, steps: list[dict[str, Any]], previous: Path | None = None) -> dict[str, int]:
     """Raise `GateError` if the run can't have learned: no step, a tensor that is not finite, a lora_B or
-    scales' change that is still 0. If training went on from what is in the folder `previous`, any tensor
-    that is still the same.
+    scales' change that is still 0. If training went on from what is in the folder `previous`, a tensor that
+    is still the same; routed experts count together.
 
     Return for a mixture's adapter the number of its experts, and how many of these got no token, otherwise
     {}.

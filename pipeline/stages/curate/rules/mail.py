@@ -104,8 +104,10 @@ class Mail:
         self._count("mail_html_left", sum(1 for turn in left if HTML.match(turn["content"])))
         self._count(CLOSINGS_LEFT, sum(keeps_closing(turn["content"], desk.habits) for turn in left))
         self._count(QUOTES_LEFT, sum(keeps_quotation(turn["content"]) for turn in left))
+        if edited == row:
+            return row
         self._count(NAMES_GREETED, _lost_names(row["messages"], edited["messages"]))
-        return row if edited == row else edited
+        return edited
 
     def _count(self, name: str, texts: int) -> None:
         if texts:
