@@ -116,6 +116,7 @@ def _own_options(name: str, given: Mapping[str, Any]) -> Any:
 def _work(name: str, item: str, params: "Params", root: Path, options: Any) -> None:
     """Call the stage's `main` with the `options` if it has any, and record what it used."""
     from pipeline.core.extras import observed
+    from pipeline.core.progress import recorded
     from pipeline.core.usage import noted
     from pipeline.planning.stages import plan_stage
     from pipeline.workflow.keys.code_keys import stage_module
@@ -123,7 +124,7 @@ def _work(name: str, item: str, params: "Params", root: Path, options: Any) -> N
     stage = f"{name}@{item}" if item else name
     disk = partial(_written_bytes, name, item, params, root)
     plan = partial(plan_stage, stage, params, root)
-    with noted(stage, root, disk, plan):
+    with recorded(root, stage), noted(stage, root, disk, plan):
         if options:
             COMMANDS[name].check(params, root, options)
         module = importlib.import_module(stage_module(name))

@@ -31,7 +31,6 @@ from pipeline.workflow.graph_source import LAST
 from pipeline.workflow.overview.at_work import Running, run_in_progress, running_jobs
 from pipeline.workflow.overview.causes import in_words
 from pipeline.workflow.overview.history import history
-from pipeline.workflow.overview.progress import STEPS
 from pipeline.workflow.overview.states import Job, Overview, State, overview
 from pipeline.workflow.overview.times import Forecast, forecast
 from pipeline.workflow.project import changed_code, installed_version, is_project, version_of
@@ -118,7 +117,7 @@ def status_of(params: Params, root: Path) -> Status:
     return Status(
         root,
         seen,
-        running_jobs(root, params),
+        running_jobs(root),
         server(params, root),
         expected,
         in_force(root, params),
@@ -132,7 +131,7 @@ def _stopped_training(root: Path, params: Params) -> "Unfinished | None":
 
     # Looking for the device would import PyTorch, and what depends on it is not compared.
     with suppress(QuenchError, KeyError):
-        return unfinished((root / STEPS).parent, params.training_on("cpu"))
+        return unfinished(root / "models/checkpoints", params.training_on("cpu"))
     return None
 
 

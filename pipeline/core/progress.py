@@ -1,14 +1,101 @@
-"""Progress of a long job: a bar on a terminal, an occasional plain line in a log. Nothing for a short job."""
+"""Progress of a long job: a bar on a terminal, an occasional plain line in a log. Nothing for a short job.
 
+How far a job is also stands in `.quench/progress/JOB.json` while it runs, for `quench status` and the view of a
+run.
+"""
+
+import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from pipeline.core.text import console
 
+FOLDER = Path(".quench/progress")
 BAR_SECONDS = 0.1  # A bar is redrawn at most this often.
 LINE_SECONDS = 15.0  # A log gets a line at most this often.
+RECORD_SECONDS = 0.5  # The record is written at most this often.
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How far a job is, or one of its parts. `share` is that of the work which is done, from 0 to 1."""
+
+    what: str  # what the job does
+    share: float
+    seconds_left: float | None  # None: unknown
+    is_part: bool = True  # False: share and seconds are those of the whole job
+
+    @property
+    def text(self) -> str:
+        """What it does, and how far that is."""
+        return f"{self.what}, {self.share:.0%}" if self.is_part else self.what
+
+
+class Record:
+    """The file that says how far a job is."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = -RECORD_SECONDS  # monotonic seconds
+
+    def write(self, progress: JobProgress, *, at_once: bool = False) -> None:
+        """Replace the file, unless it was written a moment ago and this need not be seen `at_once`."""
+        now = time.monotonic()
+        if now - self._written < RECORD_SECONDS and not at_once:
+            return
+        self._written = now
+        aside = self._path.with_name(f".{self._path.name}.writing")
+        with suppress(OSError):  # A job must not fail because its progress can't be shown.
+            aside.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            os.replace(aside, self._path)  # noqa: PTH105 (as fast as it can be)
+
+    def remove(self) -> None:
+        """Delete the file, also one that a killed job left."""
+        with suppress(OSError):
+            self._path.unlink()
+
+
+_record: ContextVar[Record | None] = ContextVar("record", default=None)
+
+
+@contextmanager
+def recorded(root: Path, job: str) -> Iterator[None]:
+    """Write how far `job` ("quantize@Q4_K_M") is into its record below `root` while the body runs."""
+    record = Record(root / FOLDER / f"{job}.json")
+    with suppress(OSError):
+        (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    record.remove()
+    before = _record.set(record)
+    try:
+        yield
+    finally:
+        _record.reset(before)
+        record.remove()
+
+
+def current_record() -> Record | None:
+    """Return the record of the job that runs in this thread; None if none is `recorded`."""
+    return _record.get()
+
+
+def progress_of(root: Path, job: str, since: float) -> JobProgress | None:
+    """Return how far `job` is by its record; None if there is none, or none that can be read.
+
+    A record from before `since` (seconds since 1970) is of a killed run, and counts as none.
+    """
+    path = root / FOLDER / f"{job}.json"
+    try:
+        if path.stat().st_mtime < since:
+            return None
+        return JobProgress(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 @contextmanager
@@ -31,24 +118,28 @@ def terminal_bar(label: str, total: int) -> Iterator[Callable[[int], None] | Non
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Give `advance(amount)`, to be called as work is done; it writes to standard error.
 
-    `amount` and `total` are in one unit (rows, bytes, steps).
+    `label` is "STAGE: WHAT". `amount` and `total` are in one unit (rows, bytes, steps).
     """
     started = shown = time.monotonic()
     done = 0
+    record = current_record()
 
     def advance(amount: int) -> None:
         nonlocal done, shown
         done += amount
         now = time.monotonic()
+        seconds_left = (now - started) * max(total - done, 0) / max(done, 1)
+        share = done / max(total, 1)
+        if record:
+            record.write(JobProgress(label.rpartition(": ")[2], share, seconds_left))
         if now - shown < (BAR_SECONDS if show else LINE_SECONDS) and (show is None or done < total):
             return
         shown = now
         if show:
             show(done)
         else:
-            left = (now - started) * max(total - done, 0) / max(done, 1)
             print(
-                f"{label}: {done / max(total, 1):.0%} after {now - started:.0f} s, about {left:.0f} s left",
+                f"{label}: {share:.0%} after {now - started:.0f} s, about {seconds_left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )

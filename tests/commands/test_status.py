@@ -19,6 +19,8 @@ from recorded_project import change_lock, put, recorded_project
 from pipeline.config.params import load_params
 from pipeline.core.locks import lock_file, take
 from pipeline.core.places import PROJECT
+from pipeline.core.progress import FOLDER as PROGRESS
+from pipeline.core.progress import JobProgress, Record, recorded
 from pipeline.stages.train.run import NO_PART
 from pipeline.workflow.state.lockfile import outputs_hash
 
@@ -132,25 +134,18 @@ def test_a_project_that_never_ran_has_everything_ahead(tmp_path: Path) -> None:
 
 
 def test_a_training_at_work_says_how_far_it_is(root: Path) -> None:
-    change_params(root, train={"max_steps": 20})
     lock = take(lock_file("train", root))
-    steps = root / "models/checkpoints/steps.jsonl"
-    steps.parent.mkdir(parents=True)
-    (root / "data/tokens/manifest.json").write_text(
-        json.dumps({"splits": {"train": {"packed_rows": 64, "tokens": 65536}}})
-    )
-    row = {"kind": "step", "loss": 0.5, "seconds": 3.0}
-    lines = [json.dumps(row | {"step": step}) for step in range(1, 6)]
-    steps.write_text("\n".join([*lines, "not JSON", '{"kind": "step", "ste']))
-    with lock:
+    with lock, recorded(root, "train"):
+        far = JobProgress("step 5 of 20", 0.25, 45, is_part=False)
+        Record(root / PROGRESS / "train.json").write(far)
         found = status(root)
         (running,) = found["running"]
         assert (running["job"], running["process"], running["share"]) == ("train", str(os.getpid()), 0.25)
         assert running["seconds_left"] == 45
         assert job(root, "train")["state"] == "running"
         assert "step 5 of 20" in quench("status", "--root", root).stdout
-        # a log that is older than the process is of another run
-        os.utime(steps, (1, 1))
+        # A record that is older than the process is of another run.
+        os.utime(root / PROGRESS / "train.json", (1, 1))
         assert status(root)["running"][0]["share"] is None
 
 
@@ -177,17 +172,6 @@ def test_without_a_project_those_below_are_named(tmp_path: Path) -> None:
     (tmp_path / "mine/params.yaml").touch()
     done = quench("status", "--root", tmp_path)
     assert done.exit_code == 2 and "Q-CONFIG-001" in done.stderr and "mine" in done.stderr
-
-
-def test_the_end_of_a_huge_log_is_enough(root: Path) -> None:
-    with take(lock_file("parity", root)):
-        log = root / "logs/parity.log"
-        log.parent.mkdir()
-        with log.open("wb") as file:
-            file.seek(10**9)
-            file.write(b"\nparity: rows: 40% after 12 s, about 18 s left\nnoise\n")
-        (running,) = status(root)["running"]
-        assert (running["share"], running["seconds_left"], running["now"]) == (0.4, 18, "rows")
 
 
 def test_the_diff_of_a_stage_names_everything(root: Path) -> None:

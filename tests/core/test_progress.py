@@ -1,13 +1,15 @@
-"""A log gets a plain line now and then, a short job says nothing, a terminal gets a bar."""
+"""Progress: a plain line now and then in a log, a bar on a terminal, a record for `quench status`."""
 
 import io
 import re
+import time
+from pathlib import Path
 
 import pytest
 import rich.console
 
 import pipeline.core.progress
-from pipeline.core.progress import progress
+from pipeline.core.progress import FOLDER, JobProgress, current_record, progress, progress_of, recorded
 
 
 def test_a_short_job_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,3 +42,35 @@ def test_a_terminal_gets_a_bar(total: int, monkeypatch: pytest.MonkeyPatch) -> N
         advance(5)
     assert "curate" in screen.getvalue()
     assert ("100%" if total else "0%") in screen.getvalue()
+
+
+def test_a_job_s_record_is_there_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.time() - 1
+    file = tmp_path / FOLDER / "curate.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"what": "of a killed run", "share": 1.0, "seconds_left": 0.0}')
+    with recorded(tmp_path, "curate"):
+        assert progress_of(tmp_path, "curate", began) is None
+        now = 1000.0
+        monkeypatch.setattr(pipeline.core.progress.time, "monotonic", lambda: now)
+        with progress("curate: comparing", 4) as advance:
+            now += 3
+            advance(1)
+        assert progress_of(tmp_path, "curate", began) == JobProgress("comparing", 0.25, 9.0)
+        assert progress_of(tmp_path, "curate", time.time() + 1) is None
+    assert not file.exists()
+    assert current_record() is None
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"what": "comparing"}', '{"share": 1, "of": 2}'])
+def test_an_unreadable_record_is_none(text: str, tmp_path: Path) -> None:
+    file = tmp_path / FOLDER / "curate.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    assert progress_of(tmp_path, "curate", 0.0) is None
+
+
+def test_a_record_that_cannot_be_written_fails_no_job(tmp_path: Path) -> None:
+    (tmp_path / ".quench").write_text("no folder")
+    with recorded(tmp_path, "curate"), progress("curate: comparing", 1) as advance:
+        advance(1)

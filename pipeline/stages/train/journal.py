@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core.checks import refuse
 from pipeline.core.errors import GateError
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.core.progress import terminal_bar
+from pipeline.core.progress import JobProgress, current_record, terminal_bar
 from pipeline.models.runtime import memory_used
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.step_stats import StepStats
@@ -138,19 +138,21 @@ class Journal:
         self.judge(row)
         check_mean(step, figures["loss"], float(stats.loss_sum), stats.items)
         tenth = max(1, self.max_steps // 10)
+        seconds_left = (self.max_steps - step) * (time.monotonic() - self.began) / (step - self.first)
+        self._record(step, f", loss {loss_text(row['loss'])}", seconds_left)
         if self.show:
             self.show(step)
         elif step % tenth == 0 or step == 1:
-            left = (self.max_steps - step) * (time.monotonic() - self.began) / (step - self.first)
             print(
                 f"train: step {step} of {self.max_steps}, loss {loss_text(row['loss'])}, "
                 f"learning rate {row['learning_rate']:.1e}, "
-                f"{row['tokens_per_second']:.0f} tokens/s, about {left:.0f} s left",
+                f"{row['tokens_per_second']:.0f} tokens/s, about {seconds_left:.0f} s left",
                 flush=True,
             )
 
     def evaluation_begins(self, step: int, batches: int) -> None:
         """Say that the held-out rows are evaluated, which may take longer than many steps."""
+        self._record(step, ", evaluating", None)
         if self.show is None:
             print(
                 f"train: step {step} of {self.max_steps}, evaluating {batches} batches of held-out rows and "
@@ -171,6 +173,14 @@ class Journal:
                 f"{loss_text(row['eval_loss'])}",
                 flush=True,
             )
+
+    def _record(self, step: int, what: str, seconds_left: float | None) -> None:
+        """Write how far the training is, and what is to be said of this step, to the job's record."""
+        record = current_record()
+        if record:
+            text = f"step {step} of {self.max_steps}{what}"
+            share = step / self.max_steps
+            record.write(JobProgress(text, share, seconds_left, is_part=False), at_once=seconds_left is None)
 
     def judge(self, row: dict[str, Any]) -> None:
         """Print the rules' warnings. Raises `GateError` if one fails."""

@@ -156,10 +156,10 @@ class LiveView:
         left = job.left
         if left:
             text.append(f", {about(left)} left")
-        elif job.expected is not None and not (job.far and job.far.evaluating):
+        elif job.expected is not None and not (job.progress and job.progress.seconds_left is None):
             text.append(", longer than expected")
-        if job.far:
-            text.append(f"  {job.far.text}", style="dim")
+        if job.progress:
+            text.append(f"  {job.progress.text}", style="dim")
 
 
 STYLES = {"runs": "bold", "waits": "dim", "failed": "red", "done": "green"}

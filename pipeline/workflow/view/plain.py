@@ -63,6 +63,6 @@ class PlainView:
 
 def _state(job: Job) -> str:
     """Return how far a job is: "train: at work for 3:00, step 4 of 40, about 9 min left"."""
-    far = f", {job.far.text}" if job.far else ""
+    progress = f", {job.progress.text}" if job.progress else ""
     left = f", {about(job.left)} left" if job.left else ""
-    return f"{job.name}: at work for {clock(job.seconds)}{far}{left}"
+    return f"{job.name}: at work for {clock(job.seconds)}{progress}{left}"

@@ -1,4 +1,4 @@
-"""What is known of a run: its stages and jobs, by Snakemake's records, the jobs' logs and the forecast."""
+"""What is known of a run: its stages and jobs, by Snakemake's records, the jobs' own, and the forecast."""
 
 import re
 import time
@@ -11,7 +11,7 @@ from typing import Any
 
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from pipeline.workflow.overview.progress import Far, from_line, from_steps, is_past
+from pipeline.core.progress import JobProgress, progress_of
 from pipeline.workflow.overview.times import Forecast
 from pipeline.workflow.view import events
 from pipeline.workflow.view.messages import STOPPING, message_of
@@ -32,11 +32,12 @@ class Job:
     name: str  # as in `python -m pipeline NAME`: "quantize@Q4_K_M"
     stage: str
     tail: Tail | None
+    created: float  # seconds since 1970
     began: float  # monotonic seconds
     expected: float | None  # seconds
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
-    far: Far | None = None
-    far_at: float = 0.0  # monotonic seconds
+    progress: JobProgress | None = None
+    progress_at: float = 0.0  # monotonic seconds
     restored: bool = False
 
     @property
@@ -46,23 +47,25 @@ class Job:
 
     @property
     def left(self) -> float | None:
-        """The seconds that it still needs, None if unknown: by its own words, else by the forecast."""
+        """The seconds that it still needs, None if unknown: by its record, else by the forecast."""
         by_forecast = None if self.expected is None else max(self.expected - self.seconds, 0.0)
-        if self.far is None or self.far.left is None:
+        if self.progress is None or self.progress.seconds_left is None:
             return by_forecast
-        of_part = max(self.far.left - (time.monotonic() - self.far_at), 0.0)
-        # A stage that says how far one of its parts is has others.
-        return of_part if self.far.steps or by_forecast is None else max(of_part, by_forecast)
+        by_record = max(self.progress.seconds_left - (time.monotonic() - self.progress_at), 0.0)
+        # A stage that records how far one of its parts is has others.
+        if self.progress.is_part and by_forecast is not None:
+            return max(by_record, by_forecast)
+        return by_record
 
     @property
     def share(self) -> float | None:
         """The share of it that is done, from 0 to 1, None if unknown."""
-        if self.far and self.far.steps:
-            return self.far.share
+        if self.progress and not self.progress.is_part:
+            return self.progress.share
         left = self.left
         if self.expected is not None and left is not None:
             return min(self.seconds / max(self.seconds + left, 0.001), 0.99)
-        return self.far.share if self.far else None
+        return self.progress.share if self.progress else None
 
 
 @dataclass
@@ -191,30 +194,23 @@ class Run:
         log = next(iter(said["log"]), "")
         tail = Tail(self.root / log, said["created"]) if log else None
         expected = self.forecast.seconds(name)
-        self.jobs[said["jobid"]] = Job(name, stage, tail, time.monotonic(), expected)
+        self.jobs[said["jobid"]] = Job(name, stage, tail, said["created"], time.monotonic(), expected)
         self.stages.setdefault(stage, Stage(stage, 1, expected))  # one that a checkpoint of the user's added
         return events.Started(name, stage, log, expected, bool(said["local"]))
 
     def _look_at(self, job: Job, *, last: bool = False) -> Iterator[events.Event]:
-        before = job.far
         for line in job.tail.lines(last=last) if job.tail else ():
             job.lines.append(line)
-            far = from_line(line)
-            if far:
-                job.far = far
-                job.far_at = time.monotonic()
-            elif WARNING.search(line):
+            if WARNING.search(line):
                 yield events.Warned(job.name, line)
                 continue
             job.restored = job.restored or is_restored(line, job.name)
             yield events.Line(job.name, line)
-        if job.far and job.far.steps and not last:
-            newer = from_steps(self.root, job.far.steps)
-            if newer and is_newer(newer, job.far):
-                job.far = newer
-                job.far_at = time.monotonic()
-        if job.far and job.far is not before:
-            yield events.Progress(job.name, round(job.far.share, 4), job.left, job.far.text)
+        progress = progress_of(self.root, job.name, job.created)
+        if progress and progress != job.progress:
+            job.progress = progress
+            job.progress_at = time.monotonic()
+            yield events.Progress(job.name, round(progress.share, 4), job.left, progress.text)
 
     def _end_job(self, number: int, *, failed: bool, logs: list[str]) -> events.Event:
         job = self.jobs.pop(number)
@@ -230,11 +226,6 @@ class Run:
         stage.done += 1
         stage.restored += job.restored
         return events.Finished(job.name, "restored" if job.restored else "ran", seconds)
-
-
-def is_newer(newer: Far, far: Far) -> bool:
-    """Return True if a training's metrics log says more than its log. An evaluation is in the latter only."""
-    return is_past(newer, far) and newer.share >= far.share and newer.text != far.text
 
 
 def is_restored(line: str, job: str) -> bool:

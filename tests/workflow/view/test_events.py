@@ -13,6 +13,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import TestLogHandlerBase as HandlerContract
 
 from pipeline.core.places import PROJECT
+from pipeline.core.progress import JobProgress, current_record, recorded
 from pipeline.workflow.remote import QUIET, VIEW
 from pipeline.workflow.view import events
 from pipeline.workflow.view.handler import LogHandler, LogHandlerSettings
@@ -57,7 +58,11 @@ def test_a_run_becomes_events_that_fit_the_schema(tmp_path: Path) -> None:
     seen = [*run.take(record(LogEvent.RUN_INFO, stats={"train": 1, "quantize": 2, "all": 1, "total": 4}))]
     seen += run.take(record(LogEvent.JOB_INFO, jobid=1, **JOB))
     log.write_text("train: step 1 of 8, loss 1\nquantize: warning: small blocks\n")
-    seen += run.look()
+    with recorded(tmp_path, "train"):
+        record_of_job = current_record()
+        assert record_of_job
+        record_of_job.write(JobProgress("step 1 of 8", 0.125, 70.0, is_part=False))
+        seen += run.look()
     with log.open("a") as file:
         file.write("train: nothing it depends on has changed: its outputs are back from DVC's cache\n")
     seen += run.take(record(LogEvent.JOB_FINISHED, job_id=1))

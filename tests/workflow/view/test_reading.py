@@ -1,19 +1,16 @@
-"""A view's inputs: a job's log while it is written, how far a job is, and which sentences are passed on."""
+"""A view's inputs: a job's log while it is written, and which sentences are passed on."""
 
-import json
 import logging
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.workflow.overview.progress import STEPS, Far, from_line, from_steps
 from pipeline.workflow.view.advice import next_steps
 from pipeline.workflow.view.events import Failed, Message
 from pipeline.workflow.view.messages import message_of
-from pipeline.workflow.view.run import Job, Run, Stage, is_newer
+from pipeline.workflow.view.run import Job, Run, Stage
 from pipeline.workflow.view.tail import LONGEST, MOST, Tail
 
 
@@ -44,31 +41,6 @@ def test_a_line_without_an_end_is_given_in_parts(tmp_path: Path) -> None:
             file.write(b"x" * (MOST // 2 + 1))
         lines = list(tail.lines())
     assert lines == ["x" * LONGEST]
-
-
-def test_progress_is_read_from_the_lines_that_stages_print() -> None:
-    far = from_line("curate: reading and cleaning: 45% after 30 s, about 37 s left")
-    assert far and (far.share, far.left, far.text) == (0.45, 37.0, "reading and cleaning, 45 %")
-    far = from_line("train: step 4 of 40, loss 1.2, learning rate 1.0e-04, 400 tokens/s, about 90 s left")
-    assert far and (far.share, far.steps) == (0.1, 40)
-    assert from_line("train: 40 steps, loss 2.00 → 1.00, 60 s") is None
-    far = from_line("train: step 40 of 40, evaluating 16 batches of held-out rows and the sample answers")
-    assert far and far.evaluating and far.text == "step 40 of 40, evaluating"
-    step = Far(1.0, 0.0, "step 40 of 40, loss 1", 40)
-    assert not is_newer(step, far) and is_newer(step, replace(far, evaluating=False))
-
-
-def test_a_training_s_progress_is_that_of_its_last_whole_row(tmp_path: Path) -> None:
-    assert from_steps(tmp_path, 40) is None
-    log = tmp_path / STEPS
-    log.parent.mkdir(parents=True)
-    rows = [{"kind": "step", "step": n, "seconds": 2.0, "loss": 1 / n} for n in range(1, 11)]
-    text = "".join(f"{json.dumps(row)}\n" for row in [*rows, {"kind": "eval", "step": 10}])
-    log.write_text(text + '{"kind": "step", "st')
-    far = from_steps(tmp_path, 40)
-    assert far and (far.share, far.left, far.text) == (0.25, 60.0, "step 10 of 40, loss 0.1")
-    log.write_text("null\n[]\n{\n")
-    assert from_steps(tmp_path, 40) is None
 
 
 def record(text: str | None, level: int = logging.INFO, **more: object) -> logging.LogRecord:
@@ -124,7 +96,7 @@ def test_a_job_that_was_sent_a_signal_alone_was_stopped(tmp_path: Path) -> None:
     for number, line in enumerate(
         ("train: stopped by SIGTERM: checkpoint-1 is complete", "train: Q-X-001: no")
     ):
-        run.jobs[number] = Job("train", "train", None, 0.0, None)
+        run.jobs[number] = Job("train", "train", None, 0.0, 0.0, None)
         run.jobs[number].lines.append(line)
     ends = [run._end_job(number, failed=True, logs=[]) for number in (0, 1)]
     assert [end.stopped for end in ends if isinstance(end, Failed)] == [True, False]
