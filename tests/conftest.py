@@ -143,6 +143,14 @@ def pytest_collection(session: pytest.Session) -> None:
         unit_tier.begin()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is exhaustive is slow: `make test` runs neither, before pytest chooses by marks."""
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """Exempt what is loaded by now from garbage collection. Looking through PyTorch and Transformers would
     take a third of a second each time that a stage collects.

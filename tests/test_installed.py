@@ -23,7 +23,7 @@ from pipeline.llamacpp.compiler import find_compiler
 from pipeline.llamacpp.stamp import keep
 from pipeline.llamacpp.tools import DEFAULT_HOME, Toolchain
 
-pytestmark = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 PAGE = (PROJECT / "docs/projects.md").read_text(encoding="utf-8").partition("## Make a project")[0]
 WHEEL, UV, PIPX, SETUP = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 WHERE = 'import pipeline, torch, sys; print(sys.prefix, pipeline.__file__, torch.__file__, sep="\\n")'

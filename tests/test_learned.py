@@ -9,7 +9,7 @@ from benchmarks.methods import measure
 STEPS = 16
 # minutes each on a pretrained model; CI has the same of a random one: test_preference.py (margins rise),
 # test_weighted.py (answers of reward 0 are gone), test_grpo.py (the reward rises)
-pytestmark = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("method", ["dpo", "ipo", "kto", "orpo", "simpo"])

@@ -104,7 +104,6 @@ def planted(name: str, copy: Path, untouched: Results) -> Iterator[Path]:
     assert git("apply", "--reverse", str(PLANTS[name]), where=copy).returncode == 0
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", PLANTS)

@@ -323,7 +323,6 @@ def test_3000_damaged_files() -> None:
     assert figures["accepted"] > 1000 and len(figures["rejected"]) > 15
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_100000_damaged_files() -> None:
     check(figures_of(seed=2, count=100_000))

@@ -141,7 +141,7 @@ def test_killed_anywhere(seed: int, project: Path, unbroken: Path, tmp_path: Pat
 METHODS = [
     "sft",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpo", "kto", "orpo", "grpo")),
-    *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for name in ("ipo", "simpo")),
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("ipo", "simpo")),
 ]
 
 

@@ -13,7 +13,6 @@ LEVELS = ("Q4_K_M", "Q5_K_M", "Q8_0")
 CHUNKS = 4  # of 256 tokens; the second half of each counts
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_three_levels_agree_with_llama_perplexity_within_two_per_cent(
     tools: Toolchain, tmp_path: Path
