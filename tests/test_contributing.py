@@ -79,7 +79,7 @@ assert Params.model_validate({"train": {"method": "slic"}}).train.method == "sli
 zeros, tokens = torch.zeros(2), torch.ones(2)
 sides = torch.tensor([[-1.0, -30.0], [-2.0, -10.0]])
 chosen, rejected = (Likelihoods(logps, zeros, tokens) for logps in sides)
-losses, margins = pair_losses("slic", chosen, rejected, 0.1, 0.0)
+losses, margins = pair_losses("slic", chosen, rejected, beta=0.1, gamma=0.0, sft_weight=0.0)
 assert torch.allclose(losses, torch.tensor([0.9, 3.0])) and torch.allclose(margins, torch.tensor([0.1, -2.0]))
 """,
     "report section": f"""

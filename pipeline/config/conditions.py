@@ -112,6 +112,7 @@ CONDITIONS = (
         ("train.warmup_ratio",),
         (Has("train.lr_scheduler_type", ("cosine", "linear", "constant_with_warmup")),),
     ),
+    Only(("train.min_lr_rate",), (Has("train.lr_scheduler_type", ("cosine",)),), refused=True),
     Only(("train.offload",), (Has("train.device", ("auto", "gpu")), Has("train.offload", ("shared",)))),
     Only(tuple(f"augment.{key}" for key in AUGMENTING), (Has("augment.kinds"),)),
     Only(("merge", "convert.type"), (MERGED,)),

@@ -53,6 +53,7 @@ class Learning:
 
 REWARD = "train.reward"
 SFT_WEIGHT = "train.sft_weight"
+GAMMA = "train.preference.gamma"
 ANSWER_SETTINGS = ("train.preference.beta", "report.gate.min_preference_accuracy")
 _comparing_answers = partial(
     Learning,
@@ -81,7 +82,9 @@ METHODS: Mapping[Method, Learning] = {
         ("feedback", "preference"), "sigmoid of the gain", reference=True, others=True, beta=0.1
     ),
     "orpo": _comparing_pairs("cross entropy and log-odds ratio", beta=0.1),
-    "simpo": _with_sft_weight("log-sigmoid of the mean margin", beta=2.0),
+    "simpo": _comparing_pairs(
+        "log-sigmoid of the mean margin", settings=(*ANSWER_SETTINGS, GAMMA, SFT_WEIGHT), beta=2.0
+    ),
     "grpo": Learning(
         ("prompt", "chat"),
         "clipped policy gradient of rewards",

@@ -1,7 +1,7 @@
 """Progress of a long job: a bar on a terminal, an occasional plain line in a log. Nothing for a short job.
 
-How far a job is also stands in `.quench/progress/JOB.json` while it runs, for `quench status` and the view of a
-run.
+While a job runs, how far it is also stands in `.quench/progress/JOB.json`, for `quench status` and the view
+of a run.
 """
 
 import json

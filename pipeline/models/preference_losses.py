@@ -6,7 +6,7 @@ their tokens; σ is the logistic function.
 - DPO (arXiv:2305.18290): −log σ(β · ((πc − rc) − (πr − rr)))
 - IPO (arXiv:2310.12036): ((πc − rc) ÷ nc − (πr − rr) ÷ nr − 1 ÷ 2β)², by token, as its authors advise
 - ORPO (arXiv:2403.07691): −πc ÷ nc − β · log σ(log-odds of πc ÷ nc − log-odds of πr ÷ nr)
-- SimPO (arXiv:2405.14734): −log σ(β · (πc ÷ nc − πr ÷ nr) − γ), with γ = β ÷ 2, as its authors advise
+- SimPO (arXiv:2405.14734): −log σ(β · (πc ÷ nc − πr ÷ nr) − γ)
 - KTO (arXiv:2402.01306): w⁺ · (1 − σ(β · (π − r − z))) of a good answer, w⁻ · (1 − σ(β · (z − π + r))) of a
   bad one; z is the mean of log-probability ratios of answers to other prompts, at least 0, without gradient
 """
@@ -44,7 +44,13 @@ class Likelihoods:
 
 
 def pair_losses(
-    method: Method, chosen: Likelihoods, rejected: Likelihoods, beta: float, sft_weight: float
+    method: Method,
+    chosen: Likelihoods,
+    rejected: Likelihoods,
+    *,
+    beta: float,
+    gamma: float,
+    sft_weight: float,
 ) -> tuple[Any, Any]:
     """Return (losses, margins), each (pairs,). A margin measures how much the chosen answer is preferred, in
     the method's own unit: above 0, the pair is ranked correctly. Raises `ValueError` for a method without a
@@ -61,7 +67,7 @@ def pair_losses(
         losses = -chosen.mean - beta * logsigmoid(margins)
     elif method == "simpo":
         margins = beta * (chosen.mean - rejected.mean)
-        losses = -logsigmoid(margins - beta / 2)
+        losses = -logsigmoid(margins - gamma)
     else:
         raise ValueError(f"train.method {method} has no loss of pairs")
     if sft_weight and method != "orpo":

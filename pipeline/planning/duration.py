@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
@@ -47,7 +48,7 @@ class Work:
     """Tokens that a run trains on, over its optimizer steps.
 
     `row_tokens` is the mean length of a row before packing, `trained` the share of tokens with a loss; None
-    if it is not known. `held_out` are the tokens of an evaluation.
+    if it is not known. `held_out` are the tokens of an evaluation, `epoch_steps` the steps of a pass.
     """
 
     tokens: int
@@ -55,6 +56,7 @@ class Work:
     row_tokens: float | None = None
     trained: float | None = None
     held_out: int = 0
+    epoch_steps: int = 1
 
 
 def warmup_steps(settings: Train, rows: int) -> int:
@@ -73,6 +75,11 @@ def steps_per_epoch(settings: Train, rows: int) -> int:
     """Return the optimizer steps of one pass over `rows` training rows."""
     batches = math.ceil(rows / settings.per_device_train_batch_size)
     return math.ceil(batches / settings.gradient_accumulation_steps)
+
+
+def interval(every: int | Literal["epoch"], epoch_steps: int) -> int:
+    """Return the steps of `train.eval_steps` or `train.save_steps`, of which a pass has `epoch_steps`."""
+    return epoch_steps if every == "epoch" else every
 
 
 def flops_per_token(setup: Setup, work: Work | None = None) -> float:
@@ -133,16 +140,16 @@ def run_of(train: Train, packed_rows: int, tokens: int, *, rows: int = 0, traine
     They hold `rows` before packing, with a loss at `trained` tokens; 0 if that is not known. Steps are
     counted as in transformers, tokens on average; for prompts, with all completions at their longest.
     """
-    epochs = train.num_train_epochs
-    if train.max_steps > 0:
-        epochs = train.max_steps / steps_per_epoch(train, packed_rows)
+    epoch_steps = steps_per_epoch(train, packed_rows)
+    epochs = train.max_steps / epoch_steps if train.max_steps > 0 else train.num_train_epochs
     if METHODS[train.method].prompts:
         tokens = train.grpo.group_size * (tokens + packed_rows * train.grpo.max_new_tokens)
         rows = 0  # The drawn completions are as long as nobody knows yet.
         trained = 0
     row_tokens = tokens / rows if rows else None
     share = trained / tokens if trained else None
-    return Work(round(tokens * epochs), total_steps(train, packed_rows), row_tokens, share)
+    steps = total_steps(train, packed_rows)
+    return Work(round(tokens * epochs), steps, row_tokens, share, epoch_steps=epoch_steps)
 
 
 def work_in(root: Path, train: Train) -> Work | None:

@@ -14,7 +14,7 @@ from pipeline.config.sections import AUTO
 from pipeline.config.sections.models import MERGE_ROWS
 from pipeline.core.cpu import multiplied_in
 from pipeline.core.hardware import usable_cores
-from pipeline.planning.duration import STEP_FACTOR, product_tflops
+from pipeline.planning.duration import STEP_FACTOR, interval, product_tflops
 from pipeline.planning.model.level_bytes import matrices
 from pipeline.planning.plan import Plan
 
@@ -139,7 +139,8 @@ def evaluated_tokens(params: Params, plan: Plan) -> int:
     """Return the held-out tokens that a training evaluates, at the end and every `train.eval_steps`."""
     if plan.work is None:
         return 0
-    return plan.work.held_out * ceil(plan.work.steps / params.train.eval_steps)
+    between = interval(params.train.eval_steps, plan.work.epoch_steps)
+    return plan.work.held_out * ceil(plan.work.steps / between)
 
 
 def row_tokens(plan: Plan) -> tuple[float, float]:

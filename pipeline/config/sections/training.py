@@ -45,6 +45,7 @@ EXTERNAL = "external"  # name in `rewards` of the program of `external`
 JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
 Trackers = Annotated[list[Annotated[str, AfterValidator(known_tracker)]], ONCE]
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
+Interval = Count | Literal["epoch"]
 
 
 class Preference(Section):
@@ -53,6 +54,10 @@ class Preference(Section):
         "how strongly answers are held to the reference's (dpo, ipo, kto), how much the pairs count beside "
         "the chosen answers (orpo), or how much a difference in log-probability counts (simpo, whose margin "
         "is half of it); null: 0.1, simpo 2.0",
+    )
+    gamma: Annotated[float, Field(ge=0, le=1000)] | None = key(
+        None,
+        "simpo only: margin by which the chosen answer must be more likely, 0.5 to 1.6; null: half of beta",
     )
 
 
@@ -217,6 +222,9 @@ class Train(Section):
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = key(
         "cosine", "cosine | linear | constant | constant_with_warmup"
     )
+    min_lr_rate: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.0, "cosine only: share of learning_rate at which it ends, 0.1 for example"
+    )
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = key(
         0.01, "decay of the adapter's weights or of the scales' change, 0 to 0.1"
     )
@@ -260,10 +268,12 @@ class Train(Section):
         "learn what the user and the system say too, not the assistant's answers alone (turns with "
         "train: false stay out)",
     )
-    save_steps: Count = key(100, "steps between two checkpoints")
+    save_steps: Interval = key(100, "steps between two checkpoints | epoch (one after each pass)")
     save_total_limit: Count = key(3, "newest checkpoints that are kept; the best is kept beside them")
-    eval_steps: Count = key(
-        100, "steps between two evaluations on the rows kept for monitoring (data/final/val.jsonl)"
+    eval_steps: Interval = key(
+        100,
+        "steps between two evaluations on the rows kept for monitoring (data/final/val.jsonl) | epoch (one "
+        "after each pass)",
     )
     early_stopping_patience: Count | None = key(
         None,
@@ -295,6 +305,12 @@ class Train(Section):
         if given is None:
             given = METHODS[self.method].beta or 0.0
         return float(given)
+
+    @property
+    def gamma(self) -> float:
+        """`preference.gamma`, or half of beta, as SimPO's authors advise."""
+        given = self.preference.gamma
+        return self.beta / 2 if given is None else given
 
     @property
     def tuning(self) -> Tuning:

@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
@@ -42,7 +42,7 @@ from pipeline.models.chunked_loss import chunked_loss, weighted_loss
 from pipeline.models.liger_loss import fused_loss
 from pipeline.models.runtime import drawn_for, give_back_holes
 from pipeline.models.tuners import causal_model, tuner_in, tuner_on
-from pipeline.planning.duration import steps_per_epoch, total_steps, warmup_steps
+from pipeline.planning.duration import interval, steps_per_epoch, total_steps, warmup_steps
 from pipeline.stages.train import requests
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes
 from pipeline.stages.train.dataset import flattened, for_the_model
@@ -121,11 +121,13 @@ class Trainer:
         self.step_batches: list[Batch] = []  # the optimizer step's micro-batches
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: Any = make_optimizer(model, self.settings)
+        lowest = self.settings.min_lr_rate
         self.schedule: Any = get_scheduler(
-            self.settings.lr_scheduler_type,
+            "cosine_with_min_lr" if lowest else self.settings.lr_scheduler_type,
             optimizer=self.optimizer,
             num_warmup_steps=warmup_steps(self.settings, len(rows)),
             num_training_steps=self.max_steps,
+            scheduler_specific_kwargs={"min_lr_rate": lowest} if lowest else None,
         )
         self.scaler = torch.amp.GradScaler("cuda", enabled=self.compute_dtype() == torch.float16)
         self.loss = loss
@@ -211,12 +213,16 @@ class Trainer:
             self.journal.step(self.step, row, self.stats)
         # Several processes would have to agree on a request first.
         asked = requests.take(self.run.checkpoints) if self.run.group is None else set()
-        if self.held_out and (last or self.step % self.settings.eval_steps == 0):
+        if self.held_out and (last or self.is_due(self.settings.eval_steps)):
             self.evaluate()
         elif self.held_out and requests.EVALUATION in asked and not METHODS[self.settings.method].prompts:
             self.evaluate(asked=True)
-        if last or self.step % self.settings.save_steps == 0 or requests.CHECKPOINT in asked:
+        if last or self.is_due(self.settings.save_steps) or requests.CHECKPOINT in asked:
             self.save()
+
+    def is_due(self, every: int | Literal["epoch"]) -> bool:
+        """Return True after a step at which what is done so often is done."""
+        return self.step % interval(every, self.epoch_steps) == 0
 
     def is_over(self) -> bool:
         """Return True if the last step is done, or the held-out rows have not improved for long enough."""
@@ -455,7 +461,7 @@ class Trainer:
                     "the last one",
                 ) from error
             raise
-        due = bool(self.held_out) and (step % self.settings.eval_steps == 0 or step >= self.max_steps)
+        due = bool(self.held_out) and (self.is_due(self.settings.eval_steps) or step >= self.max_steps)
         notes = {
             "step": step,
             "pending_evaluation": due and self.evaluated_step != step,

@@ -324,7 +324,10 @@ def some_likelihoods() -> tuple[Likelihoods, Likelihoods]:
 
 def test_the_loss_of_the_chosen_answers_can_be_added() -> None:
     chosen, rejected = some_likelihoods()
-    plain, mixed = (pair_losses("dpo", chosen, rejected, 0.1, weight)[0] for weight in (0.0, 0.5))
+    plain, mixed = (
+        pair_losses("dpo", chosen, rejected, beta=0.1, gamma=0.0, sft_weight=weight)[0]
+        for weight in (0.0, 0.5)
+    )
     assert torch.allclose(mixed, plain - 0.5 * chosen.logps / chosen.tokens)
 
 
@@ -332,13 +335,13 @@ def test_the_loss_of_the_chosen_answers_can_be_added() -> None:
 def test_a_method_without_a_loss_of_pairs_is_refused(method: Method) -> None:
     chosen, rejected = some_likelihoods()
     with pytest.raises(ValueError, match=f"train.method {method} has no loss of pairs"):
-        pair_losses(method, chosen, rejected, 0.1, 0.0)
+        pair_losses(method, chosen, rejected, beta=0.1, gamma=0.0, sft_weight=0.0)
 
 
 def test_margin_and_weight_of_the_chosen_answers_are_those_of_the_settings(
     prepared: Path, tmp_path: Path
 ) -> None:
-    trainer = made(prepared, tmp_path, "simpo", preference={"beta": 1.0}, sft_weight=0.25)
+    trainer = made(prepared, tmp_path, "simpo", preference={"beta": 1.0, "gamma": 0.7}, sft_weight=0.25)
     rows = [trainer.rows[number] for number in range(PAIRS)]
     batch = trainer.collate(rows)
     with torch.no_grad():
@@ -346,7 +349,7 @@ def test_margin_and_weight_of_the_chosen_answers_are_those_of_the_settings(
         loss, _ = trainer.loss_over(batch, PAIRS)
     answers = Likelihoods(logps, torch.zeros_like(logps), tokens)
     chosen, rejected = (answers.of(batch["roles"] == role) for role in (CHOSEN, REJECTED))
-    expected, _ = pair_losses("simpo", chosen, rejected, 1.0, 0.25)
+    expected, _ = pair_losses("simpo", chosen, rejected, beta=1.0, gamma=0.7, sft_weight=0.25)
     assert float(loss) == pytest.approx(float(expected.mean()), rel=1e-4)
 
 

@@ -2,6 +2,7 @@
 when, what is kept; and a run with all of them goes on to the same bytes.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,24 @@ def test_as_many_checkpoints_are_kept_as_is_asked_for(prepared: Path, tmp_path: 
     run(prepared, tmp_path, max_steps=4, save_steps=1, eval_steps=4, save_total_limit=2)
     kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*"))
     assert kept == ["checkpoint-3", "checkpoint-4"]
+
+
+def test_checkpoints_and_evaluations_come_after_each_pass(prepared: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
+    report = run(prepared, tmp_path, **changes, save_steps="epoch", eval_steps="epoch")
+    rows = report["metrics_log"]
+    ends = [row["step"] for row in rows if row["kind"] == "step" and float(row["epoch"]).is_integer()]
+    assert len(ends) == 2 and ends[0] > 1
+    assert [row["step"] for row in rows if row["kind"] == "eval"] == ends
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*"))
+    assert kept == sorted(f"checkpoint-{step}" for step in ends)
+
+
+def test_the_cosine_ends_at_its_floor(prepared: Path, tmp_path: Path) -> None:
+    report = run(prepared, tmp_path, max_steps=4, learning_rate=1e-3, min_lr_rate=0.2, warmup_ratio=0.0)
+    rates = [row["learning_rate"] for row in report["metrics_log"] if row["kind"] == "step"]
+    expected = [1e-3 * (0.2 + 0.8 * (1 + math.cos(math.pi * step / 4)) / 2) for step in range(4)]
+    assert rates == pytest.approx(expected)
 
 
 def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(prepared: Path, tmp_path: Path) -> None:

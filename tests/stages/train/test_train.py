@@ -61,7 +61,8 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
 OPTIMIZERS = get_args(Train.model_fields["optim"].annotation)
 ELSEWHERE = {  # tested below or beside their code
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("lr_scheduler_type", "max_grad_norm", "save_steps", "eval_steps", "seed", "device", "rollout_type"),
+    *("lr_scheduler_type", "min_lr_rate", "max_grad_norm", "save_steps", "eval_steps", "seed"),
+    *("device", "rollout_type"),
     *(
         "warmup_ratio",
         "optim",

@@ -132,7 +132,12 @@ class PreferenceTrainer(Trainer):
             extra: Sums = {"kl": (divergence, 1)}
         else:
             losses, margins = pair_losses(
-                settings.method, chosen, rejected, settings.beta, settings.sft_weight
+                settings.method,
+                chosen,
+                rejected,
+                beta=settings.beta,
+                gamma=settings.gamma,
+                sft_weight=settings.sft_weight,
             )
             extra = {}
         return losses.sum() / items, extra | measured(chosen, rejected, margins, self.reference is not None)
