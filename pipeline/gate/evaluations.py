@@ -162,11 +162,13 @@ class Serving(Shape):
 
 
 class SpeedAt(Shape):
-    """Tokens per second for a prompt of `tokens`, or after `depth` tokens."""
+    """Tokens per second for a prompt of `tokens`, or after `depth` tokens: median, lowest and highest run."""
 
     tokens: Count | None = None
     depth: Count | None = None
     median: Number
+    low: Number | None = None
+    high: Number | None = None
 
 
 class Speed(Shape):

@@ -11,9 +11,10 @@ from pipeline.config.methods import METHODS
 from pipeline.config.sections import AUTO
 from pipeline.core.checks import Check
 from pipeline.gate.comparison import Comparison, Measured, share_text
-from pipeline.gate.evaluations import Evaluations
+from pipeline.gate.evaluations import Evaluations, SpeedAt
 from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import TOLERANCE, Evidence
+from pipeline.metrics.answer_speed import measure_again
 from pipeline.pages.formats import p_value
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ TITLES = {
     "stopped": "Ends its answers",
     "forgetting": "General ability",
     "preferences": "Preferences",
+    "generation": "Speed",
+    "first_token": "First token",
 }
 
 
@@ -305,3 +308,68 @@ def preferences(train: Train | None, limit: float | None) -> Check | None:
         sentence += " More held-out pairs would tell."
         return rule.check("not decided", sentence, figures.accuracy)
     return rule.check(figures.high >= limit, sentence, figures.accuracy)
+
+
+def generation(model: str, evaluations: Evaluations, limit: float | None) -> Check | None:
+    """Check that the model writes its answers fast enough on the machine that evaluated it."""
+    if limit is None:
+        return None
+    rule = Rule("generation", limit)
+    speed = evaluations[model].speed
+    measured = speed.generation[0] if speed and speed.generation else None
+    if measured is None or evaluations[model].is_disturbed:
+        return _no_speed(rule, model, evaluations)
+    sentence = f"{model} writes {measured.median:.1f} tokens/s here; at least {limit:g} are wanted."
+    return _timed(rule, sentence, measured.median, _runs(measured), most=False)
+
+
+def first_token(model: str, evaluations: Evaluations, limit: float | None) -> Check | None:
+    """Check that the first token of an answer comes soon enough on the machine that evaluated the model.
+
+    Its time is that of reading the longest measured prompt.
+    """
+    if limit is None:
+        return None
+    rule = Rule("first_token", limit)
+    speed = evaluations[model].speed
+    prompts = [at for at in speed.prompt if at.tokens and at.median > 0] if speed else []
+    if not prompts or evaluations[model].is_disturbed:
+        return _no_speed(rule, model, evaluations)
+    longest = max(prompts, key=lambda at: at.tokens or 0)
+    tokens = longest.tokens or 0
+    seconds = tokens / longest.median
+    low, high = _runs(longest)
+    sentence = (
+        f"{model} reads a prompt of {tokens} tokens in {seconds:.2f} s here; its first token may take at "
+        f"most {limit:g} s."
+    )
+    return _timed(rule, sentence, seconds, (tokens / high, tokens / low), most=True)
+
+
+def _runs(speed: SpeedAt) -> tuple[float, float]:
+    """Return the lowest and the highest run of a speed."""
+    return speed.low or speed.median, speed.high or speed.median
+
+
+def _no_speed(rule: Rule, model: str, evaluations: Evaluations) -> Check:
+    """Return the check of a speed that was not measured, or that other load spoilt."""
+    if evaluations[model].is_disturbed:
+        return rule.check(
+            "not decided",
+            f"Something else kept the machine busy while the speed of {model} was measured: once it has "
+            f"ended, run {measure_again([model])}.",
+        )
+    return rule.missing(f"the speed of {model} is not in its report", f"evaluate@{model}")
+
+
+def _timed(rule: Rule, sentence: str, figure: float, runs: tuple[float, float], *, most: bool) -> Check:
+    """Return the check of a time (`most`: the limit is the longest) or of a speed.
+
+    It is not decided if the limit lies between the lowest and the highest of its few `runs`.
+    """
+    limit = rule.limit or 0.0
+    low, high = runs
+    if low < limit < high:
+        return rule.check("not decided", f"{sentence} Its runs lie on both sides of that.", figure)
+    passes = figure <= limit if most else figure >= limit
+    return rule.check(passes, sentence, figure)

@@ -96,5 +96,7 @@ def judge(
         rules.stopped(model, compared, evidence.evaluations, limits.min_stopped),
         rules.forgetting(model, compared.untuned, evidence, limits.max_forgetting),
         rules.preferences(train, limits.min_preference_accuracy),
+        rules.generation(model, evidence.evaluations, limits.min_generation_tok_s),
+        rules.first_token(model, evidence.evaluations, limits.max_first_token_seconds),
     )
     return Judgment(model, tuple(check for check in checks if check))

@@ -185,6 +185,8 @@ KEYS = {
     "report.gate.min_stopped": Other(1.0),
     "report.gate.max_forgetting": Other(0.0),
     "report.gate.min_preference_accuracy": Other(1.0, {"train.method": "dpo"}),
+    "report.gate.min_generation_tok_s": Other(10.0),
+    "report.gate.max_first_token_seconds": Other(2.0),
     "report.accepted": Other({"train": {"why": "a name", "what": "code", "outputs": "0"}}),
     "serve.port": Other(8082),
     "serve.ctx_size": Other(2048),

@@ -191,6 +191,37 @@ def test_what_training_learned_of_preferences_refuses_where_its_interval_is_belo
         assert (found.figure, found.limit) == (train["preferences"]["accuracy"], limit)
 
 
+def speeds(prompt: float, generation: float, spread: float = 0.0, **more: Any) -> dict[str, Any]:
+    """The speed of a report, in tokens a second."""
+    at = {
+        name: {"median": figure, "low": figure - spread, "high": figure + spread}
+        for name, figure in (("prompt", prompt), ("generation", generation))
+    }
+    return {
+        "prompt": [{"tokens": 128, "median": 1e6}, {"tokens": 512} | at["prompt"]],
+        "generation": [{"depth": 0} | at["generation"], {"depth": 512, "median": 1.0}],
+    } | more
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdicts"),
+    [
+        (speeds(512.0, 10.0), ("pass", "pass")),  # at its limit
+        (speeds(600.0, 20.0, 5.0), ("pass", "pass")),
+        (speeds(500.0, 9.9), ("fail", "fail")),
+        (speeds(510.0, 11.0, 5.0), ("not decided", "not decided")),
+        (speeds(100.0, 1.0, disturbed=True), ("not decided", "not decided")),
+        ({"prompt": [], "generation": []}, ("fail", "fail")),
+        (None, ("fail", "fail")),
+    ],
+)
+def test_a_level_that_is_too_slow_is_refused(speed: dict[str, Any] | None, verdicts: tuple[str, str]) -> None:
+    limits = LIMITS.model_copy(update={"min_generation_tok_s": 10.0, "max_first_token_seconds": 1.0})
+    found = judge(evaluation(speed=speed), limits)
+    assert (finding(found, "generation").verdict, finding(found, "first_token").verdict) == verdicts
+    assert judge(evaluation(speed=speed)).verdict == "pass"  # both rules are off by default
+
+
 @pytest.mark.parametrize(
     ("level", "answers", "drop", "verdict"),
     [

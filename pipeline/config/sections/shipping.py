@@ -60,6 +60,14 @@ class Gate(Section):
         "preferences only: share of held-out pairs (kto: answers) told right, the entire 95 % interval below "
         "this, 0 to 1",
     )
+    min_generation_tok_s: Annotated[float, Field(gt=0, le=10**6)] | None = key(
+        None, "tokens a second of generation, on the machine that evaluates, below this"
+    )
+    max_first_token_seconds: Annotated[float, Field(gt=0, le=10**6)] | None = key(
+        None,
+        "seconds until the first token of an answer to a prompt of 512 tokens (or the longest that the "
+        "context holds), on the machine that evaluates, above this",
+    )
 
     @property
     def min_same_top(self) -> Literal["auto"] | None:
