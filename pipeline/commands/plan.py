@@ -22,11 +22,12 @@ from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import figure, plain_table, wide_console
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
-from pipeline.config.sections import AUTO
+from pipeline.config.sections import AUTO, Machine
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.hardware import Card, first_gpu, main_memory
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.ranks import wanted_processes
+from pipeline.core.text import listed
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.core.usage import Figures
 from pipeline.llamacpp.devices import sees_gpu
@@ -139,6 +140,8 @@ def main(
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         show(plan, stages, base, disk)
+        if params.machine.price_per_hour:
+            print(price_of(stages, params.machine))
         if processes > 1:
             print(f"Memory is that of one of {processes} processes, time that of one alone.")
         elif params.train.shares_base:
@@ -292,6 +295,14 @@ def duration(plan: Plan) -> str:
     if plan.work is None or plan.seconds is None:
         return f"{rate}; how many tokens there are is not measured: run `snakemake preprocess`"
     return f"{in_words(plan.seconds)} for {plan.work.tokens:,} tokens in {plan.work.steps:,} steps at {rate}"
+
+
+def price_of(stages: Mapping[str, Figures], machine: Machine) -> str:
+    """Return a sentence on the price of the whole run, as far as the time of its stages is planned."""
+    unknown = [name for name, planned in stages.items() if planned.seconds is None]
+    price = machine.price(sum(planned.seconds or 0.0 for planned in stages.values()))
+    without = f", without {listed(unknown)}, whose time is not planned" if unknown else ""
+    return f"Price of all stages: about {price}{without}."
 
 
 def in_words(seconds: float) -> str:

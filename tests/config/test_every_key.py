@@ -196,6 +196,7 @@ KEYS = {
     "machine.threads": Other(1),
     "machine.n_gpu_layers": Other(0),
     "machine.llama_cpp": Other("/opt/llama.cpp"),
+    "machine.price_per_hour": Other(2.5),
 }
 # another build of the same version writes the same; who reads the curves changes none
 NO_STAGE = {"machine.llama_cpp", "train.report_to"}

@@ -90,6 +90,17 @@ def test_the_mixtures_recipe_fits_its_card(tmp_path: Path) -> None:
     assert shown["fits"] and shown["loss"] == "chunked"
 
 
+def test_the_price_is_that_of_all_stages_with_a_planned_time(tmp_path: Path) -> None:
+    write_params(tmp_path, machine={"price_per_hour": 36.0})
+    words = ("--root", tmp_path, "--vram", 8, "--tflops", 10)
+    stages = plan_json(*words)["stages"].values()
+    seconds = sum(planned["seconds"] or 0.0 for planned in stages)
+    shown = run_plan(*words).stdout
+    assert f"Price of all stages: about {seconds / 100:,.2f} at 36 an hour" in shown
+    write_params(tmp_path)
+    assert "Price" not in run_plan(*words).stdout
+
+
 def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None:
     write_gguf_params(tmp_path)
     found = plan_json("--vram", "6", "--root", tmp_path)

@@ -659,24 +659,6 @@ def spared(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rows", "rerun"),
-    [
-        ("rows\n", ["curate"]),
-        ("other rows\n", ["curate", "train", *AFTER_TRAIN]),
-    ],
-)
-def test_a_new_raw_file_retrains_only_if_its_rows_are_new(toy: Toy, rows: str, rerun: list[str]) -> None:
-    before = toy.bytes()
-    (toy.root / "data/raw/b.jsonl").write_text(rows)
-    done = toy.snakemake()
-    assert sorted(toy.ran()[len(ALL) :]) == sorted(rerun)
-    assert sorted([*spared(done), *rerun]) == sorted(["curate", "train", *AFTER_TRAIN])  # all were planned
-    assert (toy.bytes() == before) == (rerun == ["curate"])
-    toy.agree()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     ("lost", "rerun"), [("everything", ["curate", "train", "merge"]), ("adapter", ["curate", "train"])]
 )
 def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str]) -> None:

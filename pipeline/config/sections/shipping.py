@@ -134,6 +134,15 @@ class Machine(Section):
     llama_cpp: Location | None = key(
         None, "folder with your own build of llama.cpp (a CUDA build, say); null: the one `make setup` built"
     )
+    price_per_hour: Annotated[float, Field(gt=0, le=10**6)] | None = key(
+        None, "price of an hour of this machine, in your currency, for plan and report; null: none is shown"
+    )
+
+    def price(self, seconds: float) -> str | None:
+        """Return the price of so many seconds in words; None if there is none."""
+        if self.price_per_hour is None:
+            return None
+        return f"{self.price_per_hour * seconds / 3600:,.2f} at {self.price_per_hour:g} an hour"
 
 
 class Serve(ServeKeys):

@@ -84,6 +84,7 @@ def report(params: Params, root: Path, inputs: Inputs) -> Report:
             "steps": steps,
             "since": changes_since(earlier, present) if earlier else None,
             "settings": params.report,
+            "price": params.machine.price,
             "llama_version": inputs.evaluations[level].llama_cpp or "of unknown version",
         }
     )

@@ -186,6 +186,7 @@ CHANGES: dict[str, Change] = {
     "base on the hub": report("models/base.json", source="hub", model="Qwen/Qwen2.5-7B-Instruct"),
     "no usage": lambda root: shutil.rmtree(root / ".quench/usage"),
     "nothing fits": lambda root: None,
+    "a price": lambda root: None,
 }
 
 
@@ -202,6 +203,8 @@ def test_what_is_said_otherwise(case: str, usual: str, tmp_path: Path, snapshot:
     params = demo_params()
     if case == "nothing fits":
         params.report.__dict__["memory_gb"] = 0.01
+    if case == "a price":
+        params.machine.__dict__["price_per_hour"] = 90.0
     found = said(params, tmp_path)
     assert "None" not in found.replace("None: every", "")
     assert changed_lines(usual, found) == snapshot(extension_class=Golden)
