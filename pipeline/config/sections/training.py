@@ -268,11 +268,11 @@ class Train(Section):
         "learn what the user and the system say too, not the assistant's answers alone (turns with "
         "train: false stay out)",
     )
-    save_steps: Interval = key(100, "steps between two checkpoints | epoch (one after each pass)")
+    save_steps: Interval = key(100, "steps between two checkpoints (epoch: one after each pass)")
     save_total_limit: Count = key(3, "newest checkpoints that are kept; the best is kept beside them")
     eval_steps: Interval = key(
         100,
-        "steps between two evaluations on the rows kept for monitoring (data/final/val.jsonl) | epoch (one "
+        "steps between two evaluations on the rows kept for monitoring (data/final/val.jsonl; epoch: one "
         "after each pass)",
     )
     early_stopping_patience: Count | None = key(
