@@ -37,6 +37,9 @@ TITLES = {
     "first_token": "First token",
 }
 
+# Rules on speed, with the unit of their figure. More questions decide nothing about them.
+SPEEDS = {"generation": "tokens/s", "first_token": "s"}
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -370,6 +373,6 @@ def _timed(rule: Rule, sentence: str, figure: float, runs: tuple[float, float], 
     limit = rule.limit or 0.0
     low, high = runs
     if low < limit < high:
-        return rule.check("not decided", f"{sentence} Its runs lie on both sides of that.", figure)
+        return rule.check("not decided", f"{sentence} Its runs lie on both sides of the limit.", figure)
     passes = figure <= limit if most else figure >= limit
     return rule.check(passes, sentence, figure)

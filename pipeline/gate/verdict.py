@@ -8,8 +8,9 @@ nothing, because divergence was measured then. The same rules apply to all graph
 (`pipeline.gate.comparison`).
 
 A drop of the task score or of general ability refuses if its entire 95 % interval is above the limit and is
-unlikely by chance (p below 0.05). A drop above the limit that chance may have made is "not decided". That
-refuses nothing either, and no text counts it as passed.
+unlikely by chance (p below 0.05). A drop above the limit that chance may have made is "not decided", and so
+is a speed whose runs lie on both sides of its limit, or that other load disturbed. That refuses nothing
+either, and no text counts it as passed.
 
     quench ship Q4_K_M
 """
@@ -56,6 +57,11 @@ class Judgment:
     def undecided(self) -> tuple[str, ...]:
         """Sentences of the checks that what was measured can't decide."""
         return tuple(check.sentence for check in self.checks if check.verdict == "not decided")
+
+    @property
+    def only_speed_is_undecided(self) -> bool:
+        """True if every check that is not decided is on speed, so that more held-out rows decide nothing."""
+        return all(check.key in rules.SPEEDS for check in self.checks if check.verdict == "not decided")
 
     @property
     def is_above_commonest(self) -> bool:

@@ -26,6 +26,7 @@ from pipeline.core.errors import (
 )
 from pipeline.core.owner import DVC, RUN
 from pipeline.core.places import PROJECT, expanded
+from pipeline.core.progress import record_for_children
 from pipeline.core.publish import remove, write_text
 
 Settings = dict[str, dict[str, Any]]  # {section: {key: value}}
@@ -113,7 +114,8 @@ def started(module: str, *words: str, output: IO[bytes] | None = None) -> Iterat
         # A training saves a checkpoint at SIGTERM.
         bound([sys.executable, "-m", module, *words], signal.SIGTERM),
         cwd=PROJECT,
-        env={name: value for name, value in os.environ.items() if name not in OF_THE_RUN},
+        env={name: value for name, value in os.environ.items() if name not in OF_THE_RUN}
+        | record_for_children(),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -22,6 +22,7 @@ from pipeline.config.trackers import need_trackers
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take, unusable
 from pipeline.core.owner import mark_run
+from pipeline.core.progress import FOLDER as PROGRESS
 from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.text import safe, screen
@@ -149,6 +150,7 @@ def remove_leftovers(run: Preparation) -> None:
         pass  # Getting the lock is what removes them.
     _held.append(share(run.root))
     _empty(run.root / ".snakemake" / "locks")  # Their owners are dead: this process has the project's lock.
+    _empty(run.root / PROGRESS)  # A stage at work that was started by hand writes its own again.
 
 
 def check_files(run: Preparation) -> None:
@@ -291,10 +293,7 @@ def no_stage_at_work(root: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the marks in a Snakemake folder.
-
-    The folder stays; otherwise Snakemake would migrate its records.
-    """
+    """Remove the files in a folder, which stays: without its own, Snakemake would migrate its records."""
     for mark in folder.glob("*"):
         remove(mark)
 

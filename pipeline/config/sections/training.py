@@ -52,12 +52,13 @@ class Preference(Section):
     beta: Annotated[float, Field(gt=0, le=1000)] | None = key(
         None,
         "how strongly answers are held to the reference's (dpo, ipo, kto), how much the pairs count beside "
-        "the chosen answers (orpo), or how much a difference in log-probability counts (simpo, whose margin "
-        "is half of it); null: 0.1, simpo 2.0",
+        "the chosen answers (orpo), or how much a difference in log-probability counts (simpo, with half of "
+        "it as margin unless gamma is set); null: 0.1, simpo 2.0",
     )
     gamma: Annotated[float, Field(ge=0, le=1000)] | None = key(
         None,
-        "simpo only: margin by which the chosen answer must be more likely, 0.5 to 1.6; null: half of beta",
+        "simpo only: margin that beta times the difference in log-probability per token has to exceed, 0.5 "
+        "to 1.6; null: half of beta",
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from pipeline.core.errors import ToolError
 from pipeline.core.hashing import file_hash
+from pipeline.core.jsonl import parse_object
+from pipeline.core.progress import JobProgress, current_record
 from pipeline.core.publish import need_disk, publishing, remove
 from pipeline.core.text import safe
 from pipeline.extras.remote.answers import Piece, Snapshot
@@ -35,9 +37,10 @@ class _Pruned(Exception):
 
 
 class Mirror:
-    """Local copy of the files of `run`, below `root`."""
+    """Local copy of the files of `run`, a training of so many `steps` (0: unknown), below `root`."""
 
-    def __init__(self, connection: SshConnection, root: Path, run: str) -> None:
+    def __init__(self, connection: SshConnection, root: Path, run: str, steps: int = 0) -> None:
+        self.steps = steps
         self.connection = connection
         self.root = root
         self.run = run
@@ -82,6 +85,24 @@ class Mirror:
                 file.write(content)
         if piece.file == "log":
             print(self._decoder.decode(content), end="", flush=True)
+        else:
+            self._record(content)
+
+    def _record(self, rows: bytes) -> None:
+        """Write the last step in these rows of the journal, which may be cut, to this job's record."""
+        record = current_record()
+        if record is None or not self.steps:
+            return
+        for line in reversed(rows.split(b"\n")):
+            try:
+                row = parse_object(line)
+                step = int(row["step"])
+                seconds_left = (self.steps - step) * float(row["seconds"])
+                loss = f", loss {row['loss']:.3g}"
+            except (ValueError, TypeError, KeyError):  # a cut line, or no step
+                continue
+            record.write(JobProgress.at_step(step, self.steps, loss, seconds_left))
+            return
 
     def bring(self, paths: Sequence[str]) -> dict[str, str]:
         """Fetch the files at `paths` (folders with everything below) as they are on the host now. They are

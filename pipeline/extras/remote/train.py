@@ -19,12 +19,14 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.core.extras import observed
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
+from pipeline.core.progress import recorded
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.extras.remote.answers import Installed
 from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.payload import SCRATCH, STAGE, inputs, run_id
 from pipeline.extras.remote.ssh import SshConnection
 from pipeline.extras.remote.watch import watched
+from pipeline.planning.duration import work_in
 from pipeline.stages.train.run import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.dvc_yaml import need_graph
@@ -66,7 +68,7 @@ def main(connection: SshConnection, root: Path, *, resume: bool = True, keep: bo
         before = inputs_state(STAGE, root)
         need_host(connection)
         # What follows the run reads the files that are fetched, and knows the tokens of this machine.
-        with observed(STAGE, read.params, root):
+        with recorded(root, STAGE), observed(STAGE, read.params, root):
             run = _trained(connection, root, read.params, resume, keep)
         if inputs_state(STAGE, root) != before or run_id(inputs(root, read.params), read.params) != run:
             raise MachineError(
@@ -140,7 +142,8 @@ def _trained(connection: SshConnection, root: Path, params: Params, resume: bool
     print(f"remote: hashing what {STAGE} reads", flush=True)
     payload = inputs(root, params)
     run = run_id(payload, params)
-    mirror = Mirror(connection, root, run)
+    work = work_in(root, params.train)
+    mirror = Mirror(connection, root, run, work.steps if work else 0)
     try:
         with Interruption():
             code = watched(mirror, payload, params, resume)

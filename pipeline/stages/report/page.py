@@ -19,6 +19,7 @@ from pipeline.gate.distillation import distillation
 from pipeline.gate.evaluations import commonest_line
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.recommend import Recommendation
+from pipeline.gate.rules import SPEEDS
 from pipeline.gate.verdict import Judgment
 from pipeline.metrics.adapter_norms import Norms
 from pipeline.metrics.answer_speed import measure_again
@@ -103,6 +104,7 @@ def page_values(
         "domains": domain_rows(inputs.evaluations, inputs.answers),
         "product": product,
         "served": served,
+        "speeds": SPEEDS,
         "BASE": BASE,
         "ORIGINAL": ORIGINAL,
         "lora": evaluations[served].lora if served else None,
@@ -195,6 +197,8 @@ def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judg
         return f"{advice.model}, but no better than the base"
     if advice.below_standard:
         return f"{advice.model}, below the standard"
+    if judgment.verdict == "not decided" and judgment.only_speed_is_undecided:
+        return f"{advice.model}, but its speed is not decided"
     if judgment.verdict == "not decided":
         return f"{advice.model}, but too few rows to decide"
     return f"Ship {advice.model}"

@@ -174,13 +174,12 @@ class Journal:
                 flush=True,
             )
 
-    def _record(self, step: int, what: str, seconds_left: float | None) -> None:
-        """Write how far the training is, and what is to be said of this step, to the job's record."""
+    def _record(self, step: int, words: str, seconds_left: float | None) -> None:
+        """Write the step, and `words` that tell more of it, to the job's record."""
         record = current_record()
         if record:
-            text = f"step {step} of {self.max_steps}{what}"
-            share = step / self.max_steps
-            record.write(JobProgress(text, share, seconds_left, is_part=False), at_once=seconds_left is None)
+            progress = JobProgress.at_step(step, self.max_steps, words, seconds_left)
+            record.write(progress, at_once=seconds_left is None)
 
     def judge(self, row: dict[str, Any]) -> None:
         """Print the rules' warnings. Raises `GateError` if one fails."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from pipeline import __version__
 from pipeline.config.methods import METHODS, ROUNDS
-from pipeline.config.sections import Training
+from pipeline.config.sections import Train, Training
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.git import ask_git
 from pipeline.core.hardware import cpu_name, hardware
@@ -216,6 +216,28 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
             yield name, sentence
 
 
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the differences of two runs' records as (key, sentence).
+
+    A setting that one of them lacks is newer than that record, which was made as with its default.
+    """
+    defaults = Train().model_dump(mode="json", exclude=NO_PART)
+    before, after = (
+        record | {"settings": _filled(defaults, record.get("settings", {}))} for record in (old, new)
+    )
+    return list(differences(before, after))
+
+
+def _filled(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return `given` with the defaults of the keys that it lacks, also in groups."""
+    groups = {
+        key: _filled(default, given[key])
+        for key, default in defaults.items()
+        if isinstance(default, dict) and isinstance(given.get(key), dict)
+    }
+    return defaults | given | groups
+
+
 class Unfinished(NamedTuple):
     """A run that was stopped: its last checkpoint's step, and sentences on the settings that have changed."""
 
@@ -234,7 +256,7 @@ def unfinished(folder: Path, settings: Training) -> Unfinished | None:
     if previous is None or previous["finished"] or not checkpoints:
         return None
     now = settings.model_dump(mode="json", exclude=NO_PART)
-    found = differences({"settings": previous["record"]["settings"]}, {"settings": now})
+    found = changes({"settings": previous["record"]["settings"]}, {"settings": now})
     changed = [text for key, text in found if key not in (*FITTED, "settings.target_modules")]
     return Unfinished(step_of(checkpoints[-1]), changed)
 
@@ -265,10 +287,11 @@ def find_start(
             f"{folder} holds checkpoints without a {RUN}, so they can't be matched to a run (another "
             f"version's?): {RESTART}, which deletes them",
         )
-    changed = list(differences(previous["record"], record)) if previous else []
+    changed = changes(previous["record"], record) if previous else []
     hard = [text for key, text in changed if key not in MACHINE]
     if isinstance(resume, Path):
-        start: Path | None = _chosen(folder, resume, record, hard)
+        same = run_id(previous["record"] if previous else record)
+        start: Path | None = _chosen(folder, resume, same, hard)
     else:
         is_replaced = bool(previous and hard and previous["finished"])
         start = newest_verified(folder) if previous and not is_replaced else None
@@ -300,9 +323,9 @@ def find_start(
     return start
 
 
-def _chosen(folder: Path, named: Path, record: dict[str, Any], hard: list[str]) -> Path:
-    """Return the checkpoint that a user named (its path, or its name in `folder`), verified and of this run.
-    Later ones are set aside.
+def _chosen(folder: Path, named: Path, run: str, hard: list[str]) -> Path:
+    """Return the checkpoint that a user named (its path, or its name in `folder`), verified and of the run
+    with this id. Later ones are set aside.
 
     Raises `ConfigError` for one of another place or run, or one whose best adapter is gone, `DataError` for a
     torn one. Nothing is moved then.
@@ -322,7 +345,7 @@ def _chosen(folder: Path, named: Path, record: dict[str, Any], hard: list[str]) 
             "Q-TRAIN-029",
             f"{start} is of a run before {'; '.join(hard)} changed: put that back to resume from it",
         )
-    if read_notes(start).get("run") != run_id(record):
+    if read_notes(start).get("run") != run:
         raise ConfigError(
             "Q-TRAIN-030", f"{start} is of another run than {folder / RUN}, and was copied here: {others}"
         )

@@ -1,4 +1,4 @@
-"""How far the running jobs of a project are, by their locks and their progress records.
+"""The running jobs of a project and their progress, by their locks and records.
 
 Reads only files, so it changes nothing for a running job.
 """
@@ -32,12 +32,15 @@ def running_jobs(root: Path) -> list[Running]:
         started = _modified(root / ".quench" / f"{job}.lock")
         elapsed = max(0.0, time.time() - started) if started else 0.0
         progress = progress_of(root, job, started)
-        left = progress.seconds_left if progress else None
         usage = usage_of.get(job)
-        if left is None and usage and usage.seen.seconds:  # What it took last time is the best that is known.
+        left = None
+        if usage and usage.seen.seconds:  # It may take as long as last time.
             left = max(0.0, usage.seen.seconds - elapsed)
-        share = progress.share if progress else None
-        found.append(Running(job, process, elapsed, share, left, progress.what if progress else ""))
+        if progress is None:
+            found.append(Running(job, process, elapsed, seconds_left=left))
+        else:
+            left = progress.job_seconds_left(left)
+            found.append(Running(job, process, elapsed, progress.share, left, progress.what))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is known of a run: its stages and jobs, by Snakemake's records, the jobs' own, and the forecast."""
+"""State of a run: its stages and jobs, by Snakemake's records, the jobs' own, and the forecast."""
 
 import re
 import time
@@ -32,7 +32,6 @@ class Job:
     name: str  # as in `python -m pipeline NAME`: "quantize@Q4_K_M"
     stage: str
     tail: Tail | None
-    created: float  # seconds since 1970
     began: float  # monotonic seconds
     expected: float | None  # seconds
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -49,13 +48,9 @@ class Job:
     def left(self) -> float | None:
         """The seconds that it still needs, None if unknown: by its record, else by the forecast."""
         by_forecast = None if self.expected is None else max(self.expected - self.seconds, 0.0)
-        if self.progress is None or self.progress.seconds_left is None:
+        if self.progress is None:
             return by_forecast
-        by_record = max(self.progress.seconds_left - (time.monotonic() - self.progress_at), 0.0)
-        # A stage that records how far one of its parts is has others.
-        if self.progress.is_part and by_forecast is not None:
-            return max(by_record, by_forecast)
-        return by_record
+        return self.progress.job_seconds_left(by_forecast, time.monotonic() - self.progress_at)
 
     @property
     def share(self) -> float | None:
@@ -194,7 +189,7 @@ class Run:
         log = next(iter(said["log"]), "")
         tail = Tail(self.root / log, said["created"]) if log else None
         expected = self.forecast.seconds(name)
-        self.jobs[said["jobid"]] = Job(name, stage, tail, said["created"], time.monotonic(), expected)
+        self.jobs[said["jobid"]] = Job(name, stage, tail, time.monotonic(), expected)
         self.stages.setdefault(stage, Stage(stage, 1, expected))  # one that a checkpoint of the user's added
         return events.Started(name, stage, log, expected, bool(said["local"]))
 
@@ -206,11 +201,12 @@ class Run:
                 continue
             job.restored = job.restored or is_restored(line, job.name)
             yield events.Line(job.name, line)
-        progress = progress_of(self.root, job.name, job.created)
-        if progress and progress != job.progress:
+        progress = progress_of(self.root, job.name)
+        if progress != job.progress:
             job.progress = progress
             job.progress_at = time.monotonic()
-            yield events.Progress(job.name, round(progress.share, 4), job.left, progress.text)
+            if progress:
+                yield events.Progress(job.name, round(progress.share, 4), job.left, progress.text)
 
     def _end_job(self, number: int, *, failed: bool, logs: list[str]) -> events.Event:
         job = self.jobs.pop(number)

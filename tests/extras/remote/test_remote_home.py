@@ -1,5 +1,6 @@
 """`quench remote`: what it replaces at home and removes on a host, whose own functions are called here."""
 
+import base64
 import fcntl
 import json
 import os
@@ -24,10 +25,11 @@ from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
+from pipeline.core.progress import JobProgress, progress_of, recorded
 from pipeline.core.publish import write_json
 from pipeline.core.text import safe
 from pipeline.extras.remote import watch
-from pipeline.extras.remote.answers import KINDS
+from pipeline.extras.remote.answers import KINDS, Piece
 from pipeline.extras.remote.host import files, runs
 from pipeline.extras.remote.mirror import Mirror
 from pipeline.extras.remote.payload import SCRATCH, Upload, inputs, run_id
@@ -181,6 +183,19 @@ def test_of_a_file_only_what_is_not_here_comes(tmp_path: Path, there: str, sent:
     (tmp_path / "aside").write_text(there)  # as a resume does: another file in its place
     (tmp_path / "aside").replace(path)
     assert [(piece.at, piece.data) for piece in file.read()] == [sent]
+
+
+def test_the_record_has_the_last_step_that_came(connection: Here, tmp_path: Path) -> None:
+    rows = [{"kind": "step", "step": step, "seconds": 2.0, "loss": 0.5} for step in (3, 4)]
+    lines = "".join(f"{json.dumps(row)}\n" for row in [*rows, {"kind": "eval", "step": 4}])
+    (tmp_path / CHECKPOINTS).mkdir(parents=True)
+    piece = Piece(file="journal", at=0, data=base64.b64encode(f'{lines}{{"kind": "st'.encode()))
+    with recorded(tmp_path, "train"):
+        Mirror(connection, tmp_path, RUN)._append(piece)  # type: ignore[arg-type]
+        assert progress_of(tmp_path, "train") is None  # Nobody knows of how many.
+        Mirror(connection, tmp_path, RUN, 10)._append(piece)  # type: ignore[arg-type]
+        expected = JobProgress("step 4 of 10, loss 0.5", 0.4, 12.0, is_part=False)
+        assert progress_of(tmp_path, "train") == expected
 
 
 def test_half_a_folder_there_is_one_sentence(

@@ -187,6 +187,7 @@ CHANGES: dict[str, Change] = {
     "no usage": lambda root: shutil.rmtree(root / ".quench/usage"),
     "nothing fits": lambda root: None,
     "a price": lambda root: None,
+    "limits of speed": lambda root: None,
 }
 
 
@@ -203,6 +204,8 @@ def test_what_is_said_otherwise(case: str, usual: str, tmp_path: Path, snapshot:
     params = demo_params()
     if case == "nothing fits":
         params.report.__dict__["memory_gb"] = 0.01
+    if case == "limits of speed":  # Between the runs of one level, below those of another; all read in time.
+        params.report.gate.__dict__.update(min_generation_tok_s=98.0, max_first_token_seconds=60.0)
     if case == "a price":
         params.machine.__dict__["price_per_hour"] = 90.0
     found = said(params, tmp_path)

@@ -173,3 +173,12 @@ def test_a_damaged_record_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text("{")
     with pytest.raises(DataError, match="Q-TRAIN-033"):
         find_start(tmp_path, RECORD, resume=True)
+
+
+def test_a_setting_that_is_newer_than_the_record_is_as_its_default(tmp_path: Path) -> None:
+    checkpoint = begun(tmp_path)
+    newer = changed(settings={"min_lr_rate": 0.0, "preference": {"beta": None, "gamma": None}})
+    assert find_start(tmp_path, newer, resume=checkpoint) == checkpoint
+    assert find_start(tmp_path, newer, resume=True) == checkpoint
+    with pytest.raises(ConfigError, match=r"Q-TRAIN-029.*train.min_lr_rate \(0.0 → 0.1\)"):
+        find_start(tmp_path, changed(settings={"min_lr_rate": 0.1}), resume=True)

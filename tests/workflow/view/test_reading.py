@@ -96,7 +96,7 @@ def test_a_job_that_was_sent_a_signal_alone_was_stopped(tmp_path: Path) -> None:
     for number, line in enumerate(
         ("train: stopped by SIGTERM: checkpoint-1 is complete", "train: Q-X-001: no")
     ):
-        run.jobs[number] = Job("train", "train", None, 0.0, 0.0, None)
+        run.jobs[number] = Job("train", "train", None, 0.0, None)
         run.jobs[number].lines.append(line)
     ends = [run._end_job(number, failed=True, logs=[]) for number in (0, 1)]
     assert [end.stopped for end in ends if isinstance(end, Failed)] == [True, False]
